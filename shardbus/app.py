@@ -133,7 +133,7 @@ class ShardBus:
             declared = self.types[kind] = entity_type_of(
                 cls, kind, given, self._messages, self.types
             )
-            cls.__shardbus_interface__ = declared.interface  # type: ignore[attr-defined]
+            cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface  # type: ignore[attr-defined]
             return cls
 
         return decorate

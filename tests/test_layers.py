@@ -11,7 +11,7 @@
     floor 8    admin
     floor 9    app cluster declaration entity placement and the package itself
     floor 10   simulation, which runs whole nodes
-    floor 11   the command line
+    floor 11   testing, the kit for users' tests on the simulator; the command line
 
 An import points down or stays within its package. Siblings do not see each other, except where
 `SIBLINGS` says so. Imports under `TYPE_CHECKING` and within functions count, too: a type is
@@ -59,6 +59,7 @@ FLOORS = {
     "shardbus.app": 9,
     "shardbus": 9,
     "shardbus.simulation": 10,
+    "shardbus.testing": 11,
     "shardbus_cli": 11,
 }
 

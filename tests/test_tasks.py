@@ -35,7 +35,11 @@ WATCHED = {
     "shardbus/client/thread_bridge.py ThreadBridge._send": "it waits for room, which never fails",
     "shardbus/simulation/nodes/world.py SimProcess.spawn": "the loop's exception handler records a"
     " defect",
+    "shardbus/simulation/nodes/world.py SimNode.__init__": "the loop's exception handler records a"
+    " defect",
     "shardbus/simulation/nodes/world.py SimNode._live": "it only waits for an event",
+    "shardbus/testing/virtual_time.py VirtualTime.begin": "the test awaits it; a failure that it"
+    " did not await is raised when the cluster ends",
     "cli/shardbus_cli/bench.py _within": "it waits for what the caller reads afterwards",
     "cli/shardbus_cli/workers/process.py WorkerProcess.start": "goes through `watch`",
     "cli/shardbus_cli/workers/process.py WorkerProcess._follow": "goes through `watch`",

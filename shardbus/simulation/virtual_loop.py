@@ -6,7 +6,10 @@ process is paused no callback runs; timers that were due fire afterwards. After 
 runs.
 
 The loop is for coroutines what a Timeline is for callbacks. The code of a node runs in it
-unchanged, and a run has one history.
+unchanged, and a run has one history. A turn may run within a callback of another loop.
+
+A function of `run_in_executor` runs in a thread, as in a real loop. Virtual time stands still until
+it returns, so it cannot wait for anything of its loop.
 
 Source: docs/simulation.md.
 """
@@ -17,7 +20,10 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from contextvars import Context
+from threading import Thread
 from typing import Any, TypeVar
 
 from shardbus.simulation.timeline import ProcessClock, Timeline
@@ -29,6 +35,10 @@ ROUNDING_S = 1e-9
 STANDS_S = 0.01
 """Seconds between two looks at a clock that stands still."""
 CREATED = inspect.CORO_CREATED
+THREAD_S = 60.0
+"""Real seconds, at most, for a function that runs in a thread."""
+CLOSES_MAX = 8
+"""Times, at most, that a coroutine of an ended process is closed; its `finally` may await."""
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -48,7 +58,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
         self._turning = False
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     # ---- the process
 
@@ -61,6 +71,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             begun = task.get_coro()
             if inspect.iscoroutine(begun) and inspect.getcoroutinestate(begun) == CREATED:
                 begun.close()
+
+    def discard(self) -> None:
+        """End the coroutines of a killed process. Until then they stand where they stood; what
+        `finally` has in them runs now."""
+        tasks, self._tasks = list(self._tasks), {}
+        for task in tasks:
+            left = task.get_coro()
+            for _ in range(CLOSES_MAX):
+                with suppress(Exception):
+                    if inspect.iscoroutine(left):
+                        left.close()
+                    break
 
     def resume(self) -> None:
         """Continue a paused process, as SIGCONT does."""
@@ -82,7 +104,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turning = True
             self.timeline.later(self.paused_until - self.timeline.now, self._turn)
             return
-        ready = self._ready
+        ready, outer = self._ready, asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             left = len(ready)
@@ -92,7 +114,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if not handle.cancelled():
                     handle._run()
         finally:
-            asyncio._set_running_loop(None)
+            asyncio._set_running_loop(outer)
         if ready:
             self._turn_soon(TURN_S)
 
@@ -169,9 +191,33 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.Task[T]:
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, function: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Run a blocking function in a thread, and wait until it returns."""
+        done: Future[T] = Future() if executor is None else executor.submit(function, *args)
+        if executor is None:
+            Thread(target=_call, args=(done, function, args), daemon=True).start()
+        answer: asyncio.Future[T] = self.create_future()
+        try:
+            error = done.exception(THREAD_S)
+        except TimeoutError:
+            error = RuntimeError(
+                f"{function!r:.80} has not returned within {THREAD_S:g} s from its thread:"
+                " virtual time stands still meanwhile, so it cannot wait for its loop"
+            )
+        if error is None:
+            self.call_soon(_settle, answer, done.result())
+        else:
+            self.call_soon(_settle, answer, None, error)
+        return answer
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Report an exception that no code caught."""
@@ -186,3 +232,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return False
+
+
+def _call(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Run the function; hand its result or its error to the future."""
+    try:
+        result = function(*args)
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    """Hand a result or an error over, unless the code that waited was cancelled."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)

@@ -145,14 +145,21 @@ class SimProcess:
 
 
 class SimNode(SimProcess):
-    """A process with a node."""
+    """A process with a node. `types`: its entity types, by default those of the world."""
 
-    def __init__(self, world: NodeWorld, name: str, rate: float, settings: Settings) -> None:
+    def __init__(
+        self,
+        world: NodeWorld,
+        name: str,
+        rate: float,
+        settings: Settings,
+        types: Mapping[str, EntityType] | None = None,
+    ) -> None:
         super().__init__(world, name, rate)
         self.hosts = True
         self.node = Node(
-            CLUSTER,
-            world.types,
+            world.cluster,
+            world.types if types is None else types,
             settings,
             SimStore(world.store, self.loop),
             environment=self.environment,
@@ -160,7 +167,7 @@ class SimNode(SimProcess):
         )
         self._leave_requested = asyncio.Event()
         self.process: Process
-        self.spawn(self._live())
+        self.life = self.loop.create_task(self._live())
         self.loop.run_now()
 
     def _membership(
@@ -190,10 +197,17 @@ class SimNode(SimProcess):
         """Let the node leave, as SIGTERM does."""
         self.loop.call_soon(self._leave_requested.set)
 
+    def on_listening(self) -> None:
+        """Prepare the application, in the node's loop: the node listens, and has not joined."""
+
+    async def on_end(self) -> None:
+        """End the application, in the node's loop: the node closes next."""
+
     async def _live(self) -> None:
         """Run the node as `node.run` does."""
         node = self.node
         await node.start()
+        self.on_listening()
         node.join(f"{self.name}:0")
         told = asyncio.ensure_future(self._leave_requested.wait())
         ends: set[asyncio.Future[Any]] = {told, node.stopped, node.cluster_stops}
@@ -202,6 +216,7 @@ class SimNode(SimProcess):
         in_order = node.stopped.done() and node.stopped.result() == LEFT
         if not node.stopped.done():
             in_order = await leave(node, lambda text: None)
+        await self.on_end()
         await node.close()
         self.loop.call_soon(self.world.on_exit, self, in_order)
 
@@ -240,7 +255,7 @@ class SimClient(SimProcess):
         addresses = [f"tcp://{name}:{PORT}" for name in names]
         client = AsyncClient(
             *addresses,
-            cluster=CLUSTER,
+            cluster=self.world.cluster,
             connect_timeout=3600.0,
             environment=lambda: self.environment,
         )
@@ -256,9 +271,10 @@ class NodeWorld(World):
         settings: ClusterSettings,
         sharding: ShardingSettings,
         types: Mapping[str, EntityType],
+        cluster: str = CLUSTER,
     ) -> None:
         super().__init__(seed, settings)
-        self.sharding, self.types = sharding, types
+        self.sharding, self.types, self.cluster = sharding, types, cluster
         self.store = StoreServer(self, Random(f"store {seed}"))
         wires = Random(f"wires {seed}")
         self.exchange = SimExchange(self, self.network, wires, self._is_gone)

@@ -1,0 +1,56 @@
+"""A test kit: whole clusters and single entities inside a test, in virtual time.
+
+    async with TestCluster(bus, nodes=3, seed=7) as cluster:
+        counter = cluster.client().ref(Counter, "page-7")
+        await counter.add(2)
+        await cluster.kill(cluster.where(Counter, "page-7"))
+        await cluster.advance(30)
+        assert await counter.total() == 2
+
+**What is real.** Everything that a node runs, unchanged: sessions, regions, coordinators, hosts,
+supervision, hand-off, saves, membership machines, downing, the phases of leaving, the callbacks of
+the application; the wire formats; the client; and the application's own classes with `async def`
+handlers, `asyncio.sleep`, `asyncio.timeout`, timers, piped work and references to other entities.
+
+**What is replaced**, always at an interface that production has, too:
+
+- *The event loop.* Each node has a `simulation.virtual_loop.VirtualLoop`, all on one `Timeline`. A
+  sleep of an hour takes no time, and what happens at the same moment has one order.
+- *ZeroMQ and gossip sockets*, by the simulator's network in memory, with seeded delays, walls, and
+  connections that break. Nothing is encrypted, and no port is opened. HTTP is not served.
+- *The store*, by the store in memory behind seeded latency and failures. Its rules are unchanged.
+- *The cluster thread*, by the simulator's shell around the same membership machine.
+- *Signals*: `leave` is SIGTERM, `kill` is SIGKILL, `pause` and `resume` are SIGSTOP and SIGCONT.
+
+A handler that is declared `thread=True` runs in a real thread. Virtual time stands still until it
+returns. A virtual loop has no sockets and starts no process: an entity that asks it for one gets
+`NotImplementedError`. `time.time` is the real one. Hand an entity what reaches out of its process,
+and a test hands it something else.
+
+**Where the test runs.** In any loop of asyncio, or in none. Time passes in the cluster only while
+the test awaits something of it; then the kit runs the cluster's callbacks within the test's loop.
+`asyncio.sleep` in the test itself waits for real seconds in which the cluster stands still:
+`cluster.advance(5)` is the way to wait. A coroutine given to `cluster.spawn` or `cluster.run` runs
+in virtual time itself.
+
+**Determinism.** The seed draws every delay and every dice of a node. The same test with the same
+seed has the same transcript, in every process, unless the application uses real time, threads, the
+order of a set, or dice of its own. A failure names the seed.
+
+    virtual_time      moves time while a test waits
+    bridge            a client or a reference, usable from any loop
+    world             the nodes, each with an application
+    cluster           `TestCluster` and `TestNode`
+    store             `cluster.store`: read it, break it
+    probe             `EntityProbe`: one entity
+
+Source: docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+from shardbus.testing.cluster import TestCluster, TestNode
+from shardbus.testing.probe import EntityProbe
+from shardbus.testing.store import ClusterStore
+
+__all__ = ["ClusterStore", "EntityProbe", "TestCluster", "TestNode"]

@@ -1,0 +1,63 @@
+"""A client, or a reference of one, that a test may use from any loop.
+
+The client and its references run in the virtual loop of the test. A `Bridge` around one of them
+makes the call in that loop, and returns what the test can await in its own: a `Pending` in place of
+a future or a coroutine, a `Bridge` in place of a reference. Called from the virtual loop itself it
+returns the very objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from functools import partial
+from typing import Any
+
+from shardbus.client.asynchronous import AsyncClient
+from shardbus.client.towards import Towards
+from shardbus.routing.instance_refs import InstanceCall, InstanceRef
+from shardbus.routing.refs import Call, Ref
+from shardbus.routing.region import Region
+from shardbus.simulation.virtual_loop import VirtualLoop
+from shardbus.testing.virtual_time import Pending, VirtualTime
+
+BRIDGED = (AsyncClient, Ref, Call, InstanceRef, InstanceCall, Region, Towards)
+
+
+class Bridge:
+    """Stands for an object of a virtual loop."""
+
+    def __init__(self, time: VirtualTime, loop: VirtualLoop, target: Any) -> None:
+        self.__dict__.update(_time=time, _loop=loop, _target=target)
+
+    def __getattr__(self, name: str) -> Any:
+        time, loop = self.__dict__["_time"], self.__dict__["_loop"]
+        with time.entered(loop):
+            value = getattr(self.__dict__["_target"], name)
+        if isinstance(value, BRIDGED):
+            return Bridge(time, loop, value)
+        return partial(call, time, loop, value) if callable(value) else value
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = self.__dict__
+        return call(own["_time"], own["_loop"], own["_target"], *args, **kwargs)
+
+    async def __aenter__(self) -> Bridge:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self.__dict__["_target"])
+
+
+def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in the virtual loop; return what the caller's loop can use."""
+    if asyncio._get_running_loop() is loop:
+        return function(*args, **kwargs)
+    with time.entered(loop):
+        result = function(*args, **kwargs)
+    if isinstance(result, BRIDGED):
+        return Bridge(time, loop, result)
+    return Pending(time, time.begin(result, loop)) if inspect.isawaitable(result) else result

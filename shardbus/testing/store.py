@@ -1,0 +1,143 @@
+"""The store of a test cluster: a test may read it, write it, and break it.
+
+    store.state(Counter, "page-7")      what is stored, as the type's state; None if nothing is
+    store.put(Counter, "page-7", ...)   store a state before the entity starts
+    store.next_save(Counter, "page-7")  await the moment between the next save and its answer
+    store.stop(), store.start()         no request is answered; all are again
+    store.fail(0.3), store.slow(1.0)    requests fail, or take long
+    store.lose()                        everything is gone, as after a restart without a disk
+
+Behind it is the simulator's store, whose rules are those of every store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+from shardbus.entities.entity_type import EntityType
+from shardbus.errors import UnknownEntityType
+from shardbus.ids import check_id
+from shardbus.simulation.membership.world import World
+from shardbus.simulation.nodes.stores import StoreServer, run_at_once
+from shardbus.store.memory import MemoryStore
+from shardbus.store.protocol import Save
+from shardbus.testing.virtual_time import Pending, VirtualTime
+from shardbus.wire.schema import encode_value
+
+
+class WatchedStore(StoreServer):
+    """The server of a test cluster's store. It records each access, and reports saves."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        super().__init__(world, rng)
+        self.world = world
+        self.saved: dict[tuple[str, str], int] = {}
+        """The number of saves of each entity."""
+        self._expected: dict[tuple[str, str], list[asyncio.Future[None]]] = {}
+
+    def record_access(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
+        super().record_access(what, entity_type, entity_id, fence)
+        self.world.trace.mark(self.world.now, "store", f"{entity_type} {entity_id!r} is {what}")
+        if what != "saved":
+            return
+        key = (entity_type, entity_id)
+        self.saved[key] = self.saved.get(key, 0) + 1
+        for future in self._expected.pop(key, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def expect(self, key: tuple[str, str], future: asyncio.Future[None]) -> None:
+        """Complete the future at the entity's next save."""
+        self._expected.setdefault(key, []).append(future)
+
+
+class ClusterStore:
+    """The store of a test cluster."""
+
+    def __init__(
+        self, server: WatchedStore, time: VirtualTime, types: dict[str, EntityType]
+    ) -> None:
+        self._server, self._time, self._types = server, time, types
+
+    # ---- reading and writing
+
+    def state(self, kind: type | str, entity_id: str) -> Any:
+        """Return the stored state of an entity, None if there is none."""
+        known = self._type(kind)
+        row = self._server.data.states.get((known.name, entity_id))
+        if row is None or row.data is None:
+            return None
+        return row.data if known.read_state is None else known.read_state(row.data)
+
+    def put(self, kind: type | str, entity_id: str, state: object) -> None:
+        """Store a state, as if an earlier activation had saved it. An activation that runs keeps
+        what it has, and its next save replaces this one."""
+        known, server = self._type(kind), self._server
+        key = (known.name, check_id("an entity id", entity_id))
+        row = server.data.states.get(key)
+        fence = 0 if row is None else row.fence
+        save = Save(*key, fence, encode_value(state), server.rng.getrandbits(63))
+        store = MemoryStore(server.data)
+        run_at_once(store.start())
+        run_at_once(store.save_states([save]))
+
+    def saves(self, kind: type | str, entity_id: str) -> int:
+        """Return how many saves of an entity the store has taken."""
+        return self._server.saved.get((self._type(kind).name, entity_id), 0)
+
+    def next_save(self, kind: type | str, entity_id: str) -> Pending[None]:
+        """Return an awaitable of the next save from now on. It is done when the store has the new
+        state, and before the node learns it."""
+        with self._time.entered():
+            future: asyncio.Future[None] = self._time.loop.create_future()
+        self._server.expect((self._type(kind).name, entity_id), future)
+        return Pending(self._time, future)
+
+    # ---- breaking
+
+    def stop(self) -> None:
+        """Answer no request from now on, as a server that is away. What is stored stays."""
+        self._mark("stops")
+        self._server.up = False
+
+    def start(self) -> None:
+        """Answer all requests from now on, at the usual speed."""
+        self._mark("works")
+        self._server.calm()
+
+    def fail(self, part: float) -> None:
+        """Let this part of the requests fail, from 0 to 1; half of them after the work is done."""
+        self._mark(f"fails {part:g} of the requests")
+        self._server.failing = part
+
+    def slow(self, seconds: float) -> None:
+        """Let each request and each answer take up to that much longer."""
+        self._mark(f"is slow, up to {seconds:g} s")
+        self._server.slow_s = seconds
+
+    def lose(self) -> None:
+        """Lose everything, as a server that restarts without a disk."""
+        self._mark("loses everything")
+        self._server.forget()
+
+    def _mark(self, what: str) -> None:
+        world = self._server.world
+        world.trace.mark(world.now, "store", what)
+
+    def _type(self, kind: type | str) -> EntityType:
+        return type_of(self._types, kind)
+
+
+def type_of(types: dict[str, EntityType], kind: type | str) -> EntityType:
+    """Return an entity type by its class or its name.
+
+    Raises:
+        UnknownEntityType: the application has no such type.
+    """
+    interface = getattr(kind, "__shardbus_interface__", None)
+    name = kind if isinstance(kind, str) else getattr(interface, "name", None)
+    if name not in types:
+        raise UnknownEntityType(f"the test cluster has no entity type {kind!r}")
+    return types[name]
