@@ -12,7 +12,8 @@ from hypothesis import settings
 
 from tests.redis_server import RedisServer
 
-pytest.register_assert_rewrite("store_suite")
+SUITES = ("shardbus.testing.store_suite", "shardbus.testing.allocation_suite")
+pytest.register_assert_rewrite("tests.unit.store.store_suite", *SUITES)
 
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)

@@ -78,10 +78,12 @@ ENTRY_POINTS = {
     "shardbus_cli.dev.node_main",
     "shardbus_cli.template.app",
     "shardbus.simulation.machines",
+    "shardbus.testing.store_suite",
+    "shardbus.testing.allocation_suite",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, and the network that the tests of machines run
-on."""
+`shardbus dev`, the application of a new project, the network that the tests of machines run on, and
+the suites that tests of users subclass."""
 
 LOADERS = {"shardbus_cli.commands"}
 """Modules that import what the table of commands names."""

@@ -31,7 +31,8 @@ and a test hands it something else.
 the test awaits something of it; then the kit runs the cluster's callbacks within the test's loop.
 `asyncio.sleep` in the test itself waits for real seconds in which the cluster stands still:
 `cluster.advance(5)` is the way to wait. A coroutine given to `cluster.spawn` or `cluster.run` runs
-in virtual time itself.
+in virtual time itself. So does an async test that uses the fixtures of the pytest plugin, unless
+another plugin runs it.
 
 **Determinism.** The seed draws every delay and every dice of a node. The same test with the same
 seed has the same transcript, in every process, unless the application uses real time, threads, the
@@ -43,14 +44,42 @@ order of a set, or dice of its own. A failure names the seed.
     cluster           `TestCluster` and `TestNode`
     store             `cluster.store`: read it, break it
     probe             `EntityProbe`: one entity
+    store_suite       `StoreSuite`: what every store must do
+    allocation_suite  `AllocationSuite`: what every allocation strategy must do
 
 Source: docs/simulation.md.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from shardbus.testing.cluster import TestCluster, TestNode
 from shardbus.testing.probe import EntityProbe
 from shardbus.testing.store import ClusterStore
 
-__all__ = ["ClusterStore", "EntityProbe", "TestCluster", "TestNode"]
+if TYPE_CHECKING:
+    from shardbus.testing.allocation_suite import AllocationSuite
+    from shardbus.testing.store_suite import StoreSuite
+
+__all__ = [
+    "AllocationSuite",
+    "ClusterStore",
+    "EntityProbe",
+    "StoreSuite",
+    "TestCluster",
+    "TestNode",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a suite when it is used: it needs pytest, and the rest does not."""
+    if name == "AllocationSuite":
+        from shardbus.testing.allocation_suite import AllocationSuite
+
+        return AllocationSuite
+    if name == "StoreSuite":
+        from shardbus.testing.store_suite import StoreSuite
+
+        return StoreSuite
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

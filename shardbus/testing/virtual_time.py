@@ -34,6 +34,8 @@ log = logging.getLogger("shardbus.testing")
 
 WAIT_MAX_S = 3600.0
 """Virtual seconds, at most, for which a test waits for one thing."""
+RUN_MAX_S = 86_400.0
+"""Virtual seconds, at most, for a coroutine that a test runs to its end."""
 BURST = 500
 """Actions of the timeline that run before the test's loop has a turn."""
 TURNS_MAX = 100
@@ -81,15 +83,15 @@ class VirtualTime:
 
         Raises:
             RuntimeError: this is called from within virtual time.
-            TimeoutError: it has not ended within `WAIT_MAX_S`.
+            TimeoutError: it has not ended within `RUN_MAX_S`.
         """
         future = self.begin(work)
         self._check_outside()
-        end = self.timeline.now + WAIT_MAX_S
+        end = self.timeline.now + RUN_MAX_S
         with self._moving():
             while not future.done():
                 if self.timeline.now > end:
-                    raise _too_long()
+                    raise _too_long(RUN_MAX_S)
                 self._step()
         return future.result()
 
@@ -172,7 +174,7 @@ class VirtualTime:
                         break
         except Exception as error:
             self._give_up(error, inf)
-        self._give_up(_too_long(), self.timeline.now)
+        self._give_up(_too_long(WAIT_MAX_S), self.timeline.now)
         loop.call_soon(self._pump, loop, 0)
 
     def _step(self) -> None:
@@ -262,8 +264,8 @@ def _has_work(loop: asyncio.AbstractEventLoop, turns: int) -> bool:
     return bool(ready) and turns < TURNS_MAX
 
 
-def _too_long() -> TimeoutError:
-    return TimeoutError(f"this has not happened within {WAIT_MAX_S:g} s of virtual time")
+def _too_long(seconds: float) -> TimeoutError:
+    return TimeoutError(f"this has not happened within {seconds:g} s of virtual time")
 
 
 def log_failure(context: dict[str, Any]) -> None:

@@ -20,17 +20,9 @@ from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, on_new_server, problems_of
 from shardbus.store.redis import RedisStore
+from shardbus.testing.store_suite import NASTY_IDS, StoreFactory, remembered, save, until
 from tests.redis_server import RedisServer, valkey_binary
-from tests.unit.store.store_suite import (
-    LONG_S,
-    NASTY_IDS,
-    SHORT_S,
-    StoreFactory,
-    insist,
-    remembered,
-    save,
-    until,
-)
+from tests.unit.store.store_suite import LONG_S, SHORT_S, insist
 from tests.unit.store.test_conformance import StoreConformance
 from tests.waiting import PATIENCE_S
 

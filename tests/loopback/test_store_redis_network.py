@@ -14,8 +14,9 @@ from shardbus.errors import StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
+from shardbus.testing.store_suite import remembered, save, until
 from tests.redis_server import RedisServer
-from tests.unit.store.store_suite import LONG_S, SHORT_S, insist, remembered, save, until
+from tests.unit.store.store_suite import LONG_S, SHORT_S, insist
 
 A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
 

@@ -14,8 +14,8 @@ import pytest
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
 from shardbus.store.opening import open_store
+from shardbus.testing.store_suite import save
 from tests.redis_server import RedisServer
-from tests.unit.store.store_suite import save
 
 
 class Certificates:

@@ -149,6 +149,9 @@ async def test_a_node_that_is_paused_for_long_is_downed_and_ends() -> None:
         assert home is not None
         await cluster.pause(home)
         await cluster.settle()
+        await cluster.advance(30)
+        paused = next(n for n, line in enumerate(cluster.transcript) if "is paused" in line)
+        assert home.name not in [line.split()[1] for line in cluster.transcript[paused + 1 :]]
         assert await counter.add(1) == 2
         await cluster.resume(home)
         await cluster.until(lambda: not home.runs)

@@ -112,7 +112,7 @@ async def test_a_wait_has_an_end(
     never = time.loop.create_future()
     with pytest.raises(TimeoutError, match="virtual time"):
         await time.wait(never)
-    monkeypatch.setattr(virtual_time, "WAIT_MAX_S", 50.0)
+    monkeypatch.setattr(virtual_time, "RUN_MAX_S", 50.0)
     with pytest.raises(TimeoutError, match="50 s of virtual time"):
         time.run(never)
 

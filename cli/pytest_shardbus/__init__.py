@@ -1,0 +1,119 @@
+"""The pytest plugin of shardbus: fixtures with a cluster and a client in virtual time.
+
+    @pytest.mark.shardbus(nodes=2, settings={"cluster.downing.strategy": "keep-oldest"})
+    async def test_a_counter_survives(shardbus_cluster, shardbus_client):
+        counter = shardbus_client.ref(Counter, "page-7")
+        await counter.add(2)
+        await shardbus_cluster.kill(shardbus_cluster.where(Counter, "page-7"))
+        assert await counter.total() == 2
+
+    shardbus_bus      the application: `app` of `[tool.shardbus]` in pyproject.toml; a project may
+                      override it in its conftest.py
+    shardbus_cluster  a `TestCluster` of three nodes; the arguments of the mark `shardbus` are those
+                      of `TestCluster`
+    shardbus_client   its client
+
+An async test that uses one of them runs in virtual time itself, unless another plugin runs it, as
+`pytest-asyncio` does with a mark or in mode `auto`. A failure shows the seed and the last events;
+`--shardbus-seed` chooses another seed.
+
+pytest imports this module in every run, so it stands outside of the package `shardbus`, and imports
+that only for a test that needs it.
+
+Source: docs/how-to/test-entities.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Iterator
+from contextlib import chdir
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from shardbus import AsyncClient, ShardBus
+    from shardbus.testing import TestCluster
+
+MARK = "shardbus"
+RUNNERS = ("asyncio", "anyio", "trio")
+"""Marks of tests that other plugins run."""
+SUITES = ("shardbus.testing.store_suite", "shardbus.testing.allocation_suite")
+
+_cluster = pytest.StashKey["TestCluster"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--shardbus-seed`."""
+    parser.getgroup("shardbus").addoption(
+        "--shardbus-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="the seed of shardbus_cluster, if its mark names none (0)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark, and the assertions of the suites."""
+    config.addinivalue_line(
+        "markers", f"{MARK}(nodes=3, seed=0, settings=..., fakes=...): arguments of shardbus_cluster"
+    )
+    pytest.register_assert_rewrite(*SUITES)
+
+
+@pytest.fixture(scope="session")
+def shardbus_bus(pytestconfig: pytest.Config) -> ShardBus:
+    """Return the application: `app` of `[tool.shardbus]` in pyproject.toml."""
+    from shardbus_cli.app_loader import app_or_project, load_app
+    from shardbus_cli.exit_codes import CommandFailure
+
+    try:
+        with chdir(pytestconfig.rootpath):
+            return load_app(app_or_project(None))
+    except CommandFailure as failed:
+        return pytest.fail(f"{failed}; or write a fixture shardbus_bus in conftest.py", False)
+
+
+@pytest.fixture
+def shardbus_cluster(request: pytest.FixtureRequest, shardbus_bus: ShardBus) -> Iterator[TestCluster]:
+    """Return a cluster of whole nodes in virtual time, for one test."""
+    from shardbus.testing import TestCluster
+
+    mark = request.node.get_closest_marker(MARK)
+    options = {"seed": request.config.getoption("--shardbus-seed"), **(mark.kwargs if mark else {})}
+    with TestCluster(shardbus_bus, *(mark.args if mark else ()), **options) as cluster:
+        request.node.stash[_cluster] = cluster
+        yield cluster
+
+
+@pytest.fixture
+def shardbus_client(shardbus_cluster: TestCluster) -> AsyncClient:
+    """Return a client of the cluster."""
+    return shardbus_cluster.client()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test of a cluster in the cluster's time."""
+    cluster = pyfuncitem.stash.get(_cluster, None)
+    if cluster is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    if any(pyfuncitem.get_closest_marker(runner) for runner in RUNNERS):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    cluster.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, pytest.TestReport]:
+    """Show the seed and the last events of a test that fails."""
+    report: pytest.TestReport = yield
+    cluster = item.stash.get(_cluster, None)
+    if report.failed and cluster is not None:
+        report.sections.append(("shardbus", cluster.note()))
+    return report
