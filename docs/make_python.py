@@ -20,6 +20,7 @@ import shardbus
 from shardbus.cluster import Cluster
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import Ref
+from shardbus.testing import ClusterStore, EntityProbe, TestCluster, TestNode
 
 PAGE = Path(__file__).parent / "reference" / "python.md"
 
@@ -28,9 +29,9 @@ INTRO = """\
 
 Made by `docs/make_python.py` from the docstrings; do not edit.
 
-What `from shardbus import ...` gives. [Define entities](../how-to/define-entities.md),
-[Keep state](../how-to/keep-state.md) and [Send](../how-to/send.md) show it at work. Times are in
-seconds where no other unit is named.
+What `from shardbus import ...` gives, and `from shardbus.testing import ...` at the end. [Define
+entities](../how-to/define-entities.md), [Keep state](../how-to/keep-state.md) and
+[Send](../how-to/send.md) show it at work. Times are in seconds where no other unit is named.
 
 A reference (`bus.ref`, `self.context.ref`, `client.ref`) has each handler of its class as a call:
 `await ref.add(2)` asks, `await ref.add.tell(2)` tells, and `ref.add.tell_nowait(2)` raises
@@ -45,14 +46,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Allocation": ("LeastShard", "LeastShardThreshold", "ConsistentHashing"),
     "The cluster": (),
     "Errors": (),
+    "Testing": (),
 }
 """The public names by section. Errors are all that are exceptions."""
 
 BESIDE: dict[str, tuple[type, ...]] = {
     "Sending": (Ref,),
     "The cluster": (Cluster, ExternalAllocation),
+    "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
 }
-"""Classes that an application gets and does not import."""
+"""Classes that an application gets and does not import, and those of `shardbus.testing`."""
 
 FOR_THE_NODE: dict[str, frozenset[str]] = {
     "ShardBus": frozenset({"attach"}),
@@ -66,7 +69,9 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
 }  # fmt: skip
 """Methods that the library calls itself."""
 
-MADE_FOR_YOU = frozenset({"Context", "Region", "Ref", "Cluster", "ExternalAllocation"})
+MADE_FOR_YOU = frozenset(
+    {"Context", "Region", "Ref", "Cluster", "ExternalAllocation", "TestNode", "ClusterStore"}
+)
 """Classes whose objects the library makes."""
 
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes):$")

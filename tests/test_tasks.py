@@ -38,6 +38,8 @@ WATCHED = {
     "shardbus/simulation/nodes/world.py SimNode.__init__": "the loop's exception handler records a"
     " defect",
     "shardbus/simulation/nodes/world.py SimNode._live": "it only waits for an event",
+    "shardbus/testing/store_suite.py StoreSuite.test_a_cancelled_call_never_mixes_answers": ""
+    "`gather` takes the results",
     "shardbus/testing/virtual_time.py VirtualTime.begin": "the test awaits it; a failure that it"
     " did not await is raised when the cluster ends",
     "cli/shardbus_cli/bench.py _within": "it waits for what the caller reads afterwards",

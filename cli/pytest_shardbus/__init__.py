@@ -57,9 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and the assertions of the suites."""
-    config.addinivalue_line(
-        "markers", f"{MARK}(nodes=3, seed=0, settings=..., fakes=...): arguments of shardbus_cluster"
-    )
+    arguments = "nodes=3, seed=0, settings=..., fakes=..."
+    config.addinivalue_line("markers", f"{MARK}({arguments}): arguments of shardbus_cluster")
     pytest.register_assert_rewrite(*SUITES)
 
 
@@ -77,7 +76,9 @@ def shardbus_bus(pytestconfig: pytest.Config) -> ShardBus:
 
 
 @pytest.fixture
-def shardbus_cluster(request: pytest.FixtureRequest, shardbus_bus: ShardBus) -> Iterator[TestCluster]:
+def shardbus_cluster(
+    request: pytest.FixtureRequest, shardbus_bus: ShardBus
+) -> Iterator[TestCluster]:
     """Return a cluster of whole nodes in virtual time, for one test."""
     from shardbus.testing import TestCluster
 

@@ -71,6 +71,7 @@ def test_wheel_and_sdist_have_what_they_need_and_a_new_user_gets_an_answer(tmp_p
     assert {name.partition("/")[0] for name in names if "dist-info" not in name} == {
         "shardbus",
         "shardbus_cli",
+        "pytest_shardbus",
     }
     assert len(metadata.get_all("Project-URL") or []) == 5
     assert "](docs/" not in str(metadata.get_payload())

@@ -17,7 +17,7 @@ from shardbus_cli.main import run
 
 FILES = {
     ".dockerignore", ".gitignore", "Dockerfile", "README.md", "app.py", "compose.yaml",
-    "conftest.py", "pyproject.toml", "test_app.py", "web.py",
+    "pyproject.toml", "test_app.py", "web.py",
 }  # fmt: skip
 
 

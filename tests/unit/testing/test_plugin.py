@@ -1,0 +1,117 @@
+"""The pytest plugin, in a project of its own and a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+APP = """
+from dataclasses import dataclass
+
+from shardbus import Entity, ShardBus, handler
+
+bus = ShardBus("shop")
+
+
+@dataclass
+class Tally:
+    total: int = 0
+
+
+@bus.entity(name="counter")
+class Counter(Entity):
+    state: Tally
+
+    @handler
+    async def add(self, amount: int = 1) -> int:
+        self.state.total += amount
+        await self.save()
+        return self.state.total
+"""
+TESTS = """
+import asyncio
+
+import pytest
+
+from app import Counter
+
+
+async def test_runs_in_virtual_time(shardbus_cluster, shardbus_client):
+    assert len(shardbus_cluster.nodes) == 3
+    began = shardbus_cluster.now
+    await asyncio.sleep(3600)
+    assert shardbus_cluster.now - began >= 3600
+    assert await shardbus_client.ref(Counter, "a").add(2) == 2
+
+
+@pytest.mark.shardbus(nodes=1, settings={"sharding.passivate_after": 5})
+async def test_has_the_arguments_of_its_mark(shardbus_cluster, shardbus_client):
+    await shardbus_client.ref(Counter, "a").add(2)
+    [node] = shardbus_cluster.nodes
+    await asyncio.sleep(20)
+    assert node.entities(Counter) == []
+
+
+def test_needs_no_loop(shardbus_cluster, shardbus_client):
+    assert shardbus_cluster.run(shardbus_client.ref(Counter, "a").add()) == 1
+
+
+async def test_fails(shardbus_cluster, shardbus_client):
+    assert await shardbus_client.ref(Counter, "a").add() == 2
+
+
+async def test_without_a_fixture():
+    raise AssertionError("the plugin runs only tests of a cluster")
+"""
+
+
+def run(folder: Path, *options: str) -> str:
+    """Run pytest in this folder, with the plugin and without those of this project's tests."""
+    environment = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "cli")))
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = [sys.executable, "-m", "pytest", "-p", "pytest_shardbus", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-o", "pythonpath=.", *options],
+        cwd=folder, env=environment, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "test_app.py").write_text(TESTS)
+    (tmp_path / "pyproject.toml").write_text('[tool.shardbus]\napp = "app:bus"\n')
+    return tmp_path
+
+
+def test_a_project_gets_a_cluster_in_virtual_time(project: Path) -> None:
+    said = run(project, "-rA", "--shardbus-seed", "8", "-W", "ignore")
+    passed = ("runs_in_virtual_time", "has_the_arguments_of_its_mark", "needs_no_loop")
+    for name in passed:
+        assert f"PASSED test_app.py::test_{name}" in said, said
+    assert "FAILED test_app.py::test_fails" in said
+    assert "seed 8 repeats this run: TestCluster(shop, nodes=3, seed=8)" in said
+    assert "PASSED test_app.py::test_without_a_fixture" not in said
+
+
+@pytest.mark.long
+def test_a_project_without_an_application_learns_what_to_write(project: Path) -> None:
+    (project / "pyproject.toml").unlink()
+    said = run(project, "-k", "needs_no_loop")
+    assert "or write a fixture shardbus_bus in conftest.py" in said, said
+    assert "Traceback" not in said
+
+
+def test_pytest_does_not_import_shardbus_before_a_test_needs_it(project: Path) -> None:
+    (project / "test_app.py").write_text(
+        "import sys\n\ndef test_it():\n    assert 'shardbus' not in sys.modules\n"
+    )
+    assert "1 passed" in run(project)
