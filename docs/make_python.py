@@ -18,6 +18,7 @@ from typing import Any
 
 import shardbus
 from shardbus.cluster import Cluster
+from shardbus.embedding import EmbeddedNode
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import Ref
 from shardbus.testing import ClusterStore, EntityProbe, TestCluster, TestNode
@@ -51,6 +52,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 """The public names by section. Errors are all that are exceptions."""
 
 BESIDE: dict[str, tuple[type, ...]] = {
+    "Applications": (EmbeddedNode,),
     "Sending": (Ref,),
     "The cluster": (Cluster, ExternalAllocation),
     "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
@@ -70,7 +72,16 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
 """Methods that the library calls itself."""
 
 MADE_FOR_YOU = frozenset(
-    {"Context", "Region", "Ref", "Cluster", "ExternalAllocation", "TestNode", "ClusterStore"}
+    {
+        "Context",
+        "Region",
+        "Ref",
+        "Cluster",
+        "ExternalAllocation",
+        "TestNode",
+        "ClusterStore",
+        "EmbeddedNode",
+    }
 )
 """Classes whose objects the library makes."""
 

@@ -6,14 +6,16 @@ Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.admin.shard_control import ShardControl
 from shardbus.cluster import Cluster, RunningNode
+from shardbus.config.loading import for_types, from_environment, load, nested_at
 from shardbus.config.options import closest, read, unknown
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.declaration import EntityOptions, Supervision, entity_type_of
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.passivation import Passivation
@@ -34,6 +36,9 @@ from shardbus.wire.schema import (
     check_type,
     is_message_class,
 )
+
+if TYPE_CHECKING:
+    from shardbus.embedding import EmbeddedNode
 
 C = TypeVar("C", bound=type)
 E = TypeVar("E")
@@ -283,6 +288,35 @@ class ShardBus:
             raise ConfigError("two functions return the version: keep one")
         self.version_source = source
         return source
+
+    @property
+    def runs(self) -> bool:
+        """True while a node of this application runs in this process."""
+        return self._node is not None
+
+    def run(
+        self,
+        settings: Mapping[str, object] | Settings | None = None,
+        *,
+        on_stopped: Callable[[str], object] | None = None,
+    ) -> EmbeddedNode:
+        """Return a node to run in this process's event loop: `async with bus.run(...)`.
+
+        Args:
+            settings: settings by their dotted names, as `{"node.port": 7355}`, over those of the
+                environment (`SHARDBUS_NODE__PORT`); or all of them.
+            on_stopped: called with the reason when the node has ended by itself: it was downed, or
+                an operator let it leave.
+
+        Raises:
+            ConfigError: a setting is unknown or invalid, or does not fit the application.
+        """
+        from shardbus.embedding import EmbeddedNode
+
+        if not isinstance(settings, Settings):
+            given = [("bus.run", nested_at(key, value)) for key, value in (settings or {}).items()]
+            settings = load(for_types([*from_environment(os.environ), *given], self.types))
+        return EmbeddedNode(self, settings, on_stopped)
 
     def attach(self, node: RunningNode | None) -> None:
         """For the node: it runs in this process, or (None) has ended."""

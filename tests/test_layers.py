@@ -57,7 +57,9 @@ FLOORS = {
     "shardbus.placement": 9,
     "shardbus.cluster": 9,
     "shardbus.app": 9,
+    "shardbus.embedding": 9,
     "shardbus": 9,
+    "shardbus.integrations": 10,
     "shardbus.simulation": 10,
     "shardbus.testing": 11,
     "shardbus_cli": 11,
@@ -66,6 +68,7 @@ FLOORS = {
 SIBLINGS = {
     ("shardbus.app", "shardbus.cluster"),
     ("shardbus.app", "shardbus.declaration"),
+    ("shardbus.app", "shardbus.embedding"),
     ("shardbus.declaration", "shardbus.entity"),
     ("shardbus.app", "shardbus.placement"),
     ("shardbus", "shardbus.app"),
@@ -80,10 +83,11 @@ ENTRY_POINTS = {
     "shardbus.simulation.machines",
     "shardbus.testing.store_suite",
     "shardbus.testing.allocation_suite",
+    "shardbus.integrations.starlette",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the network that the tests of machines run on, and
-the suites that tests of users subclass."""
+`shardbus dev`, the application of a new project, the network that the tests of machines run on,
+the suites that tests of users subclass, and what web applications import."""
 
 LOADERS = {"shardbus_cli.commands"}
 """Modules that import what the table of commands names."""

@@ -6,6 +6,8 @@ exception without an entry is a defect: status 500, with its text in the log and
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -38,9 +40,12 @@ class Forbidden(ShardBusError):
 
 def error(status: int, code: str, message: str, hint: str = "") -> JSONResponse:
     """One error in the common form."""
-    return JSONResponse(
-        {"error": {"code": code, "message": message, "hint": hint}}, status_code=status
-    )
+    return JSONResponse(body(code, message, hint), status_code=status)
+
+
+def body(code: str, message: str, hint: str = "") -> dict[str, dict[str, Any]]:
+    """The common form, to which more fields may be added."""
+    return {"error": {"code": code, "message": message, "hint": hint}}
 
 
 def on_known_error(request: Request, exception: Exception) -> Response:

@@ -20,7 +20,6 @@ Source: docs/reference/cli.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
@@ -32,57 +31,31 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from shardbus.config.settings import Settings
-from shardbus.config.validation import WILDCARDS
-from shardbus.entities.entity_type import EntityType
 from shardbus.entities.slow_handlers import places
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
-from shardbus.http.app import create_app
-from shardbus.http.guard import with_tokens
-from shardbus.http.server import scheme, serve, tls_files
-from shardbus.ids import Address
 from shardbus.membership.events import SetService, Stopped
 from shardbus.membership.member import Service, Status
-from shardbus.node.app_version import VersionSource, with_version
+from shardbus.node.app_version import with_version
 from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
-from shardbus.node.shutdown import LEFT, leave, longest_move
-from shardbus.node.stored_layouts import check_layouts
+from shardbus.node.served_node import READY_POLL_S, Application, ServedNode, leaves_within
+from shardbus.node.shutdown import LEFT, leave
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
-from shardbus.store import node_registry
-from shardbus.store.opening import open_store
-from shardbus.store.urls import default_url, mask_url
 from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.node")
 
-READY_POLL_S = 0.02
-CALLBACKS_S = 5.0
 DOWNED_S = 15.0
 """For a node that was downed to end; it hands nothing off."""
-AFTERWARDS_S = 10.0
-"""For callbacks and sockets, after the last phase."""
-REMOVE_S = 1.0
-"""For the store to remove this node from its registry. A node that stays there costs a command one
-connection attempt."""
 GC_THRESHOLDS = (20_000, 20, 50)
 T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
-
-
-class Application(Protocol):
-    """The application that a node runs: a ShardBus."""
-
-    name: str
-    types: dict[str, EntityType]
-    version_source: VersionSource | None
-
-    def attach(self, node: Node | None) -> None: ...
 
 
 class _Deadline:
@@ -130,11 +103,6 @@ class _Signals:
     def stop_at_once(self) -> None:
         self.first.set()
         self.second.set()
-
-
-def leaves_within(node: Node) -> float:
-    """Seconds within which a leaving node has ended, by force if necessary."""
-    return node.phases.total(longest_move(node)) + AFTERWARDS_S
 
 
 def run_node(
@@ -207,27 +175,14 @@ class _NodeRun:
         if own is None:
             return OK
         settings = replace(self._settings, node=own)
-        url = settings.store.url or default_url(bus.name)
-        store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
-        node = Node(bus.name, bus.types, settings, store, membership=self._membership)
-        self._node = node
-        api, own_http = self._administer(node), with_tokens(settings.http)
-        app = create_app(api, own_http, own.advertise or own.host)
-        server = serve(app, own_http.host, own_http.port, tls_files(own_http))
+        served = ServedNode(bus, settings, self._administer, self._membership)
+        node = self._node = served.node
         self._attach_supervisor(node, loop)
         code: int | None = None
         try:
-            await node.start()
-            await check_layouts(store, bus.types)
-            await node_registry.register(store, node.me.address)
-            bus.attach(node)
-            await server.start()
-            node.on_leave = signals.stop
-            # Bound to every interface, HTTP is where the node is.
-            host = node.me.host if settings.http.host in WILDCARDS else settings.http.host
-            node.join(str(Address(host, server.port)))
-            self._report("serves", node, server.port, leave_within=leaves_within(node))
-            ready = self._tasks.spawn(self._announce(node, api, server.port, mask_url(url)))
+            await served.start(signals.stop)
+            self._report("serves", node, served.server.port, leave_within=leaves_within(node))
+            ready = self._tasks.spawn(self._announce(served))
             code = await _live(node, signals)
             ready.cancel()
             if code is None:
@@ -242,12 +197,7 @@ class _NodeRun:
         finally:
             if code is not None:
                 self._deadline.code = code
-            if hasattr(node, "endpoint"):
-                await node.subscriptions.end(CALLBACKS_S)
-            bus.attach(None)
-            await server.stop()
-            if hasattr(node, "endpoint"):
-                await _close(node)
+            await served.close()
         assert code is not None
         return code
 
@@ -282,20 +232,19 @@ class _NodeRun:
             LoopCaller(loop, close, signals.first.set, signals.stop_at_once, late)
         )
 
-    async def _announce(self, node: Node, api: NodeApi, http: int, store: str) -> None:
+    async def _announce(self, served: ServedNode) -> None:
         """Report once that the node is Up and its regions are registered."""
-        while not all(check.ok for check in api.readiness().values()):
-            await asyncio.sleep(READY_POLL_S)
+        await served.ready()
+        node, store = served.node, served.store_url
         assert node.view is not None
         up = sum(m.status is Status.UP for m in node.view.members)
         if self._supervisor is not None:
-            self._report("ready", node, http, cluster=node.cluster_name, up=up, store=store)
+            cluster, port = node.cluster_name, served.server.port
+            self._report("ready", node, port, cluster=cluster, up=up, store=store)
             return
-        http_settings = node.settings.http
-        where = f"{scheme(http_settings)}://{http_settings.host}:{http}"
         print(
             f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
-            f"{where}, store {store}",
+            f"{served.http_url}, store {store}",
             flush=True,
         )
         notify("READY=1")
@@ -307,14 +256,6 @@ class _NodeRun:
         if self._supervisor is not None:
             address, where = str(node.me.address), [node.settings.http.host, http]
             self._supervisor.report(what, node=address, http=where, **facts)
-
-
-async def _close(node: Node) -> None:
-    """Remove the node from the store's registry, and close it."""
-    with contextlib.suppress(TimeoutError, ShardBusError):
-        async with asyncio.timeout(REMOVE_S):
-            await node_registry.remove(node.store, [node.me.address])
-    await node.close()
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T | None:

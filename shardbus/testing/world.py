@@ -24,7 +24,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.node.node import Node
-from shardbus.node.run import CALLBACKS_S
+from shardbus.node.served_node import CALLBACKS_S
 from shardbus.sharding.instances import split_row
 from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import BEGINNING, PORT

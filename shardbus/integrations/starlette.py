@@ -1,0 +1,153 @@
+"""shardbus in a Starlette or FastAPI application.
+
+    client = AsyncClient("tcp://10.0.0.1:7355", cluster="shop")
+    app = FastAPI(lifespan=lifespan(client), exception_handlers=exception_handlers)
+
+    @app.post("/baskets/{id}")
+    async def put(id: str, shop: Annotated[AsyncClient, Depends(client_of)]) -> int:
+        return await shop.ref(Basket, id).put()
+
+`lifespan` connects a client, or starts a node that is embedded (`bus.run(...)`), with the
+application, and ends it with the application. `client_of` is the client of a request or of a
+WebSocket. `exception_handlers` answer requests whose ask failed, in the form of the HTTP interface
+of a node: `{"error": {"code", "message", "hint"}}`, and beside them `definite`: True if no handler
+ran, so that the request may be sent again.
+
+    Rejection                                    409, or `http_status` of its class; with `fields`
+    SchemaError                                  422
+    MessageTooLarge                              413
+    BufferFull, MailboxFull, NodeLost            503, Retry-After: 1
+    AskTimeout                                   504
+    EntityFailed, Unhandled, UnknownEntityType   500: a defect; its text is logged, not sent
+
+Source: docs/how-to/web.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+
+from shardbus.client.asynchronous import AsyncClient
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    ConfigError,
+    MailboxFull,
+    MessageTooLarge,
+    NodeLost,
+    Rejection,
+    RequestError,
+    SchemaError,
+)
+from shardbus.http.errors import body
+
+log = logging.getLogger("shardbus.web")
+
+RETRY_AFTER_S = 1
+REJECTED = 409
+DEFECT = 500
+STATUSES: tuple[tuple[type[RequestError], int, str], ...] = (
+    (SchemaError, 422, "invalid"),
+    (MessageTooLarge, 413, "too_large"),
+    (BufferFull, 503, "busy"),
+    (MailboxFull, 503, "busy"),
+    (NodeLost, 503, "node_lost"),
+    (AskTimeout, 504, "timeout"),
+)
+"""Errors that are no defects, with their status and their code."""
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
+
+
+def lifespan(*resources: AbstractAsyncContextManager[Any]) -> Lifespan:
+    """Return the lifespan of an application: it enters these, in order, and leaves them in the
+    opposite order. A client among them is what `client_of` returns; the first one, if there are
+    several."""
+
+    @asynccontextmanager
+    async def running(app: Any) -> AsyncIterator[None]:
+        clients: list[AsyncClient] = []
+        async with _all(resources, clients):
+            app.state.shardbus_client = clients[0] if clients else None
+            yield
+
+    return running
+
+
+@asynccontextmanager
+async def _all(
+    resources: tuple[AbstractAsyncContextManager[Any], ...], clients: list[AsyncClient]
+) -> AsyncIterator[None]:
+    if not resources:
+        yield
+        return
+    async with resources[0] as entered:
+        if isinstance(entered, AsyncClient):
+            clients.append(entered)
+        async with _all(resources[1:], clients):
+            yield
+
+
+def client_of(connection: HTTPConnection) -> AsyncClient:
+    """Return the application's client, for a request or a WebSocket: a dependency for FastAPI.
+
+    Raises:
+        ConfigError: the application has no lifespan with a client.
+    """
+    client = getattr(connection.app.state, "shardbus_client", None)
+    if client is None:
+        raise ConfigError(
+            "this application has no client of shardbus",
+            hint="give it lifespan=lifespan(AsyncClient(...))",
+        )
+    assert isinstance(client, AsyncClient)
+    return client
+
+
+def response_of(error: RequestError) -> Response:
+    """Return the answer to a request that failed with this error."""
+    if isinstance(error, Rejection):
+        return _answer(error, getattr(error, "http_status", REJECTED), error.type, _text(error))
+    for kind, status, code in STATUSES:
+        if isinstance(error, kind):
+            return _answer(error, status, code, _text(error))
+    log.error("a request failed: %s: %s", type(error).__name__, error)
+    return _answer(error, DEFECT, "failed", "the request failed; the log has the reason")
+
+
+def _text(error: RequestError) -> str:
+    return str(error.message)
+
+
+def _field_names(error: object) -> list[str]:
+    return [field.name for field in fields(error)] if is_dataclass(error) else []
+
+
+def _answer(error: RequestError, status: int, code: str, message: str) -> Response:
+    shown = isinstance(error, Rejection) or status != DEFECT
+    content = body(code, message, str(error.hint) if shown else "")
+    content["error"]["definite"] = error.definite
+    if shown and isinstance(error, Rejection):
+        values = {name: getattr(error, name) for name in _field_names(error)}
+        content["error"]["fields"] = msgspec.to_builtins(values, str_keys=True)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+    return JSONResponse(content, status_code=status, headers=headers)
+
+
+async def on_request_error(request: Request, error: RequestError) -> Response:
+    """Answer a request whose ask failed."""
+    return response_of(error)
+
+
+exception_handlers: dict[
+    int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]
+] = {RequestError: on_request_error}
+"""What an application needs for `exception_handlers=`."""

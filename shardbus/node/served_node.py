@@ -1,0 +1,135 @@
+"""A node with its store and its HTTP interface: what a process runs (`run`), and what an
+application embeds in its own event loop (`shardbus.embedding`).
+
+    start   the store answers, sockets listen, the stored tables fit, HTTP answers, the node joins
+    ready   the member is Up, and its regions are registered
+    close   callbacks end, HTTP stops, the node leaves the store's registry and closes its sockets
+
+`close` hands nothing off: to leave in good order, `shutdown.leave` comes first.
+
+Source: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shardbus.config.settings import Settings
+from shardbus.config.validation import WILDCARDS
+from shardbus.entities.entity_type import EntityType
+from shardbus.errors import ShardBusError
+from shardbus.http.api import NodeApi
+from shardbus.http.app import create_app
+from shardbus.http.guard import with_tokens
+from shardbus.http.server import scheme, serve, tls_files
+from shardbus.ids import Address
+from shardbus.node.app_version import VersionSource
+from shardbus.node.node import Node
+from shardbus.node.phases import Phases
+from shardbus.node.shutdown import longest_move
+from shardbus.node.stored_layouts import check_layouts
+from shardbus.shells.cluster_thread import ClusterThread
+from shardbus.store import node_registry
+from shardbus.store.opening import open_store
+from shardbus.store.urls import default_url, mask_url
+
+READY_POLL_S = 0.02
+CALLBACKS_S = 5.0
+AFTERWARDS_S = 10.0
+"""For callbacks and sockets, after the last phase."""
+REMOVE_S = 1.0
+"""For the store to remove this node from its registry. A node that stays there costs a command one
+connection attempt."""
+
+
+class Application(Protocol):
+    """The application that a node runs: a ShardBus."""
+
+    name: str
+    types: dict[str, EntityType]
+    version_source: VersionSource | None
+
+    def attach(self, node: Node | None) -> None: ...
+
+
+class ServedNode:
+    """A node, its store, its HTTP interface and its application. Started once, closed once.
+
+    Args:
+        administer: lets the node answer operators, and returns its pages.
+        membership: makes the thread of membership.
+
+    Raises:
+        ConfigError: the URL of the store, a certificate or a token is invalid.
+    """
+
+    def __init__(
+        self,
+        bus: Application,
+        settings: Settings,
+        administer: Callable[[Node], NodeApi],
+        membership: Callable[..., Any] = ClusterThread,
+    ) -> None:
+        self.bus, self.settings = bus, settings
+        url = settings.store.url or default_url(bus.name)
+        self.store_url = mask_url(url)
+        store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
+        self.node = Node(bus.name, bus.types, settings, store, membership=membership)
+        self.api = administer(self.node)
+        http = with_tokens(settings.http)
+        app = create_app(self.api, http, settings.node.advertise or settings.node.host)
+        self.server = serve(app, http.host, http.port, tls_files(http))
+
+    @property
+    def http_url(self) -> str:
+        """The URL of the node's HTTP interface."""
+        http = self.settings.http
+        return f"{scheme(http)}://{http.host}:{self.server.port}"
+
+    async def start(self, on_leave: Callable[[], None]) -> None:
+        """Start the node, and begin to join. `on_leave` is called when an operator asks the node to
+        leave.
+
+        Raises:
+            ConfigError: a port is taken, a setting is invalid, or a stored table does not fit.
+            StoreUnavailable: the store does not answer.
+        """
+        node = self.node
+        await node.start()
+        await check_layouts(node.store, self.bus.types)
+        await node_registry.register(node.store, node.me.address)
+        self.bus.attach(node)
+        await self.server.start()
+        node.on_leave = on_leave
+        # Bound to every interface, HTTP is where the node is.
+        wildcard = self.settings.http.host in WILDCARDS
+        host = node.me.host if wildcard else self.settings.http.host
+        node.join(str(Address(host, self.server.port)))
+
+    async def ready(self) -> None:
+        """Wait until the node is Up and its regions are registered."""
+        while not all(check.ok for check in self.api.readiness().values()):
+            await asyncio.sleep(READY_POLL_S)
+
+    async def close(self) -> None:
+        """Close everything that `start` has opened, at whatever point it ended."""
+        node = self.node
+        started = hasattr(node, "endpoint")
+        if started:
+            await node.subscriptions.end(CALLBACKS_S)
+        self.bus.attach(None)
+        await self.server.stop()
+        if started:
+            with contextlib.suppress(TimeoutError, ShardBusError):
+                async with asyncio.timeout(REMOVE_S):
+                    await node_registry.remove(node.store, [node.me.address])
+            await node.close()
+
+
+def leaves_within(node: Node) -> float:
+    """Seconds within which a leaving node has ended, by force if necessary."""
+    phases: Phases = node.phases
+    return phases.total(longest_move(node)) + AFTERWARDS_S
