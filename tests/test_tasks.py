@@ -24,7 +24,7 @@ WATCHED = {
     "shardbus/node/run.py _live": "it only waits for a signal",
     "shardbus/node/run.py _leave": "`leaving.result()` is read; the other only waits for a signal",
     "shardbus/node/shutdown.py leave": "it is awaited, or cancelled when the node was downed",
-    "shardbus/embedding.py EmbeddedNode._until_ready": "`ready.result()` is read, or it is cancelled",
+    "shardbus/embedding.py EmbeddedNode._until_ready": "its result is read, or it is cancelled",
     "shardbus/shells/prober.py Prober._attempt": "`gather` takes both results",
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
