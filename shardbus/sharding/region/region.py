@@ -621,6 +621,8 @@ class ShardRegion:
             step = self._shutdown.step(now, hosts=bool(self._hosted), proxy=self._proxy)
         if step is ShutdownStep.DONE:
             self._out.append(ev.Drained())
+            if not self._shutdown.confirmed:
+                self._registration.register_again(now)
         elif step is ShutdownStep.ASK and self._registration.is_registered and self._me is not None:
             self._tell_coordinator(msg.GracefulShutdownRequest(self._me))
 

@@ -51,6 +51,10 @@ class Registration:
         self.coordinator = node
         self._start_over(now)
 
+    def register_again(self, now: float) -> None:
+        """Register again: the region hosts nothing from now on."""
+        self._start_over(now)
+
     def on_epoch(self, epoch: int, now: float) -> None:
         """Register again if this epoch is above the one registered under."""
         if self.is_registered and epoch > self._registered_epoch:

@@ -5,8 +5,10 @@
 
 A region that has no shards when it begins waits at most `EMPTY_S` for the confirmation, also if its
 coordinator does not answer: it has nothing to move, and whatever it is given later it reports as
-stopped. A region that no coordinator has registered does not wait, also if a node that should
-coordinate is known: it never rules if the stored table has another number of shards.
+stopped. A region that is done without a confirmation registers again, as a proxy: otherwise the
+coordinator gives it the same shards again and again. A region that no coordinator has registered
+does not wait, also if a node that should coordinate is known: it never rules if the stored table
+has another number of shards.
 
 Source: S2.50, S2.51.
 """
@@ -69,6 +71,11 @@ class RegionShutdown:
             self._give_up_at = None
         elif self._give_up_at is None:
             self._give_up_at = now + (self._patience if ever else 0.0)
+
+    @property
+    def confirmed(self) -> bool:
+        """True if the coordinator knows that the region hosts nothing."""
+        return self._confirmed
 
     def confirm(self) -> None:
         """Record that the coordinator has moved everything away and allocates nothing here."""

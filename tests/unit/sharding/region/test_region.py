@@ -561,6 +561,18 @@ def test_an_empty_region_waits_half_a_second_for_a_coordinator_that_does_not_ans
     assert sent(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
 
 
+def test_an_empty_region_that_ends_without_a_confirmation_registers_as_a_proxy() -> None:
+    """Otherwise its coordinator gives it the same shards again and again."""
+    driver = RegionDriver()
+    driver.handle(ev.Shutdown())
+    assert msg.Register(ME, True, LAYOUT, ()) in sent(driver.wait(0.6))
+    confirmed = RegionDriver()
+    confirmed.handle(ev.Shutdown())
+    effects = confirmed.receive(msg.RegionStopped(ME)) + confirmed.wait(0.6)
+    assert ev.Drained() in effects
+    assert sent(effects) == [], "its coordinator knows"
+
+
 def test_an_empty_region_that_lost_its_coordinator_waits_half_a_second() -> None:
     driver = RegionDriver()
     driver.handle(ev.CoordinatorAt(None))
