@@ -153,8 +153,9 @@ class EmbeddedNode:
 
     async def stop(self) -> bool:
         """Hand the shards off, leave and close. True if everything was handed off in time. It ends
-        within the sum of the phases' timeouts, and has no effect on a node that has ended."""
-        if self._served is None:
+        within the sum of the phases' timeouts, and has no effect on a node that has ended, or that
+        could not be started."""
+        if self._served is None or (self.reason and self._ending is None):
             return False
         await asyncio.shield(self._begin_to_end(self._served))
         return self._in_time

@@ -122,8 +122,10 @@ async def test_what_keeps_a_node_from_starting_is_raised_and_leaves_nothing_open
         bus.run(settings(node__host="0.0.0.0", node__advertise="127.0.0.1"))
     own = settings()
     async with bus.run(own):
+        late = application().run(own)
         with pytest.raises(ConfigError, match="cannot listen"):
-            await application().run(own).start()
+            await late.start()
+        assert not await late.stop()
     with pytest.raises(StoreUnavailable):
         await bus.run({**own, "store.url": "redis://127.0.0.1:1/0"}).start()
     assert not bus.runs
