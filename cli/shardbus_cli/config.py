@@ -191,6 +191,7 @@ def check(
 
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
     from shardbus.errors import ShardBusError
+    from shardbus.node.stored_layouts import check_layouts
     from shardbus.store.opening import open_store
     from shardbus.store.urls import default_url, mask_url
 
@@ -200,6 +201,7 @@ async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]
         opened = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
         try:
             await opened.start()
+            await check_layouts(opened, bus.types)
         finally:
             await opened.close()
         return mask_url(url)

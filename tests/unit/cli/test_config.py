@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from shardbus.config.loading import load
+from shardbus.ids import NodeId
+from shardbus.store.sqlite import SqliteStore
 from shardbus_cli.config import read_file
 from shardbus_cli.exit_codes import ExitCode
 
@@ -26,6 +29,30 @@ def test_check_examines_everything_and_starts_nothing(shell, apps):
     assert failed == ["exposure", "store"]
 
 
+def test_check_finds_a_stored_table_of_another_number_of_shards(shell, apps):
+    (apps / "cut_app.py").write_text(CUT)
+    path = apps / "s.db"
+
+    async def cut_differently() -> None:
+        store = SqliteStore(str(path), cluster="shop", timeout=60.0)
+        await store.start()
+        await store.claim_epoch("cart", 1, "crc32/40")
+        await store.write_homes("cart", 1, {"7": (NodeId("127.0.0.1", 7355, 1), 1)}, 1)
+        await store.close()
+
+    asyncio.run(cut_differently())
+    assert shell("check", "cut_app", "--set", f"store.url=sqlite:///{path}") == ExitCode.UNHEALTHY
+    [line] = [line for line in shell.out.splitlines() if "FAILED" in line]
+    assert "'crc32/80', the store has 'crc32/40'" in line
+    assert "shardbus data remove cart --store" in line
+
+
+CUT = """
+from shardbus import Entity, ShardBus
+bus = ShardBus("shop")
+@bus.entity(name="cart", shards=80)
+class Cart(Entity): ...
+"""
 TYPED = """
 from shardbus import Entity, ShardBus
 bus = ShardBus("shop")
