@@ -36,3 +36,23 @@ def test_a_named_mode_keeps_what_it_says(mode: str) -> None:
 @pytest.mark.parametrize("mode", DIRECT)
 def test_every_mode_keeps_what_it_says_under_more_faults(mode: str) -> None:
     check(mode, range(100 if mode in NAMED else 110, 115), 20.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("seed", "nodes", "load", "splits", "mode"),
+    [
+        (231, 7, "thin", None, "ordered"),  # a sender died before the shard was handed over
+        (272, 3, "thin", None, "forward"),  # the coordinator changed before the end was reported
+        (369, 4, "thin", None, "ordered"),  # the store was wiped, and the old home did not know
+        (341, 4, "thin", True, "drop"),  # the new home had shut down when the shard came
+        (1078, 4, "thin", None, "ordered"),  # an empty region ended without a confirmation
+        (1156, 4, "dense", True, "ordered"),  # the old home died before the new one learned of it
+    ],
+)
+def test_a_node_leaves_however_a_move_away_from_it_was_disturbed(
+    seed: int, nodes: int, load: str, splits: bool | None, mode: str
+) -> None:
+    options = draw_node_options(seed, nodes, 20.0, "keep-majority", load, splits, mode)
+    outcome = simulate_nodes(options)
+    assert not outcome.broken, outcome.report()

@@ -32,7 +32,8 @@ the start at N2. In mode `buffer` (`handoff`) both do.
   may run there already.
 - STORING: the new home is being written.
 - SETTLING: the shard lives at N2, and its senders know. It does not move again before N2 has every
-  acknowledgement, or for `SETTLE_S`.
+  acknowledgement, or for `SETTLE_S`. If N1 has died, N2 waits for none, and may never have learned
+  of the move: it is over.
 
 **The intent** is a row of the table beside that of the shard, so every store keeps it: its name is
 that of `sharding/intents`, its value the new home. The write of the new home removes it. A
@@ -252,10 +253,11 @@ class DirectMoves:
             one.advance(DirectTrigger.STORED)
             self._timers.set(home.shard, now + SETTLE_S)
             self._moved_now.append(one)
-            if one.complete:
+            alone = not self._is_live(one.move.old.node)
+            if alone:
+                others.append(home)  # the new home may wait for the old one, or not know of it
+            if one.complete or alone:
                 self._end(one, DirectTrigger.COMPLETE)
-            if not self._is_live(one.move.old.node):
-                others.append(home)  # the new home may wait for the old one
         return others
 
     def on_moved(self, sender: NodeId, move: ShardMove) -> bool:

@@ -138,6 +138,7 @@ def test_the_new_home_gets_the_shard_of_an_old_home_that_died() -> None:
     bench.moves.reassert()
     assert bench.write() == {"17": (B, move.new.fence), INTENT_MARK + "17": None}
     assert bench.ledger.table.homes["17"] == move.new
+    assert "17" not in bench.moves, "the new home may not know of the move: it reports no end"
 
 
 def test_a_move_to_a_node_that_died_waits_for_the_old_home() -> None:
