@@ -58,7 +58,7 @@ test: .venv/all.stamp
 	$(PYTEST) --numprocesses=$(WORKERS) --hypothesis-profile=quick -m 'not long and not soak' $(PYTEST_FLAGS)
 
 test-long: .venv/all.stamp
-	$(PYTEST) --numprocesses=$(WORKERS) -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
+	$(PYTEST) --numprocesses=3 -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
 
 test-pythons: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

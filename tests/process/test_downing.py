@@ -14,6 +14,7 @@ QUICK = (
     "cluster.failure_detector.heartbeat_interval=200ms",
     "cluster.failure_detector.acceptable_heartbeat_pause=1500ms",
     "cluster.downing.stable_after=2s",
+    "cluster.downing.down_all_when_unstable=false",  # a starved machine is no reason here
 )
 
 
