@@ -47,6 +47,7 @@ def test_every_mode_keeps_what_it_says_under_more_faults(mode: str) -> None:
         (369, 4, "thin", None, "ordered"),  # the store was wiped, and the old home did not know
         (341, 4, "thin", True, "drop"),  # the new home had shut down when the shard came
         (1078, 4, "thin", None, "ordered"),  # an empty region ended without a confirmation
+        (1238, 3, "dense", True, "ordered"),  # the old home acknowledged for itself when asked
         (1156, 4, "dense", True, "ordered"),  # the old home died before the new one learned of it
     ],
 )

@@ -300,11 +300,13 @@ class ShardRegion:
                         self._routing.on_moved(move, epoch, now, ordered=ordered)
                         self._repeat_complete(move)
             case msg.AckWanted(moves):
-                mine = tuple(move for move in moves if move.new.node == sender)
+                wanted = [move for move in moves if move.new.node == sender]
+                for move in wanted:
+                    if move.old.node == self._me:  # it counts its own with HomesMoved
+                        self._outgoing.on_ack_wanted(move)
+                mine = tuple(move for move in wanted if move.old.node != self._me)
                 self._acknowledge(mine)
                 for move in mine:
-                    if move.old.node == self._me:
-                        self._outgoing.on_ack_wanted(move)
                     self._routing.on_moved(move, self.epoch, now, ordered=True)
             case msg.PrepareMove(mode, senders, moves):
                 for move in moves:

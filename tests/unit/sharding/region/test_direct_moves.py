@@ -361,6 +361,14 @@ def test_a_region_that_has_shut_down_refuses_shards() -> None:
     assert here.messages() == [(N1, refusal())]
 
 
+def test_the_old_home_that_is_asked_does_not_acknowledge_for_itself() -> None:
+    """What its own senders have sent before HomesMoved may still wait here."""
+    here = switched()
+    here.got(N2, msg.AckWanted((MOVE,)))
+    assert here.messages() == []
+    assert here.region.moving == ("17",)
+
+
 def test_only_the_new_home_gets_the_acknowledgement_of_a_sender_that_is_gone() -> None:
     here = switched()
     here.do(ev.NodeGone(S))
