@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -74,26 +74,13 @@ def lifespan(*resources: AbstractAsyncContextManager[Any]) -> Lifespan:
 
     @asynccontextmanager
     async def running(app: Any) -> AsyncIterator[None]:
-        clients: list[AsyncClient] = []
-        async with _all(resources, clients):
-            app.state.shardbus_client = clients[0] if clients else None
+        async with AsyncExitStack() as stack:
+            entered = [await stack.enter_async_context(one) for one in resources]
+            clients = (one for one in entered if isinstance(one, AsyncClient))
+            app.state.shardbus_client = next(clients, None)
             yield
 
     return running
-
-
-@asynccontextmanager
-async def _all(
-    resources: tuple[AbstractAsyncContextManager[Any], ...], clients: list[AsyncClient]
-) -> AsyncIterator[None]:
-    if not resources:
-        yield
-        return
-    async with resources[0] as entered:
-        if isinstance(entered, AsyncClient):
-            clients.append(entered)
-        async with _all(resources[1:], clients):
-            yield
 
 
 def client_of(connection: HTTPConnection) -> AsyncClient:
@@ -114,30 +101,28 @@ def client_of(connection: HTTPConnection) -> AsyncClient:
 
 def response_of(error: RequestError) -> Response:
     """Return the answer to a request that failed with this error."""
+    message, hint = str(error.message), str(error.hint)
     if isinstance(error, Rejection):
-        return _answer(error, getattr(error, "http_status", REJECTED), error.type, _text(error))
+        status = getattr(error, "http_status", REJECTED)
+        return _answer(error, status, error.type, message, hint, fields=_fields(error))
     for kind, status, code in STATUSES:
         if isinstance(error, kind):
-            return _answer(error, status, code, _text(error))
+            return _answer(error, status, code, message, hint)
     log.error("a request failed: %s: %s", type(error).__name__, error)
     return _answer(error, DEFECT, "failed", "the request failed; the log has the reason")
 
 
-def _text(error: RequestError) -> str:
-    return str(error.message)
+def _fields(error: object) -> Any:
+    shown = fields(error) if is_dataclass(error) else ()
+    values = {field.name: getattr(error, field.name) for field in shown}
+    return msgspec.to_builtins(values, str_keys=True)
 
 
-def _field_names(error: object) -> list[str]:
-    return [field.name for field in fields(error)] if is_dataclass(error) else []
-
-
-def _answer(error: RequestError, status: int, code: str, message: str) -> Response:
-    shown = isinstance(error, Rejection) or status != DEFECT
-    content = body(code, message, str(error.hint) if shown else "")
-    content["error"]["definite"] = error.definite
-    if shown and isinstance(error, Rejection):
-        values = {name: getattr(error, name) for name in _field_names(error)}
-        content["error"]["fields"] = msgspec.to_builtins(values, str_keys=True)
+def _answer(
+    error: RequestError, status: int, code: str, message: str, hint: str = "", **more: Any
+) -> Response:
+    content = body(code, message, hint)
+    content["error"] |= {"definite": error.definite, **more}
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
     return JSONResponse(content, status_code=status, headers=headers)
 

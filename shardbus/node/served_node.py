@@ -28,7 +28,6 @@ from shardbus.http.server import scheme, serve, tls_files
 from shardbus.ids import Address
 from shardbus.node.app_version import VersionSource
 from shardbus.node.node import Node
-from shardbus.node.phases import Phases
 from shardbus.node.shutdown import longest_move
 from shardbus.node.stored_layouts import check_layouts
 from shardbus.shells.cluster_thread import ClusterThread
@@ -131,5 +130,4 @@ class ServedNode:
 
 def leaves_within(node: Node) -> float:
     """Seconds within which a leaving node has ended, by force if necessary."""
-    phases: Phases = node.phases
-    return phases.total(longest_move(node)) + AFTERWARDS_S
+    return node.phases.total(longest_move(node)) + AFTERWARDS_S

@@ -57,11 +57,6 @@ class VirtualTime:
         """What waits in the test's loop, each with the virtual time at which it gives up."""
         self._pumps = self._steps = self._fired = False
 
-    @property
-    def passes(self) -> bool:
-        """True while actions of the timeline run, so that the caller is one of them."""
-        return self._steps
-
     @contextmanager
     def entered(self, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
         """Make a virtual loop the running one, for a call that uses it: by default `loop`."""

@@ -26,7 +26,6 @@ def settings() -> dict[str, object]:
 def page() -> dict[str, Any]:
     """The names of the page's applications."""
     module = ModuleType("page_web")
-    module.__dict__["dataclass"] = __import__("dataclasses").dataclass
     for block in blocks("docs/how-to/web.md")[:4]:
         exec(compile(block.text, block.place, "exec", dont_inherit=True), module.__dict__)
     return module.__dict__

@@ -49,16 +49,18 @@ class Registration:
     def set_coordinator(self, node: NodeId | None, now: float) -> None:
         """Register with the coordinator on that node; None if no node has it."""
         self.coordinator = node
-        self._start_over(now)
+        self.register_again(now)
 
     def register_again(self, now: float) -> None:
-        """Register again: the region hosts nothing from now on."""
-        self._start_over(now)
+        """Begin to register, at once if the coordinator's node is known."""
+        self.is_registered = False
+        self._tries = 0
+        self.due = now if self._registers and self.coordinator is not None else None
 
     def on_epoch(self, epoch: int, now: float) -> None:
         """Register again if this epoch is above the one registered under."""
         if self.is_registered and epoch > self._registered_epoch:
-            self._start_over(now)
+            self.register_again(now)
 
     def refusal(self, sender: NodeId, epoch: int) -> str:
         """Return why the sender must not be obeyed under this epoch; empty if it must be."""
@@ -90,8 +92,3 @@ class Registration:
         self.due = now + doubling(FIRST_RETRY_S, self._retry, self._tries + 1)
         self._tries += 1
         return True
-
-    def _start_over(self, now: float) -> None:
-        self.is_registered = False
-        self._tries = 0
-        self.due = now if self._registers and self.coordinator is not None else None

@@ -10,29 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-APP = """
-from dataclasses import dataclass
-
-from shardbus import Entity, ShardBus, handler
-
-bus = ShardBus("shop")
-
-
-@dataclass
-class Tally:
-    total: int = 0
-
-
-@bus.entity(name="counter")
-class Counter(Entity):
-    state: Tally
-
-    @handler
-    async def add(self, amount: int = 1) -> int:
-        self.state.total += amount
-        await self.save()
-        return self.state.total
-"""
+APP = (ROOT / "cli" / "shardbus_cli" / "template" / "app.py").read_text()
 TESTS = """
 import asyncio
 
@@ -98,7 +76,7 @@ def test_a_project_gets_a_cluster_in_virtual_time(project: Path) -> None:
     for name in passed:
         assert f"PASSED test_app.py::test_{name}" in said, said
     assert "FAILED test_app.py::test_fails" in said
-    assert "seed 8 repeats this run: TestCluster(shop, nodes=3, seed=8)" in said
+    assert "seed 8 repeats this run: TestCluster(demo, nodes=3, seed=8)" in said
     assert "PASSED test_app.py::test_without_a_fixture" not in said
 
 
