@@ -77,6 +77,7 @@ async def run(messages: int, cuts: int, seed: int = 1) -> dict[str, Any]:
                 await asyncio.sleep(0)
             await client.flush()
             seconds = time.monotonic() - begun
+            await host.settled(rounds * ENTITIES)  # what is confirmed may wait in a mailbox
             seen = await host.ask("rss")
             lost = client.lost_messages
     done = proxy.end()

@@ -106,15 +106,23 @@ class Host:
         answer: dict[str, int] = json.loads(await self._reader.readline())
         return answer
 
-    async def finished(self, n: int) -> float:
-        """Wait until the host has handled `n` messages; return the seconds from first to last."""
+    async def settled(self, n: int) -> dict[str, int]:
+        """Wait until the host has handled `n` messages, or none for `STALL_S`; return its
+        counters."""
         last, since = -1, time.monotonic()
         while (seen := await self.ask("seen"))["n"] < n:
             if seen["n"] != last:
                 last, since = seen["n"], time.monotonic()
             elif time.monotonic() - since > STALL_S:
-                raise RuntimeError(f"{n - last} of {n} messages never arrived")
+                break
             await asyncio.sleep(0.05)
+        return seen
+
+    async def finished(self, n: int) -> float:
+        """Wait until the host has handled `n` messages; return the seconds from first to last."""
+        seen = await self.settled(n)
+        if seen["n"] < n:
+            raise RuntimeError(f"{n - seen['n']} of {n} messages never arrived")
         return (seen["last"] - seen["first"]) / 1e9
 
     def end(self) -> None:

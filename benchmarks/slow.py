@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.cuts import START
 from benchmarks.cuts_app import Line, bus
-from benchmarks.harness import PAYLOAD, Host, emit, free_port, spawned
+from benchmarks.harness import PAYLOAD, emit, free_port, spawned
 from shardbus import AsyncClient
 
 KINDS: dict[str, tuple[int, str, float]] = {
@@ -87,7 +87,7 @@ async def run(kind: str, seconds: float) -> dict[str, Any]:
         sent = number * entities
         unread = sent - (await host.ask("seen"))["n"]
         await client.flush()
-        seen = await _all(host, sent)
+        seen = await host.settled(sent)
         host_mb, producer_mb = watch.end()
         return {
             "kind": kind,
@@ -100,15 +100,6 @@ async def run(kind: str, seconds: float) -> dict[str, Any]:
             "producer_rss_mb": producer_mb,
             "rate": round(sent / (time.monotonic() - begun)),
         }
-
-
-async def _all(host: Host, sent: int) -> dict[str, int]:
-    """Wait until all is handled, or nothing more arrives."""
-    last = -1
-    while (seen := await host.ask("seen"))["n"] < sent and seen["n"] != last:
-        last = seen["n"]
-        await asyncio.sleep(1.0)
-    return seen
 
 
 async def main() -> None:
