@@ -46,6 +46,8 @@ def test_every_mode_keeps_what_it_says_under_more_faults(mode: str) -> None:
         (272, 3, "thin", None, "forward"),  # the coordinator changed before the end was reported
         (369, 4, "thin", None, "ordered"),  # the store was wiped, and the old home did not know
         (341, 4, "thin", True, "drop"),  # the new home had shut down when the shard came
+        (2063, 4, "thin", True, "drop"),  # the store was set back, and the new home had no shard
+        (2107, 6, "dense", True, "drop"),  # the old home never learned that the new one was gone
         (1078, 4, "thin", None, "ordered"),  # an empty region ended without a confirmation
         (1238, 3, "dense", True, "ordered"),  # the old home acknowledged for itself when asked
         (1156, 4, "dense", True, "ordered"),  # the old home died before the new one learned of it

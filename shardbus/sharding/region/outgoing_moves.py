@@ -17,7 +17,8 @@
   its messages there. The old home counts them; without all of them it stops counting after
   `FORWARD_S`, and messages that come later are forwarded as any that meet a wrong home. A new home
   that has not said that it is prepared is asked again every `FORWARD_S`: if it refuses, the shard
-  is reported as stopped.
+  is reported as stopped. When the coordinator asks again, the shard is reported as moved: this node
+  may never learn that the new home is gone, and the coordinator knows.
 - KEPT: the shard was not handed over. If it has stopped by then, it is reported as stopped.
 
 What the entities had in memory when they stopped (`carrying`) precedes Switch, in messages of
@@ -190,7 +191,8 @@ class OutgoingMoves:
         """True if this node has handed the shard over, or is about to, in this very move."""
         one = self._moves.get(move.old.shard)
         if one is not None and one.move == move:
-            if one.reported:
+            if one.phase is OutgoingPhase.FORWARDING:
+                one.reported = True
                 self.reports[move.old.shard] = move
             return True
         if self._has_handed_over(move):
@@ -214,6 +216,9 @@ class OutgoingMoves:
     def begin(self, move: ShardMove, text: str, senders: tuple[NodeId, ...], now: float) -> None:
         """Give away a shard that runs here: step 2 of the move."""
         mode, shard = mode_of(text), move.old.shard
+        if move.new.node in self._gone:
+            self.refused[shard] = move
+            return
         keeps = mode.during == "keep"
         phase = OutgoingPhase.PREPARING if keeps else OutgoingPhase.STOPPING
         unacked = dict.fromkeys(senders)
@@ -400,7 +405,7 @@ class OutgoingMoves:
         """End what is overdue."""
         for shard in self._timers.due(now):
             one = self._moves[shard]
-            if one.phase is OutgoingPhase.FORWARDING and not one.prepared:
+            if one.phase is OutgoingPhase.FORWARDING and not one.reported:
                 again = msg.PrepareMove(one.text, one.senders, (one.move,))
                 self._out.append(ev.Send(one.move.new.node, again))
                 self._timers.set(shard, now + FORWARD_S)

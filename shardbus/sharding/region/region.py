@@ -297,8 +297,7 @@ class ShardRegion:
                     ordered = mode_of(mode).keeps_order
                     self._acknowledge(moves)
                     for move in moves:
-                        self._routing.on_moved(move, epoch, now, ordered=ordered)
-                        self._repeat_complete(move)
+                        self._on_moved(move, epoch, now, ordered=ordered)
             case msg.AckWanted(moves):
                 wanted = [move for move in moves if move.new.node == sender]
                 for move in wanted:
@@ -387,6 +386,15 @@ class ShardRegion:
             return
         self._hosted[shard] = HostedShard(home.fence, HostedState.PREPARED)
         self._incoming.prepare(move, mode, senders, now)
+
+    def _on_moved(self, move: ShardMove, epoch: int, now: float, *, ordered: bool) -> None:
+        """Use the new home. If that is this node, and the shard is not here, it has stopped here
+        since, or never came: the coordinator did not know, for its store was set back."""
+        if move.new.node == self._me and move.new.shard not in self._hosted:
+            self._report_stopped(move.new)
+            return
+        self._routing.on_moved(move, epoch, now, ordered=ordered)
+        self._repeat_complete(move)
 
     def _repeat_complete(self, move: ShardMove) -> None:
         """Report a move as complete that was so before this coordinator took over."""

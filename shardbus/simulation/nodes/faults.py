@@ -216,7 +216,9 @@ class NodeFaults:
         )
 
     def _set_service(self, sim_node: SimNode, service: Service) -> None:
+        process = sim_node.process
+        if self.world.now < process.paused_until:
+            return  # it would obey later, perhaps after `heal` has opened it
         if sim_node.ended_at is None:
             self._mark(sim_node.name, f"is {service.value}")
-            process = sim_node.process
             self.world.deliver(process, ev.SetService(process.id, service))

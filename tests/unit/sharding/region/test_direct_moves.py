@@ -17,6 +17,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.handoff_modes import NAMED
 from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.region import outgoing_moves as module
 from shardbus.sharding.region.incoming_moves import ACK_PATIENCE_S
@@ -342,6 +343,33 @@ def test_a_new_home_without_an_answer_to_a_stopped_shard_is_asked_again_and_agai
     assert (None, msg.ShardMoved) in here.sent()
 
 
+@pytest.mark.parametrize("mode", ["drop", "forward/buffer/forward"])
+def test_a_repeated_command_ends_the_wait_for_a_new_home_without_an_answer(mode: str) -> None:
+    """The coordinator asks again after `handoff_timeout`, and knows whether the new home lives."""
+    here = old_home(mode)
+    begin = msg.BeginMove(EPOCH, mode, SENDERS, (MOVE,))
+    here.got(COORDINATOR, begin)
+    assert (None, msg.ShardMoved) not in here.sent(), "the shard is not handed over"
+    here.do(ev.ShardDown("17"))
+    here.look()
+    here.got(COORDINATOR, begin)
+    assert here.sent() == [(None, msg.ShardMoved)]
+    here.pass_time(FORWARD_S)
+    assert (N2, msg.PrepareMove) not in here.sent()
+    here.pass_time(100.0)
+    assert here.region.deadline() is None or here.region.deadline() > here.now
+
+
+@pytest.mark.parametrize("mode", NAMED)
+def test_a_shard_does_not_leave_for_a_node_that_is_gone(mode: str) -> None:
+    here = Here(N1)
+    here.do(ev.NodeGone(N2))
+    here.look()
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, mode, SENDERS, (MOVE,)))
+    assert here.sent() == [(None, msg.MoveRefused)]
+    assert here.region.state_of("17") is HostedState.RUNNING
+
+
 def test_a_new_home_answers_again_and_refuses_what_has_ended() -> None:
     here = new_home()
     here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
@@ -492,6 +520,24 @@ def test_a_move_that_was_complete_is_reported_again_to_the_next_coordinator() ->
     here = new_home("forward")
     here.got(COORDINATOR, msg.HomesMoved(EPOCH + 1, "forward", (MOVE,)))
     assert (None, msg.MoveComplete) in here.sent()
+
+
+def test_a_shard_that_has_stopped_since_it_moved_here_is_reported_as_stopped() -> None:
+    """The store was set back to the time of the move; the next coordinator takes it up again."""
+    here = new_home("drop")
+    here.got(COORDINATOR, msg.HandOff(EPOCH, (NEW,)))
+    here.do(ev.ShardDown("17"))
+    here.look()
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "drop", (MOVE,)))
+    assert (None, msg.ShardStopped) in here.sent()
+
+
+def test_a_shard_that_never_came_is_reported_as_stopped() -> None:
+    here = Here(N2)
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "drop", (MOVE,)))
+    assert here.sent()[-1] == (None, msg.ShardStopped)
+    here.got(N1, msg.PrepareMove("drop", SENDERS, (MOVE,)))
+    assert here.sent() == [(N1, msg.MoveCancelled)], "it may have another home by now"
 
 
 def test_a_move_that_is_not_complete_is_not_reported_as_such() -> None:
