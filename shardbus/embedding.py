@@ -34,10 +34,11 @@ from shardbus.admin.pages import administer
 from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
 from shardbus.errors import ConfigError, NodeLost, Refused
+from shardbus.membership.events import LEFT
 from shardbus.node.app_version import with_version
 from shardbus.node.downing_log import check_downing
 from shardbus.node.served_node import Application, ServedNode, leaves_within
-from shardbus.node.shutdown import LEFT, leave
+from shardbus.node.shutdown import leave
 from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.node")

@@ -53,6 +53,7 @@ def start(
         ),
     ] = None,
     leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
+    rejoin: Annotated[str, typer.Option("--rejoin", hidden=True)] = "",
 ) -> None:
     """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
     from shardbus_cli.app_loader import app_or_project
@@ -81,7 +82,8 @@ def start(
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
-    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash))
+    by = rejoin.split(",") if rejoin else []
+    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash, by))
 
 
 def _leash(fd: int | None) -> SupervisorLink | None:
@@ -113,7 +115,11 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
 
 
 def _load_and_run(
-    app: str, layers: list[Layer], ready_fd: int | None, leash: SupervisorLink | None
+    app: str,
+    layers: list[Layer],
+    ready_fd: int | None,
+    leash: SupervisorLink | None,
+    rejoins_by: list[str],
 ) -> int:
     from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import checks_of, settings_for
@@ -122,7 +128,7 @@ def _load_and_run(
     settings = settings_for(layers, bus)
     for look in checks_of(bus, settings).values():
         look()
-    return _run(bus, settings, ready_fd, leash)
+    return _run(bus, settings, ready_fd, leash, rejoins_by)
 
 
 def _settings(layers: list[Layer]) -> Settings:
@@ -135,7 +141,11 @@ def _settings(layers: list[Layer]) -> Settings:
 
 
 def _run(
-    bus: ShardBus, settings: Settings, ready_fd: int | None, leash: SupervisorLink | None = None
+    bus: ShardBus,
+    settings: Settings,
+    ready_fd: int | None,
+    leash: SupervisorLink | None,
+    rejoins_by: list[str],
 ) -> int:
     """Run the node. What the system refuses (a port, a directory) is a failure, not wrong usage."""
     from shardbus.admin.pages import administer
@@ -143,13 +153,22 @@ def _run(
     from shardbus.node.run import run_node
     from shardbus.store.opening import open_store
     from shardbus.store.urls import default_url
+    from shardbus_cli.starting_anew import start_anew
 
     if not settings.store.url:
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
     open_store(settings.store.url, cluster=bus.name)  # an invalid URL is wrong usage
     try:
-        return run_node(bus, settings, administer, ready_fd=ready_fd, supervisor=leash)
+        return run_node(
+            bus,
+            settings,
+            administer,
+            ready_fd=ready_fd,
+            supervisor=leash,
+            rejoins_by=rejoins_by,
+            start_anew=start_anew,
+        )
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
 

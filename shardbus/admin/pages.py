@@ -416,7 +416,8 @@ class AdminPages:
         target = self._member(node)
         if force and target == self._node.me:
             raise Refused(f"{target} is this node: a node cannot remove itself")
-        self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
+        command = cluster.Remove(target) if force else cluster.Down(target, for_good=True)
+        self._node.cluster.post(command)
         return {"node": str(target), "down": True, "removed": force}
 
     async def serve(self, node: str, service: str) -> Json:

@@ -212,6 +212,9 @@ class ClusterSettings:
         "without consent of its quorum before a node handles no message; 0 is 4/5 of stable_after",
         low=0.0,
     )
+    rejoin_after_down: bool = flag(
+        True, "a downed node starts anew and rejoins, unless an operator has downed it"
+    )
     quarantine_after: float = seconds(
         60.0, "a reachable node that reads nothing from a session that long must restart", off=True
     )

@@ -100,11 +100,12 @@ class Admission:
         """Return when `tick` is due."""
         return self._joiner.deadline() if self._joiner else None
 
-    def start(self, seeds: Sequence[Address], now: float) -> JoinProgress:
-        """Start to join by these seeds. Without seeds, found a cluster."""
-        if not seeds:
+    def start(self, seeds: Sequence[Address], now: float, *, founds: bool = True) -> JoinProgress:
+        """Start to join by these seeds. Without seeds, found a cluster. With `founds` False, never
+        do."""
+        if not seeds and founds:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
-        self._joiner = Joiner(self.me, self.greeting, seeds, self.settings)
+        self._joiner = Joiner(self.me, self.greeting, seeds, self.settings, founds=founds)
         return self._joiner.start(now)
 
     def tick(self, now: float) -> JoinProgress:

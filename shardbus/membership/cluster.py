@@ -181,8 +181,8 @@ class ClusterMembership:
         match event:
             case ev.JoinSelf():
                 self._join((), now)
-            case ev.JoinSeeds(seeds):
-                self._join(seeds, now)
+            case ev.JoinSeeds(seeds, founds):
+                self._join(seeds, now, founds=founds)
             case ev.PubSubReceived():
                 self._on_published(event, now)
             case ev.ControlReceived(sender, message, asked):
@@ -218,7 +218,7 @@ class ClusterMembership:
         if isinstance(command, ev.Leave) and command.node == self.me:
             mine = self.gossip.members.get(self.me)
             if mine is None or mine.status is Status.READY_FOR_SHUTDOWN:
-                self._stop("left", now)
+                self._stop(ev.LEFT, now)
                 return
         after, refusal = apply_command(self.gossip, self.me, command, now)
         if refusal:
@@ -268,12 +268,13 @@ class ClusterMembership:
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def _join(self, seeds: tuple[Address, ...], now: float) -> None:
+    def _join(self, seeds: tuple[Address, ...], now: float, *, founds: bool = True) -> None:
         if self._is_member() or self._admission.joining:
             self._out.append(ev.CommandRefused("this node has joined already"))
         else:
             self._exchange.seeds = seeds
-            self._apply_progress(self._admission.start(seeds, now), self.me, now)
+            progress = self._admission.start(seeds, now, founds=founds)
+            self._apply_progress(progress, self.me, now)
 
     def _apply_progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:
         self._out += progress.send
@@ -354,9 +355,10 @@ class ClusterMembership:
         mine = self.gossip.members.get(self.me)
         if mine is None or mine.status is Status.DOWN:
             drained = self.view.status in (Status.LEAVING, Status.EXITING)
-            self._stop("left" if drained else "downed", now)
+            told = self.me in self.gossip.kept_down
+            self._stop(ev.LEFT if drained else ev.KEPT_DOWN if told else ev.DOWNED, now)
         elif mine.status is Status.EXITING and self.gossip.converged():
-            self._stop("left", now)
+            self._stop(ev.LEFT, now)
 
     def _act_as_leader(self, now: float) -> None:
         self._change(self._leadership.act(self.gossip, now), now)
@@ -436,7 +438,7 @@ class ClusterMembership:
     def _stop(self, reason: str, now: float) -> None:
         if self._is_member():
             self._out += self._exchange.announce_departure(FAREWELL_FANOUT, now)
-        if reason != "left":
+        if reason != ev.LEFT:
             self._suspension.close()
         self._publish_confirmation()
         self._update_view(now)

@@ -79,6 +79,8 @@ def _remove_member(
     if isinstance(command, ev.Remove) and command.node == me:
         return gossip, "a node cannot remove itself"
     gossip = downed(gossip, me, (command.node,))
+    if isinstance(command, ev.Remove) or command.for_good:
+        gossip = gossip.with_kept_down(me, command.node)
     if isinstance(command, ev.Remove):
         gossip = gossip.without_members(me, (command.node,), now)
     return gossip, ""

@@ -14,6 +14,11 @@ from shardbus.membership.messages import ControlMessage, PublishedMessage
 from shardbus.membership.view import DomainEvent, MembershipView
 from shardbus.membership.vitals import Vitals
 
+LEFT = "left"
+DOWNED = "downed"
+KEPT_DOWN = "downed by an operator"
+"""Reasons with which membership ends."""
+
 # -- in ------------------------------------------------------------------------------------------
 
 
@@ -24,10 +29,11 @@ class JoinSelf:
 
 @dataclass(frozen=True, slots=True)
 class JoinSeeds:
-    """Join through one of these nodes. Only the first of them may found a cluster. An empty list is
-    the same as JoinSelf."""
+    """Join through one of these nodes. Only the first of them may found a cluster, and none without
+    `founds`. An empty list is the same as JoinSelf."""
 
     seeds: tuple[Address, ...]
+    founds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +87,16 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """Declare the member dead."""
+    """Declare the member dead. `for_good`: an operator did, and its process does not rejoin."""
 
     node: NodeId
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Declare the member dead and remove it at once, whether or not the cluster can converge. If it
-    is alive, it receives the state that removes it."""
+    """Declare the member dead, for good, and remove it at once, whether or not the cluster can
+    converge. If it is alive, it receives the state that removes it."""
 
     node: NodeId
 
@@ -244,8 +251,8 @@ class AcquireLease:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """This node's membership is over: `left`, `downed`, or `join failed: ...`. No effect
-    follows."""
+    """This node's membership is over: `LEFT`, `DOWNED`, `KEPT_DOWN`, or `join failed: ...`. No
+    effect follows."""
 
     reason: str
 

@@ -11,6 +11,9 @@ whatever order the copies travel.
     reachability   which observer cannot reach which node    per observer the newer row
     tombstones     removed incarnations, and when            union, the earlier time of each; a
                                                              tombstone erases all other traces
+                                                             but the next
+    kept_down      incarnations that an operator has         union
+                   downed: their processes do not rejoin
     epochs         highest coordinator epoch per type, and   the higher number
                    that of the decisions by lease
     meta           bytes of the application, by name         the later version of each
@@ -86,12 +89,20 @@ class Gossip:
     tombstones: Mapping[NodeId, float] = field(default_factory=dict)
     epochs: Mapping[str, int] = field(default_factory=dict)
     meta: Mapping[str, Meta] = field(default_factory=dict)
+    kept_down: frozenset[NodeId] = frozenset()
 
     # -- changes: each bumps the author's counter ------------------------------------------------
 
     def with_members(self, by: NodeId, *members: Member) -> Gossip:
         """Add these members, or give them a later status, as a change by node `by`."""
         return self._changed(by, members={**self.members, **{m.node: m for m in members}})
+
+    def with_kept_down(self, by: NodeId, node: NodeId) -> Gossip:
+        """Record that an operator has downed this member. Return the same object if that is already
+        recorded."""
+        if node in self.kept_down:
+            return self
+        return self._changed(by, kept_down=self.kept_down | {node})
 
     def with_flag(self, observer: NodeId, subject: NodeId, flag: Flag) -> Gossip:
         """Record the observer's flag for the subject. Return the same object if that is already
@@ -139,6 +150,7 @@ class Gossip:
         tombstones: Mapping[NodeId, float] | None = None,
         epochs: Mapping[str, int] | None = None,
         meta: Mapping[str, Meta] | None = None,
+        kept_down: frozenset[NodeId] | None = None,
     ) -> Gossip:
         """Return the next version: these parts replaced, the counter of `by` incremented, seen by
         `by` alone."""
@@ -150,6 +162,7 @@ class Gossip:
             self.tombstones if tombstones is None else tombstones,
             self.epochs if epochs is None else epochs,
             self.meta if meta is None else meta,
+            self.kept_down if kept_down is None else kept_down,
         )
 
     # -- not a new version -----------------------------------------------------------------------
@@ -166,7 +179,8 @@ class Gossip:
         if all(at >= before for at in self.tombstones.values()):
             return self
         kept = {node: at for node, at in self.tombstones.items() if at >= before}
-        return replace(self, tombstones=kept)
+        kept_down = self.kept_down & (self.members.keys() | kept.keys())
+        return replace(self, tombstones=kept, kept_down=kept_down)
 
     def flip_tombstones(self, now: float) -> Gossip:
         """Convert times of tombstones into ages, or ages into times. Call it before encoding and
@@ -200,6 +214,7 @@ class Gossip:
                 tombstones,
                 epochs,
                 meta,
+                self.kept_down | other.kept_down,
             )
         )
         seen = [copy.seen for copy in (self, other) if copy.same_version(merged)]
@@ -224,12 +239,14 @@ class Gossip:
         return merged.with_seen(by)
 
     def same_content(self, other: Gossip) -> bool:
-        """True if members, reachability, epochs and meta are equal. Versions may differ."""
+        """True if members, reachability, epochs, meta and `kept_down` are equal. Versions may
+        differ."""
         return (
             self.members == other.members
             and self.reachability == other.reachability
             and self.epochs == other.epochs
             and self.meta == other.meta
+            and self.kept_down == other.kept_down
         )
 
     def same_version(self, other: Gossip) -> bool:
@@ -321,6 +338,9 @@ def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[
             m.up_number for m in members.values() if m.status in WORKING
         ),
         "a member has seen its own state": me not in members or me in gossip.seen,
+        "only what is known is kept down": all(
+            node in members or node in gossip.tombstones for node in gossip.kept_down
+        ),
         "only members are watched": all(node in members for node in watched),
     }
     return [rule for rule, holds in rules.items() if not holds]

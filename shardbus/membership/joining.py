@@ -8,7 +8,9 @@
 
 - The node sends InitJoin to every seed, and repeats it until one acknowledges. It sends Join to the
   first seed that does.
-- Only the first seed of the list may found a cluster, and only if no other seed is in one: every
+- A node that rejoins after it was downed founds no cluster: its seeds are members that it knew, and
+  perhaps cannot reach. Of other nodes,
+  only the first seed of the list may found one, and only if no other seed is in one: every
   other seed has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without
   this rule two islands could arise at a cold start. A member on its way out is still in a cluster,
   though it admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since
@@ -143,13 +145,19 @@ class Joiner:
     """One node's attempt to join by seeds."""
 
     def __init__(
-        self, me: Member, greeting: Greeting, seeds: Sequence[Address], settings: ClusterSettings
+        self,
+        me: Member,
+        greeting: Greeting,
+        seeds: Sequence[Address],
+        settings: ClusterSettings,
+        *,
+        founds: bool = True,
     ) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
         self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
-        self.first = bool(seeds) and seeds[0] == me.node.address
+        self.first = founds and bool(seeds) and seeds[0] == me.node.address
         self.phase = JoinPhase.CONTACTING
         self.target: NodeId | None = None
         self.nacked: dict[Address, None] = {}

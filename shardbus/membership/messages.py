@@ -27,7 +27,7 @@ from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.membership.vitals import Vitals
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Version of these messages and of their meaning. Nodes of different versions refuse each other."""
 
 NAME_MAX = 256

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -261,9 +261,13 @@ class Node:
         add("drops", self.drops.report)
         add("refusals", lambda tick: self._log_refused())
 
-    def join(self, http: str) -> None:
-        """Start membership, and join unless `node.join` is `manual`. `http`: HOST:PORT of this
-        node's HTTP."""
+    def join(self, http: str, rejoins_by: Sequence[str] = ()) -> None:
+        """Start membership, and join unless `node.join` is `manual`.
+
+        Args:
+            http: HOST:PORT of this node's HTTP.
+            rejoins_by: the members through which it joins again after it was downed.
+        """
         settings = self.settings.node
         member = Member(
             node=self.me,
@@ -294,15 +298,19 @@ class Node:
         self.vitals.start()
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
-        if settings.join == "auto":
+        if rejoins_by:
+            self.join_by(rejoins_by, founds=False)
+        elif settings.join == "auto":
             self.join_by(settings.seeds)
 
-    def join_by(self, seeds: Iterable[str]) -> None:
-        """Begin to join through these seeds, HOST:PORT; without any, found a cluster."""
+    def join_by(self, seeds: Iterable[str], *, founds: bool = True) -> None:
+        """Begin to join through these seeds, HOST:PORT; without any, found a cluster. With `founds`
+        False, never do."""
         addresses = tuple(Address.parse(seed) for seed in seeds)
         self.joining, self._denying = True, set()
         self._seeds = {seed for seed in addresses if seed != self.me.address}
-        self.cluster.post(cluster.JoinSeeds(addresses) if addresses else cluster.JoinSelf())
+        by_seeds = cluster.JoinSeeds(addresses, founds)
+        self.cluster.post(by_seeds if addresses else cluster.JoinSelf())
 
     # ---- effects of membership
 
@@ -328,7 +336,7 @@ class Node:
                 self._leases.spawn(self._acquire(effect))
             case cluster.Stopped(reason=reason):
                 for singleton in self.singletons.values():
-                    singleton.left(gracefully=reason == "left")
+                    singleton.left(gracefully=reason == cluster.LEFT)
                 if not self.stopped.done():
                     self.stopped.set_result(reason)
             case cluster.CommandRefused(reason=reason):

@@ -11,10 +11,16 @@ phases may take, and then ends the process. After the node was downed, perhaps b
 blocked, that thread waits for 15 s. It ends the process with 7, or with the node's own exit code if
 the node has ended and only the process has not.
 
+A node that membership has downed starts anew: the process is replaced by one with the same command,
+which joins through the members that were not Down in this node's last view, and never founds a
+cluster. It ends, as without the setting, if an operator downed it, a signal to stop has come, a
+supervisor starts it again, or every member was downed: then the seeds of the settings decide who
+founds a cluster. If the loop is blocked, the thread that ends the process starts it anew instead.
+
 A node that a supervisor started also leaves at the supervisor's command, and reports through its
 link instead of on standard output.
 
-Source: docs/reference/cli.md.
+Source: S3.42; docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
@@ -37,14 +43,15 @@ from shardbus.config.settings import Settings
 from shardbus.entities.slow_handlers import places
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
-from shardbus.membership.events import SetService, Stopped
+from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import with_version
 from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
+from shardbus.node.rejoining import contacts
 from shardbus.node.served_node import READY_POLL_S, Application, ServedNode, leaves_within
-from shardbus.node.shutdown import LEFT, leave
+from shardbus.node.shutdown import leave
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.task_set import TaskSet
@@ -66,6 +73,8 @@ class _Deadline:
         self.code = NOT_DRAINED
         """The exit code of the process if it is ended. Once the node has one of its own, only the
         end of the process takes too long, and that is no news for a supervisor."""
+        self.instead: Callable[[], object] | None = None
+        """Starts the process anew instead of ending it; it returns if it cannot."""
 
     def set(self, node: Node, seconds: float = 0.0) -> None:
         """End the process in `seconds`; by default when the phases of leaving must have ended."""
@@ -85,6 +94,8 @@ class _Deadline:
         place = " < ".join(places(walk_stack(sys._current_frames().get(thread))))
         phase = node.phases.current or "a blocked loop"
         _print(f"error: {phase} does not end, at {place}: this process is stopped")
+        if self.instead is not None:
+            self.instead()
         os._exit(self.code)
 
 
@@ -112,6 +123,8 @@ def run_node(
     *,
     ready_fd: int | None = None,
     supervisor: SupervisorLink | None = None,
+    rejoins_by: Sequence[str] = (),
+    start_anew: Callable[[Sequence[str]], None] | None = None,
 ) -> int:
     """Run a node until it has left or failed.
 
@@ -119,6 +132,9 @@ def run_node(
         administer: lets the node answer operators, and returns its pages.
         ready_fd: a descriptor that gets a line when the node is ready.
         supervisor: the link to the process that started this one.
+        rejoins_by: the members through which a node that was downed joins again, HOST:PORT.
+        start_anew: replaces this process by one that rejoins by these members; it returns if that
+            is not possible. None: a node that is downed ends.
 
     Returns:
         An exit code of docs/reference/cli.md.
@@ -129,11 +145,14 @@ def run_node(
     gc.set_threshold(*GC_THRESHOLDS)
     deadline = _Deadline()
     run = _NodeRun(bus, settings, administer, ready_fd, supervisor, deadline)
+    run.rejoins_by, run.start_anew = rejoins_by, start_anew
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
-            return runner.run(_with_descriptors(run.run()))
+            code = runner.run(_with_descriptors(run.run()))
     finally:
         deadline.cancel()
+    run.rejoin()
+    return code
 
 
 async def _with_descriptors(run: Coroutine[Any, Any, int]) -> int:
@@ -162,6 +181,9 @@ class _NodeRun:
         self._ready_fd, self._supervisor, self._deadline = ready_fd, supervisor, deadline
         self._signals = _Signals()
         self._tasks = TaskSet()
+        self.rejoins_by: Sequence[str] = ()
+        self.start_anew: Callable[[Sequence[str]], None] | None = None
+        self._downed = False
 
     async def run(self) -> int:
         """Start, live and leave. Returns the exit code."""
@@ -180,7 +202,7 @@ class _NodeRun:
         self._attach_supervisor(node, loop)
         code: int | None = None
         try:
-            await served.start(signals.stop)
+            await served.start(signals.stop, self.rejoins_by)
             self._report("serves", node, served.server.port, leave_within=leaves_within(node))
             ready = self._tasks.spawn(self._announce(served))
             code = await _live(node, signals)
@@ -217,10 +239,23 @@ class _NodeRun:
 
         def notify_with_deadline(effect: object) -> None:
             if isinstance(effect, Stopped) and effect.reason != LEFT:
+                self._downed = effect.reason == DOWNED
+                self._deadline.instead = self.rejoin
                 self._deadline.set(self._node, DOWNED_S)
             notify(effect)
 
         return ClusterThread(*args, notify=notify_with_deadline, **more)
+
+    def rejoin(self) -> None:
+        """Start anew if this node was downed and may rejoin; return otherwise."""
+        settings = self._settings
+        stays = self._signals.first.is_set() or self._supervisor is not None
+        if not self._downed or stays or not settings.cluster.rejoin_after_down:
+            return
+        by = contacts(self._node.view, settings.node.seeds)
+        if by and self.start_anew is not None:
+            _print(f"this node was downed, and rejoins through {', '.join(by)}")
+            self.start_anew(by)
 
     def _attach_supervisor(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         if self._supervisor is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from shardbus.config.settings import Settings
@@ -88,9 +88,12 @@ class ServedNode:
         http = self.settings.http
         return f"{scheme(http)}://{http.host}:{self.server.port}"
 
-    async def start(self, on_leave: Callable[[], None]) -> None:
-        """Start the node, and begin to join. `on_leave` is called when an operator asks the node to
-        leave.
+    async def start(self, on_leave: Callable[[], None], rejoins_by: Sequence[str] = ()) -> None:
+        """Start the node, and begin to join.
+
+        Args:
+            on_leave: called when an operator asks the node to leave.
+            rejoins_by: the members through which it joins again after it was downed, HOST:PORT.
 
         Raises:
             ConfigError: a port is taken, a setting is invalid, or a stored table does not fit.
@@ -106,7 +109,7 @@ class ServedNode:
         # Bound to every interface, HTTP is where the node is.
         wildcard = self.settings.http.host in WILDCARDS
         host = node.me.host if wildcard else self.settings.http.host
-        node.join(str(Address(host, self.server.port)))
+        node.join(str(Address(host, self.server.port)), rejoins_by)
 
     async def ready(self) -> None:
         """Wait until the node is Up and its regions are registered."""

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
+from shardbus.membership.events import LEFT
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
 from shardbus.shells.cluster_thread import MembershipRunner
@@ -27,8 +28,6 @@ from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
 from shardbus.transport.endpoint import Endpoint
 
-LEFT = "left"
-"""The reason with which membership ends in good order."""
 PART_S = 5.0
 """For messages under way, at most."""
 PART_FIRST_S = 1.0

@@ -85,6 +85,7 @@ class WireState(Struct, array_like=True, forbid_unknown_fields=True):
     tombstones: Annotated[list[Seconds], Meta(max_length=NODES_MAX)]
     epochs: Annotated[dict[Name, Epoch], Meta(max_length=4096)]
     meta: Annotated[dict[Name, tuple[Version, Bytes]], Meta(max_length=4096)]
+    kept_down: Places
 
 
 _encode_flags = msgspec.msgpack.Encoder().encode
@@ -109,6 +110,7 @@ def wire_state(gossip: Gossip) -> WireState:
         tombstones=[gossip.tombstones[n] for n in nodes[len(gossip.members) :]],
         epochs=dict(gossip.epochs),
         meta={name: (m.version, m.data) for name, m in gossip.meta.items()},
+        kept_down=sorted(place[n] for n in gossip.kept_down),
     )
 
 
@@ -129,6 +131,11 @@ def gossip_of(wire: WireState) -> Gossip:
             raise RemoteProtocolError("a state refers to a node that is not a member")
         return nodes[place]
 
+    def anywhere(place: int) -> NodeId:
+        if place >= len(nodes):
+            raise RemoteProtocolError("a state refers to a node that is not in it")
+        return nodes[place]
+
     observers = once((at(row.observer), row) for row in wire.rows)
     return Gossip(
         members=dict(sorted(members.items())),
@@ -138,6 +145,7 @@ def gossip_of(wire: WireState) -> Gossip:
         tombstones=dict(zip(nodes[alive:], wire.tombstones, strict=True)),
         epochs=wire.epochs,
         meta={name: Written(version, data) for name, (version, data) in wire.meta.items()},
+        kept_down=frozenset(once((anywhere(place), None) for place in wire.kept_down)),
     )
 
 

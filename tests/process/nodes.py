@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
 PATIENT = ("store.timeout=60s",)
 """For a file that no test takes away: only a machine that stands still keeps it from answering."""
+STAYS_DOWN = ("cluster.rejoin_after_down=false",)
+"""Tests look at the end of a downed node, unless they say otherwise."""
 MACHINE_PORTS = (7355, 7356, 8558)
 """ROUTER, gossip and HTTP of a node that has a machine to itself."""
 
@@ -153,7 +155,7 @@ class Processes:
         for seed in [node.address for node in self.live[:2]] if seeds is None else seeds:
             command += ["--seed", seed]
         patience = () if self.store.startswith("redis") else PATIENT
-        for assignment in (*QUICK, *patience, *settings):
+        for assignment in (*QUICK, *STAYS_DOWN, *patience, *settings):
             command += ["--set", assignment]
         node = self.run(*command, *options, machine=machine, **environment)
         node.port, node.gossip_port, node.http_port = port, gossip_port, http_port

@@ -43,7 +43,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     found: Started = []
 
     def run(
-        bus: ShardBus, settings: Settings, ready_fd: int | None, leash: SupervisorLink | None
+        bus: ShardBus,
+        settings: Settings,
+        ready_fd: int | None,
+        leash: SupervisorLink | None,
+        rejoins_by: list[str],
     ) -> int:
         found.append((bus.name, settings))
         return 0

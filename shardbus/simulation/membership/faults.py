@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from shardbus.ids import Address
 from shardbus.membership import events as ev
+from shardbus.node.rejoining import contacts
 from shardbus.simulation.membership.network import CutLink, Wall, partition
 from shardbus.simulation.membership.options import ROLE, Options
 from shardbus.simulation.membership.process import Process
@@ -57,6 +59,8 @@ class Faults:
         self.times: list[float] = []
         """When the faults happen, in seconds from `begin`."""
         self._names = 0
+        if options.rejoins:
+            world.on_stopped = self._rejoin
         self._flaps = options.flaps
         if options.flaps:
             world.on_lease_request = self._flap
@@ -159,6 +163,22 @@ class Faults:
         self.world.trace.mark(self.world.now, victim.name, "is restarted in place")
         self.world.kill(victim.name)
         self.restart(victim.name)
+
+    def _rejoin(self, process: Process) -> None:
+        """Let a process that was downed start anew within milliseconds, and join by the members
+        that it knew."""
+        by = contacts(process.machine.view, ())
+        if process.stopped != ev.DOWNED or not by or self.over:
+            return
+
+        def start() -> None:
+            if self.world.nodes[process.name] is process:
+                self.world.kill(process.name)
+                self.world.trace.mark(self.world.now, process.name, "rejoins")
+                seeds = [Address.parse(seed).host for seed in by]
+                self.world.enter(self._new(process.name), *seeds, founds=False)
+
+        self.world.later(self.dice.uniform(*BOUNCE_S), start)
 
     def restart(self, name: str) -> None:
         """Start the next process at this name's address within milliseconds. The former one has

@@ -67,6 +67,8 @@ class Options:
     """Series of links that break one by one, and come back one by one in another order."""
     pairs: int = 0
     """Faults that are moved close to another one, so that the two coincide."""
+    rejoins: bool = False
+    """A process that was downed starts anew, and joins by the members that it knew."""
     flaps: int = 0
     """Walls that fall soon after a side has asked for its lease, and rise again."""
     strategy: str = "keep-majority"
@@ -171,6 +173,7 @@ def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
         faults,
         pairs=pairs.randint(1, 4) if pairs.random() < 0.4 else 0,
         flaps=pairs.randint(1, 2) if pairs.random() < 0.4 and walls else 0,
+        rejoins=Random(f"rejoins {faults.seed}").random() < 0.5,
         bounces=dice.randint(1, 3) if dice.random() < 0.2 else 0,
         swizzles=dice.randint(1, 2) if dice.random() < 0.3 and walls else 0,
         strategy=strategy or drawn,

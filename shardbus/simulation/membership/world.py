@@ -73,6 +73,7 @@ class World(Timeline):
         self.by_id: dict[NodeId, Process] = {}
         self.on_step: Callable[[Process], None] = lambda _: None
         self.on_lease_request: Callable[[Process], None] = lambda _: None
+        self.on_stopped: Callable[[Process], None] = lambda _: None
         """Called with each process that asks for a lease."""
         self.encode: Callable[[Message], bytes] = encode
         self.decode: Callable[[bytes], Message] = decode
@@ -112,10 +113,10 @@ class World(Timeline):
         self.nodes[name] = self.by_id[member.node] = process
         return process
 
-    def enter(self, process: Process, *seeds: str) -> None:
+    def enter(self, process: Process, *seeds: str, founds: bool = True) -> None:
         """Let the process join by these seeds; without any it founds a cluster."""
         addresses = tuple(address_of(seed) for seed in seeds)
-        self.deliver(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
+        self.deliver(process, ev.JoinSeeds(addresses, founds) if seeds else ev.JoinSelf())
 
     def leave(self, process: Process) -> None:
         """Let the process leave gracefully, as SIGTERM does."""
@@ -239,6 +240,7 @@ class World(Timeline):
             case ev.Stopped(reason):
                 process.stopped = reason
                 self.trace.mark(self.now, process.name, f"stopped: {reason}")
+                self.on_stopped(process)
                 if process.notify is None:
                     self._soon(lambda: self._exit(process))
             case ev.CommandRefused(reason):

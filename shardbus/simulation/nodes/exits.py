@@ -15,8 +15,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from shardbus.ids import NodeId
+from shardbus.membership.events import LEFT
 from shardbus.membership.member import Status
-from shardbus.node.shutdown import LEFT
 from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.run import CHECK_EVERY_S

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -25,9 +26,10 @@ from shardbus.config.settings import ClusterSettings, NodeSettings, Settings, Sh
 from shardbus.entities.entity_type import EntityType
 from shardbus.membership import events as ev
 from shardbus.membership.diagnostics import Overview
+from shardbus.membership.events import LEFT
 from shardbus.membership.member import Member
 from shardbus.node.node import Node
-from shardbus.node.shutdown import LEFT, leave
+from shardbus.node.shutdown import leave
 from shardbus.simulation.membership.network import Wall
 from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import PORT, World, address_of
@@ -313,11 +315,11 @@ class NodeWorld(World):
         client.connect(list(self.sim_nodes))
         return client
 
-    def enter(self, process: Process, *seeds: str) -> None:
+    def enter(self, process: Process, *seeds: str, founds: bool = True) -> None:
         """Let the node's application join by these seeds."""
         sim_node = self.sim_nodes[process.name]
         joins = [str(address_of(seed)) for seed in seeds]
-        sim_node.loop.call_soon(sim_node.node.join_by, joins)
+        sim_node.loop.call_soon(partial(sim_node.node.join_by, joins, founds=founds))
 
     def leave(self, process: Process) -> None:
         process.leaving = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -383,12 +384,13 @@ async def test_a_name_of_no_member_is_refused(pages: AdminPages, name: str) -> N
 async def test_a_member_is_downed_or_removed_but_none_removes_itself(
     node: FakeNode, pages: AdminPages
 ) -> None:
+    down = partial(cluster.Down, for_good=True)
     await pages.down(str(PEER), force=False)
     await pages.down(str(ME), force=False)
     await pages.down(str(PEER), force=True)
     with pytest.raises(Refused, match="a node cannot remove itself"):
         await pages.down(str(ME), force=True)
-    assert node.posted == [cluster.Down(PEER), cluster.Down(ME), cluster.Remove(PEER)]
+    assert node.posted == [down(PEER), down(ME), cluster.Remove(PEER)]
 
 
 @pytest.mark.parametrize(

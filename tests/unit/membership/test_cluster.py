@@ -384,6 +384,36 @@ def test_TC4_a_node_declared_down_stops_and_is_removed() -> None:
     assert nodes[2].refused == [f"{nodes[0].id} is no member"]
 
 
+@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("for_good", [False, True])
+def test_S3_42_a_node_that_an_operator_downed_learns_it_though_it_slept(
+    asleep: bool, for_good: bool
+) -> None:
+    net = Net(17)
+    nodes = net.start(3)
+    if asleep:
+        net.pause("n01", 60.0)
+    net.deliver(nodes[2], ev.Down(nodes[0].id, for_good=for_good))
+    net.until(lambda: nodes[0].id in nodes[1].machine.gossip.tombstones, DECISION)
+    net.until(lambda: bool(nodes[0].stopped), 70.0)
+    assert nodes[0].stopped == (ev.KEPT_DOWN if for_good else ev.DOWNED)
+
+
+def test_S3_42_a_node_that_rejoins_never_founds_a_cluster() -> None:
+    """The members that it knew may be behind a wall, in a cluster of their own."""
+    net = Net(18)
+    nodes = net.start(3)
+    net.partition(["n01"], ["n02", "n03"])
+    net.until(lambda: nodes[0].stopped == ev.DOWNED, 2 * DECISION)
+    net.kill("n01")
+    again = net.add("n01")
+    net.enter(again, "n01", "n02", "n03", founds=False)
+    net.run(120)
+    assert not again.member
+    net.heal()
+    net.until(lambda: net.agreed(["n01", "n02", "n03"]), DECISION)
+
+
 def test_TC29_tombstones_are_forgotten_after_their_time() -> None:
     net = Net(16, replace(DEFAULTS, prune_tombstones_after=60.0))
     nodes = net.start(3)

@@ -186,7 +186,7 @@ def test_who_is_removed_and_lives_learns_it_and_ends() -> None:
     net = Net(9)
     nodes = net.start(3)
     net.deliver(nodes[0], ev.Remove(nodes[2].id))
-    net.until(lambda: nodes[2].stopped == "downed", SOON)
+    net.until(lambda: nodes[2].stopped == ev.KEPT_DOWN, SOON)
     net.until(lambda: net.agreed(["n01", "n02"]), SOON)
 
 

@@ -70,6 +70,7 @@ def arbitrary(draw: st.DrawFn) -> Gossip:
         tombstones=dead,
         epochs=draw(st.dictionaries(st.sampled_from(["x", "y"]), st.integers(1, 3))),
         meta=draw(st.dictionaries(st.sampled_from(["k", "l"]), written)),
+        kept_down=frozenset(draw(sets_of_nodes)) & {*alive, *dead},
     )
 
 
@@ -91,6 +92,7 @@ def losses(part: Gossip, whole: Gossip) -> list[str]:
     found += [f"counter {n}" for n, c in part.clock.counters.items()
               if n not in dead and whole.clock.counters.get(n, 0) < c]  # fmt: skip
     found += [f"epoch {t}" for t, e in part.epochs.items() if whole.epochs.get(t, 0) < e]
+    found += [f"{n} kept down" for n in part.kept_down if n not in whole.kept_down]
     found += [f"meta {n}" for n, w in part.meta.items() if whole.meta.get(n, Meta(0, b"")) < w]
     for node, one in part.members.items():
         now = whole.members.get(node)

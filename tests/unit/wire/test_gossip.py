@@ -192,7 +192,7 @@ def test_a_state_that_says_all_it_may_is_taken() -> None:
     """Each member flags each other one: as much as anybody can come to say."""
     nodes = [(f"n{i}", 1, i) for i in range(60)]
     rows = [(i, 1, [(s, 3) for s in range(60) if s != i]) for i in range(60)]
-    message = decode(body(11, NODE, (nodes, [ONE] * 60, [], rows, [], [], {}, {})))
+    message = decode(body(11, NODE, (nodes, [ONE] * 60, [], rows, [], [], {}, {}, [])))
     assert isinstance(message, m.GossipState)
     assert len(message.gossip.reachability.records()) == 60 * 59
 
@@ -203,7 +203,7 @@ def test_a_small_message_of_many_rows_is_refused_before_they_are_read() -> None:
     nodes = [(f"n{i}", 1, i) for i in range(128)]
     row = [(s, 1) for s in range(128)]
     rows = [(i % 128, 1, row) for i in range(20_000)]
-    plain = body(11, NODE, (nodes, [ONE] * 128, [], rows, [], [], {}, {}))
+    plain = body(11, NODE, (nodes, [ONE] * 128, [], rows, [], [], {}, {}, []))
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="twice"):

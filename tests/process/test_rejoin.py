@@ -1,0 +1,93 @@
+"""A downed node that lives joins again by itself, with real processes: it slept, a handler blocked
+it, a wall stood. One that an operator downed ends."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.process.nodes import NodeProcess, Processes
+from tests.waiting import until
+
+REJOINS = (
+    "cluster.failure_detector.heartbeat_interval=200ms",
+    "cluster.failure_detector.acceptable_heartbeat_pause=1500ms",
+    "cluster.downing.stable_after=2s",
+    "cluster.downing.down_all_when_unstable=false",  # a starved machine is no reason here
+    "cluster.rejoin_after_down=true",
+)
+
+
+TOKEN = "secret-secret-16"
+
+
+async def hits(lab: Processes, node: NodeProcess, seq: int) -> None:
+    """Every entity answers to a client of this node."""
+    async with lab.client(node) as client:
+        for page in range(30):
+            assert await client.call("page", f"page-{page}", "hit", 1, seq) == seq
+
+
+def uid(node: NodeProcess) -> str:
+    page = node.get("/v1/nodes")
+    return next(row["node"] for row in page["nodes"] if row["address"] == node.address)
+
+
+async def rejoined(lab: Processes, node: NodeProcess, before: str) -> None:
+    """It is Up again, in the same process, as another incarnation."""
+    lives = "this node was downed, and rejoins through "
+    await until(lambda: lives in node.err.read_text(), f"a new start of {node.name}")
+    await until(lambda: node.out.read_text().count("ready: ") == 2, f"{node.name} ready again")
+    await lab.agree()
+    assert node.running
+    assert uid(node) != before
+
+
+async def test_a_node_that_was_downed_in_its_sleep_rejoins(lab: Processes) -> None:
+    first, second, third = await lab.cluster(3, settings=REJOINS)
+    await hits(lab, first, 1)
+    before = uid(third)
+    third.signal(signal.SIGSTOP)
+    await lab.agree(first, second)
+    await hits(lab, first, 2)
+    third.signal(signal.SIGCONT)
+    await rejoined(lab, third, before)
+    await hits(lab, third, 3)
+    assert await third.terminate() == 0
+    await lab.agree(first, second)
+
+
+async def test_a_node_whose_loop_is_blocked_rejoins(lab: Processes) -> None:
+    """The thread that would end the process starts it anew: no port stays in use."""
+    blocks = (*REJOINS, "cluster.app_stall_timeout=2s")
+    first, _, third = await lab.cluster(3, settings=blocks)
+    before = uid(third)
+    async with lab.client(first) as client:
+        for page in range(60):
+            if (await client.call("page", f"page-{page}", "where")).startswith(third.address):
+                await client.cast("page", f"page-{page}", "block", 600.0)
+                break
+        await rejoined(lab, third, before)
+    await hits(lab, third, 1)
+
+
+async def test_a_node_that_an_operator_downed_ends(lab: Processes) -> None:
+    writes = ("cluster.downing.stable_after=600s", "http.write=true", f"http.token={TOKEN}")
+    first, second, third = await lab.cluster(3, settings=(*REJOINS, *writes))
+    third.signal(signal.SIGSTOP)
+    url = f"http://127.0.0.1:{first.http_port}"
+    command = ("node", "down", third.address, "--node", url)
+    assert await lab.run(*command, SHARDBUS_NODE_TOKEN=TOKEN).ended() == 0
+    await lab.agree(first, second)
+    third.signal(signal.SIGCONT)
+    assert await third.ended() == 1
+    assert "this node stops: downed by an operator" in third.err.read_text()
+
+
+async def test_a_node_that_was_told_to_stop_does_not_rejoin(lab: Processes) -> None:
+    first, second, third = await lab.cluster(3, settings=REJOINS)
+    third.signal(signal.SIGSTOP)
+    await lab.agree(first, second)
+    third.signal(signal.SIGTERM)
+    third.signal(signal.SIGCONT)
+    assert await third.ended() in (0, 1)
+    assert third.out.read_text().count("ready: ") == 1

@@ -1,0 +1,85 @@
+"""The members through which a downed node joins again, and the command by which."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.membership.member import Member, Status
+from shardbus.membership.view import MembershipView
+from shardbus.node.rejoining import CONTACTS_MAX, contacts
+from shardbus_cli import starting_anew
+
+ME = NodeId("n", 1, 1)
+
+
+def member(port: int, status: Status = Status.UP, up_number: int = 1) -> Member:
+    return Member(NodeId("n", port, port), port + 1, status=status, up_number=up_number)
+
+
+def view(*members: Member) -> MembershipView:
+    return MembershipView(ME, members)
+
+
+def test_it_asks_the_members_that_were_not_downed_the_oldest_first_then_its_seeds() -> None:
+    seen = view(
+        member(1, Status.DOWN),
+        member(2, up_number=3),
+        member(3, up_number=2),
+        member(4, Status.DOWN),
+        member(5, Status.EXITING),
+    )
+    assert contacts(seen, ("s:1", "n:2")) == ("n:3", "n:2", "s:1")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        view(),
+        view(member(1, Status.DOWN)),
+        view(member(1, Status.UP)),
+        view(member(1, Status.DOWN), member(2, Status.DOWN), member(3, Status.EXITING)),
+    ],
+)
+def test_with_no_member_left_it_asks_nobody(seen: MembershipView | None) -> None:
+    """Every member was downed: its seeds alone could let it join a cluster that it founds."""
+    assert contacts(seen, ("s:1",)) == ()
+
+
+def test_it_asks_a_bounded_number() -> None:
+    many = view(*(member(port, up_number=port) for port in range(2, 300)))
+    assert contacts(many, ()) == tuple(f"n:{port}" for port in range(2, 2 + CONTACTS_MAX))
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("node start app:bus --ready-fd 5 --port 1", "node start app:bus --port 1"),
+        ("node start --ready-fd=5 --rejoin=a:1 app:bus", "node start app:bus"),
+        ("node start --rejoin a:1,b:2 --seed --rejoiner", "node start --seed --rejoiner"),
+        ("node start app:bus --ready-fd", "node start app:bus"),
+    ],
+)
+def test_the_new_command_has_no_option_of_the_former_life(words: str, kept: str) -> None:
+    assert starting_anew.without(words.split(), starting_anew.REPLACED) == kept.split()
+
+
+def test_a_command_that_cannot_be_run_again_is_an_error_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def refuse(program: str, words: Any) -> NoReturn:
+        commands.append([program, *words])
+        raise OSError(2, "No such file or directory")
+
+    monkeypatch.setattr(starting_anew.os, "execv", refuse)
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "/bin/shardbus", "node", "start"])
+    starting_anew.start_anew(("a:1", "b:2"))
+    me = sys.executable
+    assert commands == [[me, me, "/bin/shardbus", "node", "start", "--rejoin", "a:1,b:2"]]
+    assert "cannot start anew: [Errno 2]" in capsys.readouterr().err
