@@ -40,22 +40,33 @@ def test_every_mode_keeps_what_it_says_under_more_faults(mode: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("seed", "nodes", "load", "splits", "mode"),
+    ("seed", "nodes", "load", "splits", "mode", "strategy"),
     [
-        (231, 7, "thin", None, "ordered"),  # a sender died before the shard was handed over
-        (272, 3, "thin", None, "forward"),  # the coordinator changed before the end was reported
-        (369, 4, "thin", None, "ordered"),  # the store was wiped, and the old home did not know
-        (341, 4, "thin", True, "drop"),  # the new home had shut down when the shard came
-        (2063, 4, "thin", True, "drop"),  # the store was set back, and the new home had no shard
-        (2107, 6, "dense", True, "drop"),  # the old home never learned that the new one was gone
-        (1078, 4, "thin", None, "ordered"),  # an empty region ended without a confirmation
-        (1238, 3, "dense", True, "ordered"),  # the old home acknowledged for itself when asked
-        (1156, 4, "dense", True, "ordered"),  # the old home died before the new one learned of it
+        # A sender died before the shard was handed over.
+        (231, 7, "thin", None, "ordered", "keep-majority"),
+        # The coordinator changed before the end was reported.
+        (272, 3, "thin", None, "forward", "keep-majority"),
+        # The store was wiped, and the old home did not know.
+        (369, 4, "thin", None, "ordered", "keep-majority"),
+        # The new home had shut down when the shard came.
+        (341, 4, "thin", True, "drop", "keep-majority"),
+        # The store was set back, and the new home had no shard.
+        (2063, 4, "thin", True, "drop", "keep-majority"),
+        # The old home never learned that the new one was gone.
+        (2107, 6, "dense", True, "drop", "keep-majority"),
+        # An empty region ended without a confirmation.
+        (1078, 4, "thin", None, "ordered", "keep-majority"),
+        # The old home acknowledged for itself when asked.
+        (1238, 3, "dense", True, "ordered", "keep-majority"),
+        # The old home died before the new one learned of it.
+        (1156, 4, "dense", True, "ordered", "keep-majority"),
+        # The store was set back, and the next coordinator handed off a shard that was moving.
+        (2123, 4, "dense", True, "forward", "lease-majority"),
     ],
 )
 def test_a_node_leaves_however_a_move_away_from_it_was_disturbed(
-    seed: int, nodes: int, load: str, splits: bool | None, mode: str
+    seed: int, nodes: int, load: str, splits: bool | None, mode: str, strategy: str
 ) -> None:
-    options = draw_node_options(seed, nodes, 20.0, "keep-majority", load, splits, mode)
+    options = draw_node_options(seed, nodes, 20.0, strategy, load, splits, mode)
     outcome = simulate_nodes(options)
     assert not outcome.broken, outcome.report()

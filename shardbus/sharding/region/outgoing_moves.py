@@ -3,13 +3,15 @@
     ──> PREPARING ──ready──> STOPPING ──stopped──> FORWARDING ──all acked, deadline──> DONE
          │  │                 ^    │ target gone       ^   │ target gone                ^
          │  └─────────────────┼────┼───ready, overlaps─┘   └────────────────────────────┤
-         │ target gone, deadline   └────────────> KEPT                                  │
+         │ target gone, deadline,  └────────────> KEPT                                  │
+         │ hand-off               │                ^                                    │
          └────────────────────────┼──────────────> ^                                    │
     ──────────────────────────────┘ during forward or drop                              │
 
 - PREPARING: the shard runs on while the new home prepares. If that dies or gives no answer within
   `shard_start_timeout`, the shard stays. A new home that refuses, with MoveCancelled, is treated as
-  one that is gone.
+  one that is gone. A HandOff ends the move: its coordinator does not know it, for its store was set
+  back.
 - STOPPING: no message is let in. Entities handle what is in their mailboxes and stop. Messages that
   come wait here, behind what the entities leave, or are dropped.
 - FORWARDING: the shard was handed over. Switch and everything that waits have gone to the new home,
@@ -89,6 +91,7 @@ class OutgoingTrigger(Enum):
     ALL_ACKED = "all acked"
     DEADLINE = "deadline"
     TARGET_GONE = "target gone"
+    HAND_OFF = "hand-off"
 
 
 _P, _T = OutgoingPhase, OutgoingTrigger
@@ -98,6 +101,7 @@ TRANSITIONS: dict[tuple[OutgoingPhase, OutgoingTrigger], OutgoingPhase] = {
     (_P.PREPARING, _T.READY_OVERLAPS): _P.FORWARDING,
     (_P.PREPARING, _T.DEADLINE): _P.KEPT,
     (_P.PREPARING, _T.TARGET_GONE): _P.KEPT,
+    (_P.PREPARING, _T.HAND_OFF): _P.KEPT,
     (_P.STOPPING, _T.STOPPED): _P.FORWARDING,
     (_P.STOPPING, _T.TARGET_GONE): _P.KEPT,
     (_P.FORWARDING, _T.ALL_ACKED): _P.DONE,
@@ -267,6 +271,16 @@ class OutgoingMoves:
         self._moves.pop(shard)
         self._timers.cancel(shard)
         return nowhere
+
+    def on_handoff(self, shard: str) -> bool:
+        """Give up the move of a shard that still runs. False if the shard leaves already."""
+        one = self._moves[shard]
+        if one.phase is not OutgoingPhase.PREPARING:
+            return False
+        one.advance(OutgoingTrigger.HAND_OFF)
+        self._forget(shard)
+        self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
+        return True
 
     def on_stopped(
         self,

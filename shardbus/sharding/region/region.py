@@ -479,8 +479,9 @@ class ShardRegion:
         if home.fence < hosted.fence:
             self._note("stale_handoff", home.shard)
             return
-        if home.shard in self._outgoing and home.fence == hosted.fence:
-            return  # it leaves already
+        leaves = home.shard in self._outgoing and home.fence == hosted.fence
+        if leaves and not self._outgoing.on_handoff(home.shard):
+            return
         if home.fence >= hosted.restart_fence:
             hosted.restart_fence = 0
             hosted.stop_fence = home.fence

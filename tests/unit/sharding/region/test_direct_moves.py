@@ -370,6 +370,31 @@ def test_a_shard_does_not_leave_for_a_node_that_is_gone(mode: str) -> None:
     assert here.region.state_of("17") is HostedState.RUNNING
 
 
+def test_a_shard_that_waits_for_its_new_home_is_handed_off_if_the_coordinator_says_so() -> None:
+    """The next coordinator does not know of the move, for its store was set back."""
+    here = old_home()
+    here.look()
+    here.got(COORDINATOR, msg.HandOff(EPOCH, (OLD,)))
+    done = here.look()
+    assert ev.Send(N2, refusal()) in done
+    assert ev.StopShard("17", 1) in done
+    here.do(ev.ShardDown("17"))
+    assert here.sent() == [(None, msg.ShardStopped)]
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert here.sent() == [(N2, msg.MoveCancelled)]
+
+
+@pytest.mark.parametrize("mode", ["drop", "ordered"])
+def test_a_shard_that_leaves_already_is_not_handed_off_too(mode: str) -> None:
+    here = old_home(mode)
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.look()
+    here.got(COORDINATOR, msg.HandOff(EPOCH, (OLD,)))
+    assert here.sent() == []
+    here.do(ev.ShardDown("17"))
+    assert (None, msg.ShardMoved) in here.sent()
+
+
 def test_a_new_home_answers_again_and_refuses_what_has_ended() -> None:
     here = new_home()
     here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
