@@ -62,6 +62,8 @@ def test_every_mode_keeps_what_it_says_under_more_faults(mode: str) -> None:
         (1156, 4, "dense", True, "ordered", "keep-majority"),
         # The store was set back, and the next coordinator handed off a shard that was moving.
         (2123, 4, "dense", True, "forward", "lease-majority"),
+        # An acknowledgement overtook messages that waited at the old home.
+        (4053, 3, "thin", True, "ordered", "lease-majority"),
     ],
 )
 def test_a_node_leaves_however_a_move_away_from_it_was_disturbed(

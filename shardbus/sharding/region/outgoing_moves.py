@@ -34,6 +34,9 @@ A sender that is gone sends no MoveAck: the old home forwards one for it, behind
 was gone before the shard was handed over, or the session has lost that MoveAck, the new home asks
 with AckWanted, and the old home answers for every sender that is gone.
 
+An acknowledgement is not forwarded while messages for the shard wait here, as they do when a late
+one has come from the new home itself and the coordinator is asked.
+
 The old home begins no move while an earlier move that brought the shard here is not complete, or
 while it waits for the echo of a Flush of its own: messages that wait here would be overtaken by the
 acknowledgement behind them. It refuses, and the coordinator uses mode `buffer`.
@@ -371,8 +374,11 @@ class OutgoingMoves:
     # Acknowledgements.
 
     def on_ack(self, sender: NodeId, move: ShardMove) -> None:
-        """Count the acknowledgement, and forward it behind what came before it."""
+        """Count the acknowledgement, and forward it behind what came before it. While messages for
+        the shard wait here it would overtake them: the new home asks for it again."""
         if sender != self._me:
+            if self._routing.keeps(move.old.shard):
+                return
             self._out.append(ev.Send(move.new.node, msg.MoveAck(sender, (move,))))
         one = self._moves.get(move.old.shard)
         if one is not None and one.move == move:

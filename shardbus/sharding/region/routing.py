@@ -385,6 +385,11 @@ class Routing:
         if route.home is not None and route.home.node == move.old.node:
             self._end_flush(route, now)
 
+    def keeps(self, shard: str) -> bool:
+        """True if messages for the shard wait here."""
+        route = self._routes.get(shard)
+        return route is not None and bool(route.leftovers or route.returned or route.waiting)
+
     def is_settled_here(self, shard: str) -> bool:
         """True if nothing that this node sent for the shard is on its way to another home."""
         route = self._routes.get(shard)

@@ -269,6 +269,21 @@ def test_the_old_home_stops_counting_after_a_while_and_forwards_late_acknowledge
     assert here.sent() == [(N2, msg.MoveAck)]
 
 
+def test_an_acknowledgement_does_not_overtake_messages_that_wait_at_the_old_home() -> None:
+    """A late message of the new home looks like a circle: it waits for the coordinator's answer."""
+    here = switched()
+    here.pass_time(FORWARD_S)
+    here.deliver(1, N2)
+    here.look()
+    here.got(N2, ack(N2))
+    assert here.sent() == []
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH, (NEW,)))
+    [released] = [e for e in here.look() if isinstance(e, ev.Release)]
+    assert (released.node, [m.seq for m in released.messages]) == (N2, [1])
+    here.got(N2, ack(N2))
+    assert here.sent() == [(N2, msg.MoveAck)]
+
+
 def test_a_sender_that_is_gone_is_acknowledged_behind_its_messages() -> None:
     here = switched()
     here.do(ev.NodeGone(S))
