@@ -46,7 +46,8 @@ async def main(address: str) -> None:
         print(await price.get(), await price.get())
         await price.to("all").forget.tell()
         print(await price.get())
-        print(sum((await price.to("all").stats()).values()), "computed")
+        stats = await price.to("all").stats()
+        print(sum(n for n in stats.values() if isinstance(n, int)), "computed")
 
 
 if __name__ == "__main__":

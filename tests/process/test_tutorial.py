@@ -1,5 +1,5 @@
-"""The tutorial is true: its files and commands, as they stand there, in an empty folder. So are the
-sessions with keys that need no other machine."""
+"""The tutorials are true: their files and commands, as they stand there. So are the sessions with
+keys that need no other machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+PARTITIONS = (ROOT / "docs" / "tutorial-partitions.md").read_text(encoding="utf-8")
 KEYS = (ROOT / "docs" / "how-to" / "keys.md").read_text(encoding="utf-8")
 FILES = ("stock.py", "client.py")
 KEY = re.compile(r"\S{40}(?=$|\s|\")")
@@ -64,3 +65,17 @@ def masked(lines: list[str]) -> list[str]:
     """The lines without what is drawn by chance, and with one space for many."""
     plain = (FINGERPRINT.sub("FINGERPRINT", KEY.sub("KEY", line)) for line in lines)
     return [" ".join(line.split()) for line in plain]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("use", ["1. ", "2. ", "3. "])
+def test_the_tutorial_of_partitions_runs_as_it_stands_there(terminal: Terminal, use: str) -> None:
+    """`^C` is Ctrl-C in the terminal of the node that was started first."""
+    [section] = [part for part in PARTITIONS.split("\n## ") if part.startswith(use)]
+    for step in (step for steps in sessions(section) for step in steps):
+        if step.command == "^C":
+            said = terminal.interrupt(terminal.nodes[0])
+            assert list(map(shape, said)) == list(map(shape, step.output))
+        else:
+            terminal.expect(step)
+    assert len([node for node in terminal.nodes if node.poll() is None]) in (1, 2)

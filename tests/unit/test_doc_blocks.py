@@ -33,6 +33,7 @@ SESSIONS = {
     "README.md": "tests/process/test_readme.py",
     "examples/README.md": "tests/process/test_readme.py",
     "docs/tutorial.md": "tests/process/test_tutorial.py",
+    "docs/tutorial-partitions.md": "tests/process/test_tutorial.py",
     "docs/how-to/keys.md": "tests/process/test_tutorial.py",
 }
 """The test that runs and compares the sessions of a page."""
