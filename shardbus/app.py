@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=type)
 E = TypeVar("E")
 K = TypeVar("K", bound=Callable[[], Any])
+M = TypeVar("M", bound=Callable[[Any], Any])
 
 
 class ShardBus:
@@ -93,6 +94,7 @@ class ShardBus:
         router: str | None = None,
         within: type | None = None,
         carry: bool = False,
+        state_version: int = 1,
         **own: object,
     ) -> Callable[[C], C]:
         """Declare a class as an entity type.
@@ -118,6 +120,7 @@ class ShardBus:
             random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
             within: the class of their parents, with which they live and move [S3.4-S3.6].
             carry: entities take what they have in memory along when their shard moves [S3.80].
+            state_version: the version of the class of `state`; see `migrate`.
             own: any sharding setting by its name. `handoff` may also be a `Handoff`.
 
         Raises:
@@ -126,22 +129,52 @@ class ShardBus:
 
         given = EntityOptions(
             messages, supervision, allocation, passivation, stop_message, extract_entity_id,
-            extract_shard_id, instances, router, within, carry, own,
+            extract_shard_id, instances, router, within, carry, state_version, own,
         )  # fmt: skip
 
         def decorate(cls: C) -> C:
-            kind = check_id("an entity type", name or cls.__name__.lower())
-            if kind.startswith("$"):
-                raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
-            if kind in self.types:
-                raise ConfigError(f"there are two entity types called {kind!r}")
-            declared = self.types[kind] = entity_type_of(
-                cls, kind, given, self._messages, self.types
-            )
-            cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface  # type: ignore[attr-defined]
+            self._declare(cls, name or cls.__name__.lower(), given)
             return cls
 
         return decorate
+
+    def _declare(self, cls: Any, name: str, given: EntityOptions) -> None:
+        kind = check_id("an entity type", name)
+        if kind.startswith("$"):
+            raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
+        if kind in self.types:
+            raise ConfigError(f"there are two entity types called {kind!r}")
+        declared = entity_type_of(cls, kind, given, self._messages, self.types)
+        self.types[kind] = declared
+        cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface
+        cls.__shardbus_states__ = declared.states
+
+    def migrate(self, kind: str | type, version: int) -> Callable[[M], M]:
+        """Declare how the stored state of a type goes from this version to the next: a function
+        from the plain value of the one, of dicts, lists, texts, numbers and bytes, to that of the
+        other. It runs when a state of that version, or of an earlier one, is loaded.
+
+        Raises:
+            ConfigError: this application has no such type, the type has no state, or no such
+                earlier version, or the version has a migration already.
+        """
+        known = self._type(kind)
+        states, latest = known.states, 0 if known.states is None else known.states.version
+        if states is None:
+            raise ConfigError(f"{known.name!r} has no state")
+        if type(version) is not int or not 1 <= version < latest:
+            raise ConfigError(
+                f"{known.name!r}: a migration from version {version!r}, and the state has {latest}",
+                hint="declare one for each version below state_version",
+            )
+        if version in states.migrations:
+            raise ConfigError(f"{known.name!r} has two migrations from version {version}")
+
+        def declare(function: M) -> M:
+            states.migrations[version] = function
+            return function
+
+        return declare
 
     # ---- inside a node
 

@@ -36,7 +36,6 @@ from shardbus.sharding.handoff_modes import HandoffMode, check_mode
 from shardbus.sharding.instances import Instances, instances_of, layout_with
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
-    Decode,
     Extractor,
     Interface,
     check_type,
@@ -45,6 +44,7 @@ from shardbus.wire.schema import (
     message_readers,
     method,
 )
+from shardbus.wire.stored_state import VERSION_MAX, StateCodec
 
 Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
 
@@ -64,6 +64,7 @@ class EntityOptions:
     router: str | None
     within: type | None
     carry: bool
+    state_version: int
     own: Mapping[str, Any]
 
 
@@ -97,7 +98,7 @@ def entity_type_of(
         interface=interface,
         invokers=invokers,
         declared=declared,
-        **checked_shape(cls, name, settings),
+        **checked_shape(cls, name, settings, given.state_version),
         supervision=supervision_of(given.supervision),
         strategy=strategy_of(cls, given.allocation),
         behaviours=all_behaviours(cls),
@@ -365,19 +366,21 @@ def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
     return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
 
 
-def checked_shape(cls: type, kind: str, settings: ShardingSettings) -> dict[str, Any]:
+def checked_shape(
+    cls: type, kind: str, settings: ShardingSettings, version: object = 1
+) -> dict[str, Any]:
     """Return which hooks the class has, and the class of its state.
 
     Raises:
         ConfigError: one of them is invalid, or does not fit the type's settings.
     """
-    shape = shape_of(cls)
-    state = shape["state_class"] is not None
+    shape = shape_of(cls, kind, version)
+    state = shape["states"] is not None
     check_mode(kind, settings.handoff, state=state, remember=settings.remember)
     return shape
 
 
-def shape_of(cls: type) -> dict[str, Any]:
+def shape_of(cls: type, kind: str, version: object) -> dict[str, Any]:
     """Return which hooks the class has, and the class of its state."""
     for name in ("on_start", "on_stop"):
         if not is_coroutine_function(getattr(cls, name)):
@@ -385,25 +388,27 @@ def shape_of(cls: type) -> dict[str, Any]:
                 f"{cls.__name__}.{name} is not async: it would be awaited",
                 hint=f"write async def {name}",
             )
-    state_class, read_state = _state(cls)
     return {
         "starts": getattr(cls, "on_start", None) is not Entity.on_start,
         "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
-        "state_class": state_class,
-        "read_state": read_state,
+        "states": _states(cls, kind, version),
     }
 
 
-def _state(cls: type) -> tuple[type | None, Decode | None]:
+def _states(cls: type, kind: str, version: object) -> StateCodec | None:
+    if type(version) is not int or not 1 <= version <= VERSION_MAX:
+        raise ConfigError(f"{kind!r}: state_version is {version!r}, not 1 to {VERSION_MAX}")
     wanted = typing.get_type_hints(cls).get("state") if "state" in _annotations(cls) else None
     if wanted is None:
-        return None, None
+        if version != 1:
+            raise ConfigError(f"{kind!r}: state_version without a state", hint="declare state: ...")
+        return None
     check_type(f"{cls.__name__}.state", wanted)
     try:
         wanted()
     except TypeError as e:
         raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
-    return wanted, decoder(wanted)
+    return StateCodec(kind, wanted, decoder(wanted), version)
 
 
 def strategy_of(cls: type, given: AllocationStrategy | str | None) -> AllocationStrategy | None:

@@ -24,7 +24,7 @@ from typing import (
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import BEHAVIOUR, StopReason, is_coroutine_function
 from shardbus.errors import Unhandled
-from shardbus.wire.schema import encode_value
+from shardbus.wire.stored_state import StateCodec
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
@@ -199,7 +199,8 @@ class Entity:
             StoreUnavailable: the stored value is the old one or the new one. Unless the handler
                 catches this, the entity starts again with the stored value.
         """
-        await self.context.save(encode_value(self.state))  # type: ignore[attr-defined]
+        codec: StateCodec = self.__shardbus_states__  # type: ignore[attr-defined]
+        await self.context.save(codec.write(self.state))  # type: ignore[attr-defined]
 
     async def clear(self) -> None:
         """Remove the stored state. Raises as `save` does."""

@@ -13,7 +13,7 @@ ShardBusError
 ├── ReentrancyError        an entity waits for itself; `.cycle`
 └── RequestError           a tell or an ask failed; `.definite`: the handler certainly did not run
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
-        │             MessageTooLarge
+        │             MessageTooLarge  StateUnreadable (an EntityFailed)
         └── not: AskTimeout  NodeLost  EntityFailed
                  Rejection  the answer of a handler that refuses; applications subclass it
 """
@@ -176,6 +176,33 @@ class EntityFailed(RequestError):
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class StateUnreadable(EntityFailed):
+    """The entity has not started, because no version of its class can read its stored state. The
+    handler did not run. To send again is useless until the state or the class is mended.
+
+    `entity_type` and `entity_id` name the entity, `version` is that of the stored state, and
+    `field` the path of what does not fit, empty if it is none.
+    """
+
+    definite = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entity_type: str = "",
+        entity_id: str = "",
+        version: int = 0,
+        field: str = "",
+    ) -> None:
+        super().__init__("StateUnreadable", message)
+        self.entity_type, self.entity_id = entity_type, entity_id
+        self.version, self.field = version, field
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Rejection(RequestError):

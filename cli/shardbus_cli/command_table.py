@@ -56,6 +56,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "stop": ("placement:stop", "Stop shards until their next message."),
         "limit": ("limits:limit", "Show or set the limit of a type's entities in memory."),
         "data": ("data:app", "The stored tables of shards."),
+        "state": ("state:app", "The stored states of entities."),
     },
 }
 """Section, command, and its place as `module:attribute` within `shardbus_cli`, with a summary."""

@@ -55,7 +55,7 @@ def show(
     """Show the stored shard tables of some types."""
     import asyncio
 
-    name = cluster or _running_cluster(node) or _no_name()
+    name = cluster or running_cluster(node) or no_name()
     tables = asyncio.run(_load(store, name, types))
     answer = {"cluster": name, "types": [_described(kind, tables[kind]) for kind in types]}
     if as_json:
@@ -71,8 +71,8 @@ def remove(
     """Remove the stored shard tables of some types. The cluster must be stopped."""
     import asyncio
 
-    running = _running_cluster(node)
-    name = cluster or running or _no_name()
+    running = running_cluster(node)
+    name = cluster or running or no_name()
     if running == name:
         raise _runs(name, node)
     for kind, removed in asyncio.run(_remove(store, name, types)).items():
@@ -93,8 +93,8 @@ def repair(
     """Repair epochs, fences and rows that no node can have written. The cluster must be stopped."""
     import asyncio
 
-    running = _running_cluster(node)
-    name = cluster or running or _no_name()
+    running = running_cluster(node)
+    name = cluster or running or no_name()
     if running == name and not dry_run:
         raise _runs(name, node)
     found = asyncio.run(_repair(store, name, types, write=not dry_run))
@@ -107,7 +107,8 @@ def repair(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def _no_name() -> str:
+def no_name() -> str:
+    """Refuse a command that was given no cluster, while no node runs."""
     raise CommandFailure(
         "the name of the cluster is unknown", "give --cluster NAME", code=ExitCode.USAGE
     )
@@ -119,7 +120,7 @@ def _runs(name: str, where: str) -> CommandFailure:
     )
 
 
-def _running_cluster(url: str) -> str | None:
+def running_cluster(url: str) -> str | None:
     """Return the cluster name of the node that answers at the URL, None if none answers."""
     try:
         return str(NodeHttp(url).read("v1", "cluster").get("cluster"))

@@ -37,7 +37,6 @@ from shardbus.entities.entity_type import EntityType
 from shardbus.errors import LocalProtocolError
 from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
 from shardbus.sharding.region.incoming_moves import CARRY_MAX
-from shardbus.wire.schema import encode_value
 
 log = logging.getLogger("shardbus.entity")
 
@@ -126,8 +125,8 @@ class CarriedStates:
             data: object = entity.dehydrate()  # type: ignore[attr-defined]
             if not isinstance(data, bytes):
                 raise TypeError(f"dehydrate returned {type(data).__name__}, not bytes")
-            has_state = self._kind.state_class is not None
-            state = encode_value(entity.state) if has_state else None  # type: ignore[attr-defined]
+            states = self._kind.states
+            state = None if states is None else states.write(entity.state)  # type: ignore[attr-defined]
         except Exception:
             log.exception("%s %r carries nothing: dehydrate failed", name, key)
             return None
@@ -175,11 +174,10 @@ class CarriedStates:
         carried = self._shards[activation.shard.shard].entities[activation.key]
         kind, entity = self._kind, activation.entity
         try:
-            if kind.state_class is not None:
-                assert kind.read_state is not None
+            if kind.states is not None:
                 if carried.state is None:
                     raise ValueError("the old home carried no state")
-                entity.state = kind.read_state(carried.state)
+                entity.state = kind.states.read(activation.key, carried.state)
             entity.rehydrate(carried.data)
         except Exception:
             log.exception("%s %r starts without what it carried", kind.name, activation.key)

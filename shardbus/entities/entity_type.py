@@ -22,6 +22,7 @@ from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.wire.instances import ReadAll
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of
+from shardbus.wire.stored_state import StateCodec
 
 BEHAVIOUR = "current behaviour"
 """Key, in an entity's own attributes, of its current behaviour; absent: `receive`."""
@@ -77,8 +78,8 @@ class EntityType:
     """The class has an `on_start` of its own."""
     stops: bool
     """The class has an `on_stop` of its own."""
-    state_class: type | None = None
-    read_state: Decode | None = None
+    states: StateCodec | None = None
+    """Writes and reads what the store has; None: the type has no state."""
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
     strategy: AllocationStrategy | None = None
     """None: the strategy that the settings name."""
@@ -106,7 +107,7 @@ class EntityType:
     def plain(self) -> bool:
         """True if a start makes the object and does nothing else: there is no state to load, no
         `on_start`, and nothing is carried."""
-        return not self.starts and self.state_class is None and not self.carries
+        return not self.starts and self.states is None and not self.carries
 
 
 def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:

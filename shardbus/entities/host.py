@@ -402,7 +402,7 @@ class Host:
         store whose server may have lost them."""
         if self.remembered is not None:
             self.remembered.list_again()
-        if self.kind.state_class is None:
+        if self.kind.states is None:
             return
         closed = [a for hosted in self.shards.values() for a in hosted.activations.values()]
         running = [a for a in (*self.active.values(), *closed) if a.entity is not None]

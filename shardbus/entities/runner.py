@@ -71,6 +71,7 @@ from shardbus.errors import (
     Rejection,
     SchemaError,
     StaleFence,
+    StateUnreadable,
     Unhandled,
 )
 from shardbus.transport.drop_reports import Origin
@@ -146,6 +147,8 @@ def failure_for_asker(entity_type: str, entity_id: str, error: BaseException) ->
     """Return the error that the asker of a failed handler gets. Every entity on a cycle of asks
     gets the ReentrancyError that names it; a caller outside the cycle sees its entity fail."""
     match error:
+        case StateUnreadable() if (error.entity_type, error.entity_id) != (entity_type, entity_id):
+            return EntityFailed(error.type, error.message)  # of another one: this handler ran
         case EntityFailed():
             return error
         case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):

@@ -43,9 +43,10 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.entity_type import Directive, EntityType, StopReason
-from shardbus.errors import StaleFence, StoreError, StoreUnavailable
+from shardbus.errors import StaleFence, StateUnreadable, StoreError, StoreUnavailable
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
+from shardbus.wire.stored_state import StateCodec
 
 log = logging.getLogger("shardbus.entity")
 store_log = logging.getLogger("shardbus.entity.store")
@@ -218,7 +219,10 @@ class Supervisor:
         return True
 
     def directive(self, error: BaseException) -> Directive:
-        """Return the directive for a failure."""
+        """Return the directive for a failure. A state that cannot be read is not read again until
+        the next message."""
+        if isinstance(error, StateUnreadable):
+            return Directive.STOP
         if isinstance(error, StoreError) or not isinstance(error, Exception):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:
@@ -254,16 +258,13 @@ class Supervisor:
             if self.carrying.restore(activation):
                 return
             self.construct(activation)
-        if self._kind.state_class is not None:
-            await self._load(activation)
+        if self._kind.states is not None:
+            await self._load(activation, self._kind.states)
 
-    async def _load(self, activation: Activation) -> None:
-        read, cls = self._kind.read_state, self._kind.state_class
-        assert read is not None
-        assert cls is not None
-        fence = activation.shard.fence
-        data = await self._keeper.load(self._kind.name, activation.key, fence)
-        activation.entity.state = cls() if data is None else read(data)
+    async def _load(self, activation: Activation, states: StateCodec) -> None:
+        key, fence = activation.key, activation.shard.fence
+        data = await self._keeper.load(self._kind.name, key, fence)
+        activation.entity.state = states.cls() if data is None else states.read(key, data)
 
     def _backoff(self, activation: Activation) -> float:
         """Return the seconds to wait: 0 unless this start failed more than once, then doubling
@@ -283,7 +284,8 @@ class Supervisor:
         if again:
             activation.failures += 1
         # A store that fails may fail all entities of a node.
-        output = store_log if isinstance(error, StoreUnavailable) else log
+        stored = isinstance(error, StoreUnavailable | StateUnreadable)
+        output = store_log if stored else log
         output.warning(
             "%s %r %s: %s: %s",
             self._kind.name,
@@ -291,5 +293,5 @@ class Supervisor:
             what,
             type(error).__name__,
             error,
-            exc_info=None if isinstance(error, StoreError) else error,
+            exc_info=None if stored or isinstance(error, StoreError) else error,
         )

@@ -67,7 +67,7 @@ def _settings_within(
         )
     _check_carrying(name, kind, chosen)
     chosen = replace(chosen, **{key: getattr(table, key) for key in TABLE_SETTINGS})
-    state = kind.state_class is not None
+    state = kind.states is not None
     check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
     return chosen
 
@@ -82,7 +82,7 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
         )
     check_remembering(name, chosen, kind.interface.instances)
     _check_carrying(name, kind, chosen)
-    state = kind.state_class is not None
+    state = kind.states is not None
     check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
     check_leases(name, chosen, settings.store)
     return chosen

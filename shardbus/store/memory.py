@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardbus.errors import StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
+from shardbus.store.listing import StoredState
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.rows import epoch_of, layout_differs, table_of
+
+PAGE = 1_000
+"""States in one page of a list."""
 
 
 @dataclass(slots=True)
@@ -143,6 +147,16 @@ class MemoryStore:
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
         states = self._data().states
         return [_save(states, save) for save in saves]
+
+    async def stored_states(self, entity_type: str) -> AsyncIterator[list[StoredState]]:
+        kept = [(key, state.data) for (kind, key), state in self._data().states.items()
+                if kind == entity_type and state.data is not None]  # fmt: skip
+        for first in range(0, len(kept), PAGE):
+            yield kept[first : first + PAGE]
+
+    async def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
+        state = self._data().states.get((entity_type, entity_id))
+        return None if state is None else state.data
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int

@@ -22,6 +22,7 @@ from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailabl
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
+from shardbus.store.listing import StoredState
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, Value
@@ -49,6 +50,8 @@ CHUNK_SAVES = 128
 CHUNK_KEYS = 1000
 """Keys of entities in one step of a repair."""
 CHUNK_BYTES = 512 * 1024
+LISTED_KEYS = 100
+"""Entities whose states are read in one step."""
 
 
 class RedisStore:
@@ -296,14 +299,29 @@ class RedisStore:
             rows = zip(names, keys, fences, strict=True)
             yield [RawFence(f"entity {name!r:.60}", key, fence) for name, key, fence in rows]
 
-    async def _entity_keys(self, entity_type: str) -> AsyncIterator[list[str]]:
+    async def stored_states(self, entity_type: str) -> AsyncIterator[list[StoredState]]:
+        """As `ListingStore` says. An entity may come twice."""
+        async for keys in self._entity_keys(entity_type, LISTED_KEYS):
+            states = await self._link.call(scripts.ENTITY_STATES, keys)
+            names = (unquote(key.rpartition(":")[2]) for key in keys)
+            rows = zip(names, states, strict=True)
+            yield [(name, data) for name, data in rows if data is not None]
+
+    async def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
+        key = self._key(entity_type, "entity", entity_id)
+        [data] = await self._link.call(scripts.ENTITY_STATES, (key,))
+        return data if isinstance(data, bytes) else None
+
+    async def _entity_keys(
+        self, entity_type: str, most: int = CHUNK_KEYS
+    ) -> AsyncIterator[list[str]]:
         """Yield the keys of the entities of a type, in pages. A key may come twice."""
         client: Any = self._connect()
         pattern, page = self._key(entity_type, "entity", "") + "*", list[str]()
         try:
             async for key in client.scan_iter(match=pattern, count=CHUNK_KEYS):
                 page.append(key.decode())
-                if len(page) == CHUNK_KEYS:
+                if len(page) == most:
                     yield page
                     page = []
         except (RedisError, OSError, TimeoutError) as error:

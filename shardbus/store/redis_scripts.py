@@ -272,6 +272,18 @@ return found
     writes=False,
 )
 
+# KEYS entities. Returns the state of each, nil for one without.
+ENTITY_STATES = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do
+  found[i] = redis.call('HGET', key, 'data')
+end
+return found
+""",
+    writes=False,
+)
+
 # KEYS shards. Returns shard and fence in turn, as ENTITY_FENCES.
 SHARD_FENCES = Script(
     """

@@ -56,6 +56,9 @@ REMEMBERED_SHARDS = """SELECT shard FROM shard_fence f WHERE cluster = ? AND typ
 HOMES = "SELECT shard, node, fence FROM home WHERE cluster = ? AND type = ?"
 FENCES = """SELECT rowid, id, fence FROM entity WHERE cluster = ? AND type = ? AND rowid > ?
  ORDER BY rowid LIMIT ?"""
+STATES = """SELECT rowid, id, data FROM entity WHERE cluster = ? AND type = ? AND rowid > ?
+ AND data IS NOT NULL ORDER BY rowid LIMIT ?"""
+STATE = "SELECT data FROM entity WHERE cluster = ? AND type = ? AND id = ?"
 SHARD_FENCES = "SELECT shard, fence FROM shard_fence WHERE cluster = ? AND type = ?"
 LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND name = ?"
 
@@ -284,6 +287,16 @@ class Steps:
         """Return fences of entities whose row number is higher than `after`."""
         rows = self.db.execute(FENCES, (self.cluster, entity_type, after, limit))
         return [RawFence(f"entity {name!r:.60}", row, fence) for row, name, fence in rows]
+
+    def stored_states(
+        self, entity_type: str, after: int, limit: int
+    ) -> list[tuple[int, str, bytes]]:
+        """Return row number, id and state of entities whose row number is higher than `after`."""
+        return self.db.execute(STATES, (self.cluster, entity_type, after, limit)).fetchall()
+
+    def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
+        row = self.db.execute(STATE, (self.cluster, entity_type, entity_id)).fetchone()
+        return None if row is None else row[0]
 
     def raw_shard_fences(self, entity_type: str) -> list[RawFence]:
         rows = self.db.execute(SHARD_FENCES, (self.cluster, entity_type))

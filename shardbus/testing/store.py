@@ -69,7 +69,7 @@ class ClusterStore:
         row = self._server.data.states.get((known.name, entity_id))
         if row is None or row.data is None:
             return None
-        return row.data if known.read_state is None else known.read_state(row.data)
+        return row.data if known.states is None else known.states.read(entity_id, row.data)
 
     def put(self, kind: type | str, entity_id: str, state: object) -> None:
         """Store a state, as if an earlier activation had saved it. An activation that runs keeps
@@ -78,7 +78,8 @@ class ClusterStore:
         key = (known.name, check_id("an entity id", entity_id))
         row = server.data.states.get(key)
         fence = 0 if row is None else row.fence
-        save = Save(*key, fence, encode_value(state), server.rng.getrandbits(63))
+        data = encode_value(state) if known.states is None else known.states.write(state)
+        save = Save(*key, fence, data, server.rng.getrandbits(63))
         store = MemoryStore(server.data)
         run_at_once(store.start())
         run_at_once(store.save_states([save]))

@@ -23,6 +23,7 @@ from shardbus.errors import (
     Rejection,
     RequestError,
     SchemaError,
+    StateUnreadable,
 )
 from shardbus.wire.batch import UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_rejection
@@ -37,6 +38,11 @@ _write_cycle = msgspec.json.Encoder().encode
 _read_cycle = msgspec.json.Decoder(
     Annotated[tuple[tuple[str, str], ...], msgspec.Meta(min_length=2)]
 ).decode
+
+_write_place = msgspec.json.Encoder().encode
+_read_place = msgspec.json.Decoder(tuple[str, str, int, str]).decode
+FIELD_MAX = 1024
+"""Characters of the path of a field that travel."""
 
 Key = tuple[str, str]
 """(entity type, method). Callers keep one object per pair: keys are compared by identity."""
@@ -193,7 +199,10 @@ def fail_of(corr: int, error: Exception) -> Fail:
         return Fail(corr, "Rejection", text[:FAILURE_TEXT_MAX], name, fields)
     text = error.message if isinstance(error, RequestError) else str(error)
     detail = ""
-    if isinstance(error, EntityFailed):
+    if isinstance(error, StateUnreadable):
+        place = (error.entity_type, error.entity_id, error.version, error.field[:FIELD_MAX])
+        detail = _write_place(place).decode()
+    elif isinstance(error, EntityFailed):
         detail = error.type
     elif isinstance(error, ReentrancyError):
         detail = _write_cycle(error.cycle).decode()
@@ -208,6 +217,8 @@ def failure(fail: Fail, *, relayed: bool = False) -> Failure:
         return make(fail.detail, fail.text, fail.fields)
     if fail.error == "EntityFailed":
         return EntityFailed(fail.detail, fail.text)
+    if fail.error == "StateUnreadable":
+        return _state_unreadable(fail)
     if fail.error == "ReentrancyError":
         try:
             return ReentrancyError(_read_cycle(fail.detail))
@@ -217,3 +228,13 @@ def failure(fail: Fail, *, relayed: bool = False) -> Failure:
     if isinstance(cls, type) and issubclass(cls, RequestError) and cls is not RequestError:
         return cls(fail.text)
     return EntityFailed(fail.error, fail.text)
+
+
+def _state_unreadable(fail: Fail) -> Failure:
+    try:
+        kind, entity_id, version, field = _read_place(fail.detail)
+    except UNREADABLE:
+        return EntityFailed(fail.error, fail.text)
+    return StateUnreadable(
+        fail.text, entity_type=kind, entity_id=entity_id, version=version, field=field
+    )

@@ -118,7 +118,8 @@ class Unfit(Entity):
 
 def test_state_is_a_message_with_defaults(bus: ShardBus) -> None:
     kind = declared(bus, WithState)
-    assert kind.state_class is Ledger
+    assert kind.states is not None
+    assert kind.states.cls is Ledger
     assert not kind.plain
     assert declared(ShardBus("other"), Counter).plain
     with pytest.raises(ConfigError, match=r"Broken\.state: every field needs a default"):

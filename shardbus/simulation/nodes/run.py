@@ -226,7 +226,7 @@ class NodeRun:
         states = self.world.store.data.states
         for sim_node in working:
             for name, kind in sim_node.node.regions.items():
-                if kind.host.kind.state_class is None:
+                if kind.host.kind.states is None:
                     continue
                 for entity_id, activation in kind.host.active.items():
                     state, fence = states.get((name, entity_id)), activation.shard.fence

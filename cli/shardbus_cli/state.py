@@ -1,0 +1,205 @@
+"""`state list`, `state show` and `state check`: what entities have saved, read from the store.
+Nothing is written, so they may run beside nodes.
+
+`state check` reads every stored state by the classes of an application, as its nodes would: run it
+with the new version before it is rolled out. Exit code 5 if one cannot be read.
+
+Source: docs/how-to/keep-state.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.data import Cluster, StoreUrl, no_name, opened, running_cluster
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.parameters import NODE_URL, App, NodeUrl
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shardbus.entities.entity_type import EntityType
+    from shardbus.store.listing import ListingStore, StoredState
+    from shardbus.wire.stored_state import StateCodec
+
+app = typer.Typer(help="The stored states of entities.", no_args_is_help=True)
+
+T = TypeVar("T")
+LISTED = 100
+NAMED_MAX = 20
+"""States that a check names; it counts the others."""
+SHOWN = 80
+"""Characters of a state in a list."""
+Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_(
+    kind: Type,
+    store: StoreUrl,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = LISTED,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List entities that have a stored state, in the order of the store."""
+    import asyncio
+
+    async def first(listed: ListingStore) -> list[StoredState]:
+        found: dict[str, bytes] = {}
+        async for page in listed.stored_states(kind):
+            found |= {key: data for key, data in page if key.startswith(prefix)}
+            if len(found) > limit:
+                break
+        return list(found.items())[: limit + 1]
+
+    found = asyncio.run(_with_store(store, cluster or _name(node), first))
+    rows = [_row(entity_id, data) for entity_id, data in found[:limit]]
+    if as_json:
+        output.data(json.dumps({"type": kind, "states": rows, "more": len(found) > limit}))
+        return
+    for row in rows:
+        row["state"] = json.dumps(row["state"], ensure_ascii=False)[:SHOWN]
+    output.table(("id", "version", "bytes", "state"), rows)
+    if len(found) > limit:
+        output.note(f"there are more: --limit {10 * limit}, or --prefix")
+
+
+@app.command()
+def show(
+    kind: Type,
+    entity_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")],
+    store: StoreUrl,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Show the stored state of one entity, as JSON."""
+    import asyncio
+
+    async def one(listed: ListingStore) -> bytes | None:
+        return await listed.stored_state(kind, entity_id)
+
+    data = asyncio.run(_with_store(store, cluster or _name(node), one))
+    if data is None:
+        raise CommandFailure(f"{kind} {entity_id!r} has no stored state", code=ExitCode.REFUSED)
+    output.data(json.dumps(_row(entity_id, data)))
+
+
+@app.command()
+def check(
+    store: StoreUrl,
+    application: App = None,
+    types: Annotated[
+        list[str] | None, typer.Option("--type", help="Only this type; may be repeated.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", help="By default that of the application."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read every stored state by the classes of an application; exit code 5 if one cannot be."""
+    import asyncio
+
+    from shardbus_cli.app_loader import app_or_project, load_app
+
+    bus = load_app(app_or_project(application))
+    chosen = {name: kind for name, kind in bus.types.items() if kind.states is not None}
+    for name in types or ():
+        if name not in chosen:
+            why = "has no state" if name in bus.types else "is no type of the application"
+            raise CommandFailure(f"{name!r} {why}", code=ExitCode.USAGE)
+    chosen = {name: kind for name, kind in chosen.items() if not types or name in types}
+
+    async def read(listed: ListingStore) -> dict[str, dict[str, Any]]:
+        return {name: await _checked(listed, kind) for name, kind in chosen.items()}
+
+    found = asyncio.run(_with_store(store, cluster or bus.name, read))
+    if as_json:
+        output.data(json.dumps({"cluster": cluster or bus.name, "types": found}))
+    else:
+        for name, one in found.items():
+            versions = ", ".join(f"{n} of version {v}" for v, n in one["versions"].items())
+            output.data(f"{name}: {one['read']} states read{', ' if versions else ''}{versions}")
+            for line in one["unreadable"]:
+                output.data(output.safe(f"{name}: {line}"))
+            if one["failed"] > len(one["unreadable"]):
+                output.data(f"{name}: and {one['failed'] - len(one['unreadable'])} more")
+    if any(one["failed"] for one in found.values()):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+async def _checked(listed: ListingStore, kind: EntityType) -> dict[str, Any]:
+    """Return how many states of a type can be read, and the first that cannot."""
+    from shardbus.errors import StateUnreadable
+    from shardbus.wire.stored_state import split
+
+    states: StateCodec = kind.states  # type: ignore[assignment]
+    read, failed, versions = 0, 0, dict[int, int]()
+    named: list[str] = []
+    async for page in listed.stored_states(kind.name):
+        for entity_id, data in page:
+            try:
+                states.read(entity_id, data)
+            except StateUnreadable as error:
+                failed += 1
+                named += [str(error)] if len(named) < NAMED_MAX else []
+                continue
+            read += 1
+            version = split(data)[0]
+            versions[version] = versions.get(version, 0) + 1
+    known = dict(sorted(versions.items()))
+    return {"read": read, "failed": failed, "versions": known, "unreadable": named}
+
+
+def _row(entity_id: str, data: bytes) -> dict[str, Any]:
+    """Return a stored state for people: its value in plain JSON, bytes in base64."""
+    from shardbus.errors import SchemaError
+    from shardbus.wire.schema import decode_value
+    from shardbus.wire.stored_state import split
+
+    row: dict[str, Any] = {"id": entity_id, "version": None, "bytes": len(data)}
+    try:
+        row["version"], value = split(data)
+        row["state"] = _plain(decode_value(value))
+    except (SchemaError, ValueError) as error:
+        row["state"] = None
+        row["unreadable"] = str(error)
+    return row
+
+
+def _plain(value: Any) -> Any:
+    """Return the value in what JSON has."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case dict():
+            return {str(key): _plain(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return str(value)
+
+
+async def _with_store(url: str, cluster: str, read: Callable[[ListingStore], Awaitable[T]]) -> T:
+    """Return what is read from the opened store."""
+    from shardbus.store.listing import listing
+
+    store = await opened(url, cluster)
+    try:
+        return await read(listing(store))
+    finally:
+        await store.close()
+
+
+def _name(node: str) -> str:
+    return running_cluster(node) or no_name()

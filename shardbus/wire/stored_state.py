@@ -1,0 +1,107 @@
+"""The stored state of one entity type, through the versions of its class.
+
+    version 1          the value in MessagePack
+    version n above 1  the byte 0xC1, which begins no value; n in two bytes; the value
+
+A class declares its version (`state_version`). A value of an older version goes, as plain dicts and
+lists, through one migration for each version between (`bus.migrate`), and is then decoded as the
+class of today. It is written in the version of the class with its next save, not before.
+
+A field that is added with a default, or removed, needs no version: the decoder fills in what is
+missing and ignores what it does not know.
+
+What cannot be read is StateUnreadable, with the entity, the version and the field: it has a newer
+version, or needs a migration that is not declared or raises, or does not fit the class.
+
+Source: docs/how-to/keep-state.md.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardbus.errors import StateUnreadable
+from shardbus.wire.schema import Decode, decode_value, encode_value
+
+VERSIONED = 0xC1
+VERSION_MAX = 65_535
+Migration = Callable[[Any], Any]
+"""Turns the plain value of one version into that of the next."""
+
+_HEAD = struct.Struct(">BH")
+_FIELD = re.compile(r"at `\$\.?([^`]*)`")
+
+
+@dataclass(slots=True)
+class StateCodec:
+    """Writes and reads the stored state of one entity type. `cls()` is the state of an entity that
+    has none."""
+
+    entity_type: str
+    cls: type
+    decode: Decode
+    version: int = 1
+    migrations: dict[int, Migration] = field(default_factory=dict)
+    """By the version that they take."""
+
+    def write(self, state: object) -> bytes:
+        """Return the stored form.
+
+        Raises:
+            SchemaError: a value in it cannot be stored.
+        """
+        data = encode_value(state)
+        return data if self.version == 1 else _HEAD.pack(VERSIONED, self.version) + data
+
+    def read(self, entity_id: str, data: bytes) -> Any:
+        """Return the state that these bytes hold.
+
+        Raises:
+            StateUnreadable: they hold none that this class can read.
+        """
+        version = 0
+        try:
+            version, data = split(data)
+            if version == self.version:
+                return self.decode(data)
+            return self.decode(encode_value(self._migrated(version, decode_value(data))))
+        except Exception as error:
+            raise self._unreadable(entity_id, version, error) from error
+
+    def _migrated(self, version: int, value: Any) -> Any:
+        if version > self.version:
+            raise LookupError(f"this class reads versions up to {self.version}")
+        for older in range(version, self.version):
+            if older not in self.migrations:
+                raise LookupError(f"there is no migration from version {older}")
+            value = self.migrations[older](value)
+        return value
+
+    def _unreadable(self, entity_id: str, version: int, error: Exception) -> StateUnreadable:
+        found = _FIELD.search(str(error))
+        named = isinstance(error, LookupError) and type(error) is LookupError
+        why = str(error) if named else f"{type(error).__name__}: {error}"
+        return StateUnreadable(
+            f"the stored state of {self.entity_type} {entity_id!r:.100}, version {version}: {why}",
+            entity_type=self.entity_type,
+            entity_id=entity_id,
+            version=version,
+            field=found.group(1) if found else "",
+        )
+
+
+def split(data: bytes) -> tuple[int, bytes]:
+    """Return the version of a stored state and its value.
+
+    Raises:
+        ValueError: the version is cut off.
+    """
+    if data[:1] != bytes((VERSIONED,)):
+        return 1, data
+    if len(data) < _HEAD.size:
+        raise ValueError("the version is cut off")
+    return _HEAD.unpack_from(data)[1], data[_HEAD.size :]

@@ -1,0 +1,112 @@
+"""Stored states through the versions of a class."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardbus.errors import StateUnreadable
+from shardbus.wire.schema import decoder, encode_value
+from shardbus.wire.stored_state import VERSION_MAX, VERSIONED, StateCodec, split
+
+
+@dataclass
+class Cart:
+    items: dict[str, int] = field(default_factory=dict)
+    owner: str = ""
+
+
+def codec(version: int = 1, **migrations: Any) -> StateCodec:
+    steps = {int(name.removeprefix("from_")): step for name, step in migrations.items()}
+    return StateCodec("cart", Cart, decoder(Cart), version, steps)
+
+
+def test_the_first_version_is_the_plain_value() -> None:
+    state = Cart({"tea": 2}, "ann")
+    assert codec().write(state) == encode_value(state)
+    assert codec().read("7", encode_value(state)) == state
+
+
+@given(st.integers(2, VERSION_MAX), st.dictionaries(st.text(), st.integers(-9, 9)), st.text())
+def test_what_is_written_is_read(version: int, items: dict[str, int], owner: str) -> None:
+    one = codec(version)
+    data = one.write(Cart(items, owner))
+    assert split(data) == (version, encode_value(Cart(items, owner)))
+    assert one.read("7", data) == Cart(items, owner)
+
+
+plain = (
+    st.none(), st.integers(-(2**63), 2**64 - 1), st.text(), st.binary(),
+    st.lists(st.integers(0, 9)), st.dictionaries(st.text(), st.booleans()),
+)  # fmt: skip
+
+
+@given(st.one_of(*plain))
+def test_no_plain_value_is_taken_for_a_version(value: object) -> None:
+    assert split(encode_value(value)) == (1, encode_value(value))
+
+
+def test_an_older_value_goes_through_each_migration_in_order() -> None:
+    def to_2(value: dict[str, Any]) -> dict[str, Any]:
+        return {"things": dict.fromkeys(value["things"], 1)}
+
+    def to_3(value: dict[str, Any]) -> dict[str, Any]:
+        return {"items": value["things"], "owner": "nobody"}
+
+    latest = codec(3, from_1=to_2, from_2=to_3)
+    assert latest.read("7", encode_value({"things": ["tea", "cake"]})) == Cart(
+        {"tea": 1, "cake": 1}, "nobody"
+    )
+    second = StateCodec("cart", dict, decoder(dict), 2)
+    assert latest.read("7", second.write({"things": {"tea": 5}})) == Cart({"tea": 5}, "nobody")
+    assert latest.read("7", latest.write(Cart({"tea": 6}))) == Cart({"tea": 6})
+
+
+def wrong(one: StateCodec, data: bytes) -> StateUnreadable:
+    with pytest.raises(StateUnreadable) as caught:
+        one.read("7", data)
+    error = caught.value
+    assert (error.entity_type, error.entity_id, error.definite) == ("cart", "7", True)
+    return error
+
+
+def test_what_cannot_be_read_says_why() -> None:
+    data = encode_value({"items": {"tea": "two"}})
+    error = wrong(codec(), data)
+    assert (error.version, error.field) == (1, "items[...]")
+    assert "the stored state of cart '7', version 1: ValidationError: Expected `int`" in str(error)
+
+    error = wrong(codec(2), codec(5).write(Cart()))
+    assert (error.version, error.field) == (5, "")
+    assert str(error).endswith("version 5: this class reads versions up to 2")
+
+    error = wrong(codec(3, from_2=dict), encode_value({}))
+    assert str(error).endswith("version 1: there is no migration from version 1")
+
+    error = wrong(codec(2, from_1=lambda value: value["gone"]), encode_value({}))
+    assert str(error).endswith("version 1: KeyError: 'gone'")
+
+    error = wrong(codec(2, from_1=lambda value: {"owner": object()}), encode_value({}))
+    assert "SchemaError" in str(error)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\xc1\x00", b"\xc1\x00\x02", b"\xff\xff", b"\xc0"])
+def test_damaged_bytes_are_unreadable(data: bytes) -> None:
+    wrong(codec(2, from_1=lambda value: value["items"]), data)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_read_or_unreadable(data: bytes) -> None:
+    for one in (codec(), codec(2, from_1=lambda value: value)):
+        with suppress(StateUnreadable):
+            assert isinstance(one.read("7", data), Cart)
+
+
+def test_the_mark_of_a_version_begins_no_value() -> None:
+    with pytest.raises(Exception, match="malformed"):
+        decoder(object)(bytes((VERSIONED,)))
