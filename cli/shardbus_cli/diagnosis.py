@@ -72,6 +72,8 @@ ADVICE = {
     "store-not-shared": "such a store is for one machine: use redis:// for several",
     "rows-dropped": "the table was edited by hand, or the store is damaged; the shards get new"
     " homes and new rows when they are used, and `shardbus data repair` removes the rows",
+    "state-unreadable": "give the class a migration (`bus.migrate`), or mend what is stored;"
+    " `shardbus state check` reads all states of the type",
     "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
     " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
@@ -259,6 +261,9 @@ def _epochs(kind: str, ruling: int, stored: int) -> Iterator[Finding]:
 
 def _type(picture: Picture, kind: str) -> Iterator[Finding]:
     rows = {node: row.get("types", {}).get(kind, {}) for node, row in picture.answers.items()}
+    for row in rows.values():
+        for entity_id, why in (row.get("unreadable") or {}).items():
+            yield Finding("state-unreadable", kind, entity_id, f"does not start: {why}")
     coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
     if not coordinators and kind not in picture.cluster.get("coordinators", {}):
         yield Finding("no-coordinator", kind, "coordinator", "is missing")

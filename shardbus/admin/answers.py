@@ -188,6 +188,11 @@ class NodeAnswers:
                 "buffered": region.buffered[0],
                 "layout": shell.entity_type.interface.layout,
                 "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
+                "unreadable": {
+                    entity_id: why
+                    for entity_id, why in shell.host.counts.unreadable.items()
+                    if shell.router.shard_of(entity_id) in shell.host.shards
+                },
             }
         url = node.settings.store.url or default_url(node.cluster_name)
         return {

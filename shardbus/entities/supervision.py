@@ -62,6 +62,9 @@ class StateLoader(Protocol):
     ) -> None: ...
 
 
+UNREADABLE_MAX = 10
+
+
 class EntityCounts:
     """Counts of messages and entities, for metrics."""
 
@@ -74,6 +77,7 @@ class EntityCounts:
         "report_drop",
         "started",
         "stopped",
+        "unreadable",
     )
 
     def __init__(self) -> None:
@@ -85,8 +89,17 @@ class EntityCounts:
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.stopped: dict[str, int] = {}
+        self.unreadable: dict[str, str] = {}
+        """Why the stored state of an entity cannot be read, of the last `UNREADABLE_MAX`."""
         self.report_drop: Callable[[int, str, int], None] | None = None
         """Reports dropped tells to their sender: its session's mark, the reason, the number."""
+
+    def note_unreadable(self, entity_id: str, why: str) -> None:
+        """Remember an entity whose stored state cannot be read, in place of the oldest one."""
+        self.unreadable.pop(entity_id, None)
+        self.unreadable[entity_id] = why
+        if len(self.unreadable) > UNREADABLE_MAX:
+            del self.unreadable[next(iter(self.unreadable))]
 
     def restarted(self) -> None:
         """Count an entity that starts again after a failure, in the same activation."""
@@ -160,6 +173,7 @@ class Supervisor:
                     return
             else:
                 activation.failures = 0
+                self.counts.unreadable.pop(activation.key, None)
                 if self.carrying is not None:
                     self.carrying.forget(activation)
                 ended = _stopped_itself(activation)
@@ -201,6 +215,8 @@ class Supervisor:
         if self.stops_itself(activation, error):
             self.failed(activation, "failed to start", error, again=False)
             return True
+        if isinstance(error, StateUnreadable):
+            self.counts.note_unreadable(activation.key, str(error))
         stops = self.directive(error) is Directive.STOP
         self.failed(activation, "failed to start", error, again=not stops)
         if self._ends(activation, error):

@@ -70,6 +70,7 @@ class Host:
         self.passivator = SimpleNamespace(limit=500, evicted=3)
         self.parts: list[list[tuple[str, str]]] = []
         self.takes_limits = True
+        self.counts = SimpleNamespace(unreadable={"7": "no migration", "8": "of another node"})
 
     @property
     def entities(self) -> int:
@@ -154,11 +155,12 @@ class FakeNode:
         machine = SimpleNamespace(
             epoch=3, registered=True, buffered=(0, 0), home_of=homes.get, homes=homes
         )
-        shard_of = {"x": "1", "y": "1", "z": "2"}
+        shard_of = {"x": "1", "y": "1", "z": "2", "7": "1"}
         router = SimpleNamespace(
             region=machine,
             has_shard=lambda shard: shard in ("1", "2", "3"),
             route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
+            shard_of=lambda i: shard_of.get(i, "3"),
             routes={"1": SimpleNamespace(out=1), "2": SimpleNamespace(out=1)},
         )
         interface = Interface(PAGE, 3, "crc32/3")

@@ -152,6 +152,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
         "buffered": 0,
         "layout": "crc32/3",
         "shards": {"1": 9},
+        "unreadable": {"7": "no migration"},
     }
     assert (found["version"], found["lag"]) == ("1.2", 0.001)
     assert found["store_problems"] == ["maxmemory-policy evicts"]
