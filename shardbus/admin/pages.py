@@ -47,6 +47,8 @@ from shardbus.shells.region import RegionShell, check_own_table, region_of
 
 STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
+STORE_FAILED_S = 60.0
+"""Seconds for which readiness shows a failure of the store."""
 STORE_WITHIN_S = 3.5
 """For the store to answer a checkup."""
 HOTTEST = 10
@@ -362,7 +364,8 @@ class AdminPages:
         }
 
     def readiness(self) -> Checks:
-        """Checks that this node is Up and its regions are registered with their coordinators."""
+        """Checks that this node is Up and its regions are registered with their coordinators. A
+        store that fails is shown, and takes no node out of service: all would go at once."""
         status = self._node.view.status if self._node.view is not None else None
         phase = self._node.phases.current
         checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
@@ -371,6 +374,9 @@ class AdminPages:
         if failed := self._node.failed_tasks:
             what = f"{failed} task{'s' if failed > 1 else ''} of this node failed: see its log"
             checks["tasks"] = Check(False, what)
+        ago, why = self._node.states.silent_ago, self._node.states.silent_because
+        if ago is not None and ago < STORE_FAILED_S:  # what is in memory works without the store
+            checks["store"] = Check(True, f"a load or a save failed {ago:.0f} s ago: {why}")
         for name, region in self._node.regions.items():
             if region.table is not region:
                 continue

@@ -234,7 +234,7 @@ def _state_unreadable(fail: Fail) -> Failure:
     try:
         kind, entity_id, version, field = _read_place(fail.detail)
     except UNREADABLE:
-        return EntityFailed(fail.error, fail.text)
+        return StateUnreadable(fail.text)
     return StateUnreadable(
         fail.text, entity_type=kind, entity_id=entity_id, version=version, field=field
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.admin.pages import HOTTEST, STALLED_S, AdminPages
+from shardbus.admin.pages import HOTTEST, STALLED_S, STORE_FAILED_S, AdminPages
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -287,6 +287,18 @@ async def test_readiness_needs_a_member_that_is_up_and_neither_leaves_nor_is_sus
         assert ready(pages) == (status is Status.UP), status
     node.view = None
     assert not ready(pages)
+
+
+async def test_readiness_shows_a_store_that_fails_and_stays_ready(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    """All nodes would go out of service at once, with what they have in memory."""
+    assert "store" not in pages.readiness()
+    node.states.silent_ago, node.states.silent_because = 3.2, "no answer"
+    store = pages.readiness()["store"]
+    assert (store.ok, store.detail) == (True, "a load or a save failed 3 s ago: no answer")
+    node.states.silent_ago = STORE_FAILED_S
+    assert "store" not in pages.readiness()
 
 
 async def test_readiness_needs_every_region_to_be_registered(

@@ -9,7 +9,8 @@ import pytest
 
 from shardbus import ConfigError, Entity, Passivation, ShardBus, StopReason, handler
 from shardbus.entities.activation import Activation, LifeState
-from shardbus.errors import EntityFailed, StoreUnavailable
+from shardbus.entities.supervision import UNREADABLE_MAX
+from shardbus.errors import EntityFailed, StateUnreadable, StoreUnavailable
 from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import turns, until
 
@@ -162,11 +163,28 @@ async def test_supervision_is_not_asked_about_a_silent_store() -> None:
     assert await b.ask("e", "hit", 1) == 1
 
 
-async def test_a_state_that_cannot_be_read_is_a_failed_start() -> None:
-    b = bench(Ledger, Failing(), {Exception: "stop"})
-    b.keeper.states["e"] = (0, b"\xc1")
-    with pytest.raises(EntityFailed, match="DecodeError"):
-        await b.ask("e", "hit", 1)
+@pytest.mark.parametrize("directive", ["stop", "restart", "resume"])
+async def test_a_state_that_cannot_be_read_ends_the_start_at_once(directive: str) -> None:
+    """Whatever supervision says: another try reads the same bytes. The next message tries again."""
+    b = bench(Ledger, Failing(), {Exception: directive})
+    b.keeper.states["e"] = (0, b"\xc0")
+    asks = [b.ask("e", "hit", 1) for _ in range(3)]
+    for failed in await asyncio.gather(*asks, return_exceptions=True):
+        assert isinstance(failed, StateUnreadable)
+        assert (failed.entity_id, failed.version) == ("e", 1)
+    assert list(b.host.counts.unreadable) == ["e"]
+    b.keeper.states.clear()
+    assert await b.ask("e", "hit", 1) == 1
+    assert b.host.counts.unreadable == {}
+
+
+async def test_a_bounded_number_of_unreadable_states_is_remembered() -> None:
+    b = bench(Ledger, Failing())
+    for n in range(UNREADABLE_MAX + 3):
+        b.keeper.states[f"e{n}"] = (0, b"\xc0")
+        with pytest.raises(StateUnreadable):
+            await b.ask(f"e{n}", "hit", 1)
+    assert list(b.host.counts.unreadable) == [f"e{n}" for n in range(3, UNREADABLE_MAX + 3)]
 
 
 async def test_a_cancellation_that_a_start_lets_out_is_tried_again() -> None:

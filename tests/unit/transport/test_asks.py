@@ -17,6 +17,7 @@ from shardbus.errors import (
     Rejection,
     RequestError,
     SchemaError,
+    StateUnreadable,
     Unhandled,
 )
 from shardbus.transport.asks import Asks, CoarseClock, fail_of, failure
@@ -176,6 +177,17 @@ def test_any_other_name_is_a_failed_entity(name: str) -> None:
     failed = failure(Fail(1, name, "why", ""))
     assert isinstance(failed, EntityFailed)
     assert (failed.type, failed.message, failed.definite) == (name, "why", False)
+
+
+def test_an_unreadable_state_arrives_with_its_entity_its_version_and_its_field() -> None:
+    error = StateUnreadable("why", entity_type="a", entity_id="é\n", version=3, field="x[...]")
+    arrived = failure(fail_of(1, error))
+    assert isinstance(arrived, StateUnreadable)
+    assert vars(arrived) == vars(error)
+    assert arrived.definite
+    for detail in ("", "[]", '["a", 1, 3, "x"]', "{"):
+        kept = failure(Fail(1, "StateUnreadable", "why", detail))
+        assert (str(kept), vars(kept)["entity_id"]) == ("why", "")
 
 
 def test_a_cycle_arrives_as_itself_with_its_entities() -> None:
