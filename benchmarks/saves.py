@@ -1,0 +1,182 @@
+"""Measure asks whose handler saves its entity, beside a bare client of the same store, in turn.
+
+One node, one producer, 10,000 carts; 1, 256 and 2,048 asks in flight; states of 100 B and 4 KiB.
+The bare client of Redis runs one script for up to 128 keys, which compares a fence and writes; what
+waits meanwhile goes with the next scripts, in one pipeline. It has no node, no entity and no
+mailbox: it shows what the store and redis-py allow. SQLite has no bare side.
+
+    python -m benchmarks.saves                          Redis, appendfsync everysec
+    python -m benchmarks.saves always sqlite            others of everysec, always and sqlite
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from redis.asyncio import Redis
+
+from benchmarks.harness import (
+    RUNS,
+    SECONDS,
+    Side,
+    asked,
+    emit,
+    free_port,
+    median,
+    percentile,
+    spawned,
+)
+from benchmarks.saves_app import Cart, bus
+from shardbus import AsyncClient
+from tests.redis_server import RedisServer
+
+LANES = (1, 256, 2_048)
+SIZES = (100, 4_096)
+CHUNK = 128
+START = "import sys; from shardbus_cli.main import main; sys.exit(main())"
+SCRIPT = """
+local answers = {}
+for i, key in ipairs(KEYS) do
+  local fence = redis.call('HGET', key, 'fence')
+  if fence and fence > ARGV[1] then
+    answers[i] = fence
+  else
+    redis.call('HSET', key, 'fence', ARGV[1], 'data', ARGV[i + 1])
+    answers[i] = ''
+  end
+end
+return answers
+"""
+
+
+class Saving(Side):
+    """Run shardbus over a store."""
+
+    def __init__(self, url: str) -> None:
+        self.name, self._url, self.content = "shardbus", url, b""
+
+    async def __aenter__(self) -> Saving:
+        self._stack = AsyncExitStack()
+        os.environ["BENCH_APP"] = "saves"
+        port, gossip, http = free_port(), free_port(), free_port()
+        arguments = (
+            f"node start benchmarks.saves_app:bus --port {port} --gossip-port {gossip}"
+            f" --http-port {http} --store {self._url}"
+        )
+        self.host = await self._stack.enter_async_context(spawned("-c", START, *arguments.split()))
+        client = AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name, timeout=60)
+        self._client = await self._stack.enter_async_context(client)
+        self._calls: dict[str, Any] = {}
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def ask(self, entity_id: str) -> Any:
+        """Have one cart save."""
+        call = self._calls.get(entity_id)
+        if call is None:
+            call = self._calls[entity_id] = self._client.ref(Cart, entity_id).put
+        return call(self.content)
+
+
+class Bare(Side):
+    """Run redis-py alone."""
+
+    def __init__(self, url: str) -> None:
+        self.name, self._url, self.content = "bare", url, b""
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Bare:
+        self._redis = Redis.from_url(self._url)
+        self._sha = await self._redis.script_load(SCRIPT)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._redis.aclose()
+
+    def ask(self, entity_id: str) -> Any:
+        """Save one."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entity_id, future))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+        return future
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            pipeline = self._redis.pipeline(transaction=False)
+            for at in range(0, len(batch), CHUNK):
+                keys = [f"bare:{{cart}}:{key}" for key, _ in batch[at : at + CHUNK]]
+                data = [self.content] * len(keys)
+                pipeline.evalsha(self._sha, len(keys), *keys, f"{7:019}", *data)
+            await pipeline.execute()
+            for _, future in batch:
+                future.set_result(None)
+
+
+async def compare(where: str, product: Saving, bare: Bare | None) -> None:
+    """Measure one store."""
+    sides: list[Saving | Bare] = [product] if bare is None else [product, bare]
+    for size in SIZES:
+        for side in sides:
+            side.content = bytes(size)
+        for lanes in LANES:
+            await _measure(f"saves/{where}/{size}/{lanes}", sides, lanes)
+
+
+async def _measure(name: str, sides: list[Saving | Bare], lanes: int) -> None:
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    p50: dict[str, list[float]] = {side.name: [] for side in sides}
+    for side in sides:
+        await asked(side, lanes, 0.5)
+    for _ in range(RUNS):
+        for side in sides:
+            rate, taken = await asked(side, lanes, SECONDS)
+            rates[side.name].append(rate)
+            p50[side.name].append(percentile(taken, 0.5))
+    for side in sides:
+        runs = [round(rate) for rate in rates[side.name]]
+        emit(f"{name}/{side.name}", median(rates[side.name]), "saves/s", runs=runs)
+        emit(f"{name}/{side.name}_p50", median(p50[side.name]), "us")
+    for what, values in (("rate", rates), ("p50", p50)) if len(sides) > 1 else ():
+        pairs = [a / b for a, b in zip(values["shardbus"], values["bare"], strict=True)]
+        shown = [round(pair, 3) for pair in pairs]
+        emit(f"{name}/ratio_{what}", median(pairs), "x", of="bare", pairs=shown)
+
+
+async def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        for where in sys.argv[1:] or ["everysec"]:
+            if where == "sqlite":
+                async with Saving(f"sqlite:///{folder}/saves.db") as product:
+                    await compare(where, product, None)
+                continue
+            with RedisServer(Path(folder) / where, "--appendfsync", where) as server:
+                url = f"redis://127.0.0.1:{server.port}/0"
+                async with Saving(url) as product, Bare(url) as bare:
+                    await compare(where, product, bare)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
