@@ -25,6 +25,7 @@ STEP_S = 0.004
 PATIENCE_S = 60.0
 MACHINE_PORTS = (7355, 7356, 8558)
 COUNTERS = "benchmarks.counters:bus"
+STAYS_DOWN = "cluster.rejoin_after_down=false"
 
 # A node dies with the benchmark, even if that is killed.
 START = """
@@ -36,8 +37,9 @@ sys.exit(main())
 
 
 class Node:
-    """One process started by the command line. It logs to `log`. Without a `store` it shares a
-    SQLite file in the folder; `ports` are those of ROUTER, gossip and HTTP."""
+    """One process started by the command line. It logs to `log`, and ends if it is downed. Without
+    a `store` it shares a SQLite file in the folder; `ports` are those of ROUTER, gossip and
+    HTTP."""
 
     def __init__(
         self,
@@ -63,7 +65,8 @@ class Node:
         ]
         for seed in seeds:
             arguments += ["--seed", seed]
-        for assignment in (*settings, f"security.insecure={str(machine is not None).lower()}"):
+        own = (STAYS_DOWN, f"security.insecure={str(machine is not None).lower()}")
+        for assignment in (*own, *settings):
             arguments += ["--set", assignment]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         root = Path(__file__).parent.parent
