@@ -15,7 +15,6 @@ import asyncio
 import os
 import sys
 import tempfile
-from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,19 +27,16 @@ from benchmarks.harness import (
     Side,
     asked,
     emit,
-    free_port,
     median,
     percentile,
-    spawned,
 )
-from benchmarks.saves_app import Cart, bus
-from shardbus import AsyncClient
+from benchmarks.saves_app import Cart
+from benchmarks.sides import Product
 from tests.redis_server import RedisServer
 
 LANES = (1, 256, 2_048)
 SIZES = (100, 4_096)
 CHUNK = 128
-START = "import sys; from shardbus_cli.main import main; sys.exit(main())"
 SCRIPT = """
 local answers = {}
 for i, key in ipairs(KEYS) do
@@ -56,47 +52,17 @@ return answers
 """
 
 
-class Saving(Side):
-    """Run shardbus over a store."""
-
-    def __init__(self, url: str) -> None:
-        self.name, self._url, self.content = "shardbus", url, b""
-
-    async def __aenter__(self) -> Saving:
-        self._stack = AsyncExitStack()
-        os.environ["BENCH_APP"] = "saves"
-        port, gossip, http = free_port(), free_port(), free_port()
-        arguments = (
-            f"node start benchmarks.saves_app:bus --port {port} --gossip-port {gossip}"
-            f" --http-port {http} --store {self._url}"
-        )
-        self.host = await self._stack.enter_async_context(spawned("-c", START, *arguments.split()))
-        client = AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name, timeout=60)
-        self._client = await self._stack.enter_async_context(client)
-        self._calls: dict[str, Any] = {}
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._stack.aclose()
-
-    def ask(self, entity_id: str) -> Any:
-        """Have one cart save."""
-        call = self._calls.get(entity_id)
-        if call is None:
-            call = self._calls[entity_id] = self._client.ref(Cart, entity_id).put
-        return call(self.content)
+def saving(url: str) -> Product:
+    """Return shardbus over this store, not yet started."""
+    os.environ["BENCH_APP"] = "saves"
+    return Product(handler="put", message=b"", app="benchmarks.saves_app", kind=Cart, store=url)
 
 
 class Bare(Side):
     """Run redis-py alone."""
 
     def __init__(self, url: str) -> None:
-        self.name, self._url, self.content = "bare", url, b""
+        self.name, self._url, self.message = "bare", url, b""
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
 
@@ -127,24 +93,24 @@ class Bare(Side):
             pipeline = self._redis.pipeline(transaction=False)
             for at in range(0, len(batch), CHUNK):
                 keys = [f"bare:{{cart}}:{key}" for key, _ in batch[at : at + CHUNK]]
-                data = [self.content] * len(keys)
+                data = [self.message] * len(keys)
                 pipeline.evalsha(self._sha, len(keys), *keys, f"{7:019}", *data)
             await pipeline.execute()
             for _, future in batch:
                 future.set_result(None)
 
 
-async def compare(where: str, product: Saving, bare: Bare | None) -> None:
+async def compare(where: str, product: Product, bare: Bare | None) -> None:
     """Measure one store."""
-    sides: list[Saving | Bare] = [product] if bare is None else [product, bare]
+    sides: list[Product | Bare] = [product] if bare is None else [product, bare]
     for size in SIZES:
         for side in sides:
-            side.content = bytes(size)
+            side.message = bytes(size)
         for lanes in LANES:
             await _measure(f"saves/{where}/{size}/{lanes}", sides, lanes)
 
 
-async def _measure(name: str, sides: list[Saving | Bare], lanes: int) -> None:
+async def _measure(name: str, sides: list[Product | Bare], lanes: int) -> None:
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
     p50: dict[str, list[float]] = {side.name: [] for side in sides}
     for side in sides:
@@ -169,12 +135,12 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for where in sys.argv[1:] or ["everysec"]:
             if where == "sqlite":
-                async with Saving(f"sqlite:///{folder}/saves.db") as product:
+                async with saving(f"sqlite:///{folder}/saves.db") as product:
                     await compare(where, product, None)
                 continue
             with RedisServer(Path(folder) / where, "--appendfsync", where) as server:
                 url = f"redis://127.0.0.1:{server.port}/0"
-                async with Saving(url) as product, Bare(url) as bare:
+                async with saving(url) as product, Bare(url) as bare:
                     await compare(where, product, bare)
 
 

@@ -22,7 +22,7 @@ from zlib import crc32
 import msgpack
 import zmq
 
-from benchmarks.counters import Counter, bus, meter
+from benchmarks.counters import Counter, meter
 from benchmarks.harness import IN_FLIGHT, PAYLOAD, Side, free_port, spawned
 from shardbus import AsyncClient
 
@@ -34,23 +34,33 @@ CHUNK = 1_000
 
 
 class Product(Side):
-    """Run shardbus; every tell and ask calls `handler` with `message`."""
+    """Run shardbus; every tell and ask calls `handler` of an entity of `kind` with `message`. `app`
+    is the module of its application."""
 
     def __init__(
-        self, name: str = "shardbus", handler: str = "hit", message: object = PAYLOAD
+        self,
+        name: str = "shardbus",
+        handler: str = "hit",
+        message: object = PAYLOAD,
+        *,
+        app: str = "benchmarks.counters",
+        kind: type = Counter,
+        store: str = "memory://",
     ) -> None:
-        self.name, self._handler, self._message = name, handler, message
+        self.name, self._handler, self.message = name, handler, message
+        self._app, self._kind, self._store = app, kind, store
 
     async def __aenter__(self) -> Product:
         self._stack = AsyncExitStack()
         port, gossip, http = free_port(), free_port(), free_port()
         start = "import sys; from shardbus_cli.main import main; sys.exit(main())"
         arguments = (
-            f"node start benchmarks.counters:bus --port {port} --gossip-port {gossip}"
-            f" --http-port {http} --store memory://"
+            f"node start {self._app}:bus --port {port} --gossip-port {gossip}"
+            f" --http-port {http} --store {self._store}"
         )
         self.host = await self._stack.enter_async_context(spawned("-c", start, *arguments.split()))
-        client = AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name)
+        cluster = self._kind.__shardbus__.name  # type: ignore[attr-defined]
+        client = AsyncClient(f"tcp://127.0.0.1:{port}", cluster=cluster)
         self.client = await self._stack.enter_async_context(client)
         self.http = http
         self._calls: dict[str, Any] = {}
@@ -67,13 +77,13 @@ class Product(Side):
     def _call(self, entity_id: str) -> Any:
         call = self._calls.get(entity_id)
         if call is None:
-            ref = self.client.ref(Counter, entity_id)
+            ref: Any = self.client.ref(self._kind, entity_id)
             call = self._calls[entity_id] = getattr(ref, self._handler)
         return call
 
     async def tell(self, ids: Iterable[str]) -> None:
         """Send one message to each."""
-        message = self._message
+        message = self.message
         for i, entity_id in enumerate(ids, 1):
             await self._call(entity_id).tell(message)
             if i % CHUNK == 0:
@@ -81,7 +91,7 @@ class Product(Side):
 
     def ask(self, entity_id: str) -> Any:
         """Ask one."""
-        return self._call(entity_id)(self._message)
+        return self._call(entity_id)(self.message)
 
 
 class Raw(Side):
