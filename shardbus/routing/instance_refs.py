@@ -18,7 +18,6 @@ from typing import Any
 from shardbus.routing.instance_policies import Choice, choice_of
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import InstanceSender
-from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.refs import (
     UNPACKABLE,
     Ref,
@@ -129,9 +128,7 @@ class InstanceCall:
             picked.renew()
         out = picked.route.out
         if out is None:
-            return self._router.deliver(
-                PendingMessage(self._key, picked.route.shard, picked.wire, payload)
-            )
+            return self._sender.tell(self._key, self._id, payload)
         out.tell(self._key, picked.wire, payload)
         return self._router.done if out.writable else out.until_room
 

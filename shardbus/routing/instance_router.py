@@ -15,7 +15,9 @@ the region machine rejects what waits for the rows above; it is routed to anothe
 the part of an `all`, which the others get anyway. A message so routed may be handled after later
 ones of its sender.
 
-Homes are asked for when a shard is first used: all of its rows, so that each has one.
+Homes are asked for when a shard is first used: all of its rows, so that each has one. A message
+that was sent before any home was known waits for the instance that its sender picked blindly. If
+another instance gets a home and this one none, the message goes there, unless its router is `hash`.
 
 Source: docs/partitions.md.
 """
@@ -36,7 +38,7 @@ from shardbus.sharding import events
 from shardbus.sharding.instances import INSTANCE_MARK, INSTANCES_MAX, row_of, split_row
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.sharding.region.route import REJECT_NO_INSTANCE
-from shardbus.transport.asks import CoarseClock
+from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.wire.schema import Interface
 
 
@@ -66,6 +68,10 @@ class PartOfAll(PendingMessage):
     """A message of `all` to one instance. If that is no more, no other one gets it."""
 
     __slots__ = ()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.any_instance = False
 
 
 class ShardRows:
@@ -114,6 +120,8 @@ class InstanceRouter(Router):
         """Asks of `first` that were sent to a second instance."""
         self.rerouted = 0
         """Messages for an instance that is no more, which went to another one."""
+        self.binds = False
+        """What a sender sends now is for the instance that it has picked, and waits for that."""
         self._rows: dict[str, ShardRows] = {}
         self._rows_by_id: dict[str, ShardRows] = {}
         self._unwatched: list[str] = []
@@ -222,6 +230,17 @@ class InstanceRouter(Router):
         for rows in self._rows.values():
             rows.fresh = False
 
+    def deliver(self, pending: PendingMessage) -> Any:
+        if self.binds:
+            pending.any_instance = False
+        return super().deliver(pending)
+
+    def _pending(self, unsent: Unsent) -> PendingMessage:
+        """Return a message that a lost session never sent. It goes where it was going."""
+        pending = super()._pending(unsent)
+        pending.any_instance = False
+        return pending
+
     # ---- the number of instances
 
     @property
@@ -284,7 +303,7 @@ class InstanceRouter(Router):
             rows.fresh = False
 
     def _route_anew(self, pending: PendingMessage) -> None:
-        """Send a message to another instance: the one that it was for is no more."""
+        """Send a message to another instance: that which it was for is no more, or has no home."""
         if pending.expired:
             return
         gone = NodeLost(f"{pending.entity_id!r} of {self.interface.name!r} is no instance any more")

@@ -65,6 +65,7 @@ class InstanceSender:
         self.to_all = choice.policy == ALL
         self.sticky = choice.policy in STICKY
         self._asks_several = choice.policy in (ALL, FIRST)
+        self._binds = choice.policy == HASH
         self._version = -1
         self._picked: dict[str, str] = {}
         self._turns: dict[str, int] = {}
@@ -140,17 +141,20 @@ class InstanceSender:
         Raises as `Router.tell`."""
         if self.to_all:
             return self._tell_all(key, entity_id, payload)
+        self.router.binds = self._binds
         return self.router.tell(key, self.pick(entity_id), payload)
 
     def send(self, entity_id: str, message: object) -> Any:
         """Tell a message to `receive`. Raises as `Router.send`."""
         if self.to_all:
             return self._tell_all(self.key(method_of(message)), entity_id, encode_value(message))
+        self.router.binds = self._binds
         return self.router.send(self.pick(entity_id), message)
 
     def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
         """Send at once, or raise BufferFull if `tell` would wait at some instance."""
         if not self.to_all:
+            self.router.binds = self._binds
             self.router.tell_nowait(key, self.pick(entity_id), payload)
             return
         for route in self.router.rows_of(entity_id).routes:
@@ -181,7 +185,7 @@ class InstanceSender:
             answer: asyncio.Future[Any] = self.done.get_loop().create_future()
             self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
             return answer
-        wire = self.pick(entity_id)
+        wire, self.router.binds = self.pick(entity_id), self._binds
         future = self.router.ask(key, wire, payload, timeout_ms, decode)
         if self.choice.policy == LEAST_BUSY:
             self._note_open(wire, future)
@@ -201,7 +205,7 @@ class InstanceSender:
             future = self.ask(key, entity_id, payload, timeout_ms, decode)
             future.add_done_callback(partial(_pass_on, answer))
         else:
-            wire = self.pick(entity_id)
+            wire, self.router.binds = self.pick(entity_id), self._binds
             self.router.ask_for(answer, key, wire, payload, timeout_ms, decode)
 
     def _note_open(self, wire: str, future: asyncio.Future[Any]) -> None:
@@ -219,6 +223,8 @@ class InstanceSender:
     ) -> None:
         if self.choice.policy == FIRST:
             first, second = self._nearest(entity_id, self.router.rows_of(entity_id))
+
+            self.router.binds = False
 
             def ask(instance: int) -> asyncio.Future[Any]:
                 return self.router.ask(

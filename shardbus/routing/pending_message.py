@@ -46,6 +46,7 @@ class PendingMessage:
     messages. `via` is the session by which a tell came, as a number below zero."""
 
     __slots__ = (
+        "any_instance",
         "chain",
         "deadline",
         "decode",
@@ -82,6 +83,7 @@ class PendingMessage:
         )
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
         self.size, self.via = len(payload) + OVERHEAD_BYTES, via
+        self.any_instance = not hops and key is not None
         self.error: Refusal | None = None
 
     @property

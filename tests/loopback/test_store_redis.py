@@ -327,6 +327,17 @@ async def test_a_server_out_of_memory_is_unavailable_at_once(
     assert await store.save_states([save("a", 1, b"x", 1)]) == [None]
 
 
+async def why_not_synced(store: StateStore) -> bool:
+    """Save until the store says that the log is not synced: on a slow machine its own deadline may
+    pass before the server answers. No save succeeds."""
+    for _ in range(20):
+        with pytest.raises(StoreUnavailable) as raised:
+            await store.save_states([save("a", 1, b"y", 2)])
+        if "not synced" in str(raised.value):
+            return True
+    return False
+
+
 @pytest.mark.long
 async def test_a_write_is_answered_once_the_log_is_synced(tmp_path: Path) -> None:
     options = ("--appendfsync", "everysec")
@@ -337,8 +348,7 @@ async def test_a_write_is_answered_once_the_log_is_synced(tmp_path: Path) -> Non
         assert await insist(lambda: store.save_states([save("a", 1, b"x", 1)])) == [None]
         with server.client() as client:
             client.config_set("appendfsync", "no")
-            with pytest.raises(StoreUnavailable, match="not synced"):
-                await store.save_states([save("a", 1, b"y", 2)])
+            assert await why_not_synced(store)
             client.config_set("appendfsync", "everysec")
         assert await insist(lambda: store.save_states([save("a", 1, b"y", 2)])) == [None]
         await store.close()

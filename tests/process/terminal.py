@@ -149,9 +149,9 @@ class Terminal:
         """Run a step, and compare."""
         got = self.run(step)
         if SHAPED.match(step.command):
-            assert list(map(shape, got)) == list(map(shape, step.output)), step.command
+            assert list(map(shape, got)) == list(map(shape, step.output)), (step.command, got)
         else:
-            assert got == [self.here(line) for line in step.output], step.command
+            assert got == [self.here(line) for line in step.output], (step.command, got)
         if "node leave" in step.command:
             self.wait_for_departed()
 

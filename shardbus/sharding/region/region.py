@@ -211,6 +211,7 @@ class ShardRegion:
         self._incoming.tick(now)
         if self._deferred:
             self._take_up_deferred(now)
+        self._routing.pass_to_instances()
         self._report(self._routing.due_requests(now))
         self._inform_watchers()
         self._shut_down(now)

@@ -50,7 +50,8 @@ REJECT_HOP_LIMIT = "hop_limit"
 REJECT_REFUSED = "refused"
 REJECT_STOPPED = "stopped"
 REJECT_NO_INSTANCE = "no_instance"
-"""The row is above the number of instances: there is no such instance any more."""
+"""The row is above the number of instances, so there is no such instance any more; or it has no
+home, while another row of its shard has one."""
 
 
 class BufferedMessage(Protocol):
@@ -58,6 +59,7 @@ class BufferedMessage(Protocol):
 
     `size` is the number of bytes it counts for in a buffer. `expired`: it is an ask whose deadline
     has passed, and its sender has the error. `is_marker`: it is a Flush, and no message.
+    `any_instance`: of a type with instances, another one may handle it as well.
     """
 
     @property
@@ -66,6 +68,8 @@ class BufferedMessage(Protocol):
     def expired(self) -> bool: ...
     @property
     def is_marker(self) -> bool: ...
+    @property
+    def any_instance(self) -> bool: ...
 
 
 Returned = tuple[tuple[str, BufferedMessage], ...]

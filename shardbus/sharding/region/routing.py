@@ -90,7 +90,8 @@ class Routing:
 
     __slots__ = (
         "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_out", "_refused",
-        "_retry", "_routes", "_running", "_timers", "_with_expired", "instances",
+        "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers", "_with_expired",
+        "instances",
         "new_homes",
     )  # fmt: skip
 
@@ -117,6 +118,10 @@ class Routing:
         """Routes in which expired asks wait."""
         self.new_homes: dict[str, Home] = {}
         """Homes that were not known before this turn."""
+        self._rows: dict[str, list[Route]] = {}
+        """The rows by their shard, of a type with instances."""
+        self._rows_opened: dict[str, None] = {}
+        """Shards of which a row got a home in this turn."""
         self.instances = 0
         """The number of instances of the type; 0: it has none, or the number is not known."""
 
@@ -165,6 +170,20 @@ class Routing:
                 route.leftovers, route.returned, route.waiting = [], [], []
                 route.watched = False
                 self._reject(route, waiting, REJECT_NO_INSTANCE)
+
+    def pass_to_instances(self) -> None:
+        """Reject what waits for a row without a home, where another row of its shard has got one in
+        this turn: any instance may handle it. What is for that instance alone waits on."""
+        shards, self._rows_opened = self._rows_opened, {}
+        for shard in shards:
+            rows = self._rows[shard]
+            if all(row.state is not RouteState.KNOWN for row in rows):
+                continue
+            for row in rows:
+                if row.state is RouteState.UNKNOWN and row.next_home is None:
+                    waiting = [m for m in row.waiting if m.any_instance]
+                    row.waiting = [m for m in row.waiting if not m.any_instance]
+                    self._reject(row, waiting, REJECT_NO_INSTANCE)
 
     def _vanished(self, shard: str) -> bool:
         """True if this is the row of an instance that is no more."""
@@ -609,6 +628,9 @@ class Routing:
         route = self._routes.get(shard)
         if route is None:
             route = self._routes[shard] = Route(shard)
+            base, instance = split_row(shard)
+            if instance:
+                self._rows.setdefault(base, []).append(route)
         return route
 
     def _circles(self, event: ev.Deliver, home: Home) -> bool:
@@ -660,6 +682,9 @@ class Routing:
         if home.node == self._me:
             self._out.append(ev.SetArrivals(route.shard, True, via=self._gated.get(route.shard)))
         self._out.append(ev.SetRoute(route.shard, home.node))
+        base, instance = split_row(route.shard)
+        if instance:
+            self._rows_opened[base] = None
 
     def _let_through(self, route: Route) -> None:
         """Send what came back on to the next home while the Flush is still under way."""

@@ -13,12 +13,14 @@ from shardbus.ids import NodeId, shard_of
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
+from shardbus.routing.pending_message import PendingMessage
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances, row_of
 from shardbus.sharding.messages import Home, ShardHomes
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock
 from shardbus.wire.schema import Interface
+from tests.waiting import turns, until
 
 A, B, C = (NodeId("10.0.0.1", port, port) for port in (1, 2, 3))
 
@@ -32,6 +34,9 @@ class Out:
         self.sent: list[str] = []
 
     def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
+        self.sent.append(entity_id)
+
+    def ask(self, key: Any, entity_id: str, *args: Any) -> None:
         self.sent.append(entity_id)
 
     def flush(self) -> None: ...
@@ -126,6 +131,31 @@ async def test_without_any_home_a_message_waits_for_the_one_that_it_was_hashed_t
         home(router, instance, node, instance)
     sent = {node: out.sent for node, out in owner.outs.items() if out.sent}
     assert list(sent.values()) == [[wire]]
+
+
+@pytest.mark.parametrize("policy", ["nearest", "round-robin", "random", "least-busy", "hash"])
+async def test_what_was_sent_blindly_goes_to_an_instance_with_a_home(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hash` waits for its own instance, which gets none here."""
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice(policy, "ACME" if policy == "hash" else ""))
+    delivered: list[PendingMessage] = []
+    deliver = router.deliver
+    monkeypatch.setattr(router, "deliver", lambda one: (delivered.append(one), deliver(one))[1])
+    sender.tell(sender.key("note"), "x", b"")
+    ask = sender.ask(sender.key("get"), "x", b"", 5000, lambda payload: payload)
+    waiting = {int(pending.entity_id[-1]) for pending in delivered}
+    instance = min({1, 2, 3} - waiting)
+    home(router, instance, B, 1)
+    if policy == "hash":
+        await turns()
+        assert (owner.outs[B].sent, router.region.buffered[0]) == ([], 2)
+    else:
+        await until(lambda: not router.region.buffered[0], "both messages were sent")
+        assert owner.outs[B].sent == [f"x~{instance}"] * 2
+    ask.cancel()
+    router.close()
 
 
 async def test_a_described_number_is_used() -> None:

@@ -51,6 +51,7 @@ class Letter:
     flush_id: int = 0
     size: int = 10
     expired: bool = False
+    any_instance: bool = False
     hops: int = 0
     at: NodeId | None = None
     """The process that has it, or to which it is on the way."""

@@ -37,6 +37,7 @@ class Message:
     text: str
     size: int = 10
     expired: bool = False
+    any_instance: bool = False
 
 
 class RegionDriver:

@@ -20,6 +20,7 @@ class Word:
     text: str
     size: int = 1
     expired: bool = False
+    any_instance: bool = False
 
 
 def region() -> ShardRegion:
@@ -58,6 +59,41 @@ def test_what_a_dead_node_never_got_for_a_row_that_is_gone_is_rejected() -> None
     count(made, 2)
     gone = ev.NodeGone(CLIENT, (("7~3", Word("back")), ("7~1", Word("kept"))))
     assert rejected(made.handle(gone, 0.0)) == ["back"]
+    assert made.buffered[0] == 1
+
+
+def homes(made: ShardRegion, *rows: str) -> list[str]:
+    """Tell the region homes of rows, end the turn, and return what it gives back."""
+    known = tuple(Home(row, CLIENT, number) for number, row in enumerate(rows, 1))
+    effects = made.handle(ev.MessageReceived(PEER, msg.ShardHomes(1, known)), 0.0)
+    effects += made.tick(0.0)
+    made.check()
+    return rejected(effects)
+
+
+def test_what_waits_for_a_row_without_a_home_goes_to_another_instance() -> None:
+    made = region()
+    count(made, 3)
+    for row, text in (("7~1", "one"), ("7~1", "two"), ("6~1", "other shard"), ("8", "plain")):
+        made.handle(ev.Deliver(row, Word(text, any_instance=True)), 0.0)
+    made.handle(ev.Deliver("7~1", Word("bound")), 0.0)
+    assert homes(made, "7~2", "8") == ["one", "two"]
+    assert made.buffered[0] == 2
+    assert homes(made, "7~3") == []
+
+
+def test_a_message_stays_with_its_instance_if_that_gets_a_home_in_the_same_turn() -> None:
+    made = region()
+    made.handle(ev.Deliver("7~3", Word("one", any_instance=True)), 0.0)
+    assert homes(made, "7~2", "7~3") == []
+    assert made.buffered[0] == 0
+
+
+def test_what_waits_for_a_row_that_starts_here_stays() -> None:
+    made = region()
+    made.handle(ev.MessageReceived(PEER, msg.HostShard(1, (Home("7~1", ME, 1),), ())), 0.0)
+    made.handle(ev.Deliver("7~1", Word("one", any_instance=True)), 0.0)
+    assert homes(made, "7~2") == []
     assert made.buffered[0] == 1
 
 
