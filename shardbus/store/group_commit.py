@@ -19,7 +19,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from shardbus.errors import StaleFence, StoreUnavailable
 from shardbus.store.clock import machine_clock
@@ -31,10 +30,7 @@ BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    save: Save
-    answer: asyncio.Future[None]
+_Waiting = tuple[Save, asyncio.Future[None]]
 
 
 class SaveGroup:
@@ -61,47 +57,49 @@ class SaveGroup:
         self._writer: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
 
-    async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
-        """Return once the store has the state. A cancelled call may still be written.
+    def save(
+        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+    ) -> asyncio.Future[None]:
+        """Return a future that is done once the store has the state. If it is cancelled, the state
+        may still be written. Its errors:
 
-        Raises:
             StaleFence: a newer activation loaded or saved the state. Nothing was written.
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         save = Save(entity_type, entity_id, fence, data, next(self._op_ids))
-        waiting = _Waiting(save, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((save, answer))
         if self._writer is None or self._writer.done():
             self._writer = self._tasks.spawn(self._write(), name="shardbus-saves")
-        await waiting.answer
+        return answer
 
     async def _write(self) -> None:
         while batch := self._take():
             try:
-                _answer(batch, await self._save([waiting.save for waiting in batch]))
+                _answer(batch, await self._save([save for save, _ in batch]))
             except StoreUnavailable as error:
-                for waiting in batch:
-                    if not waiting.answer.done():
+                for _, answer in batch:
+                    if not answer.done():
                         own = StoreUnavailable(
                             error.message, hint=error.hint, definite=error.definite
                         )
-                        waiting.answer.set_exception(own)
+                        answer.set_exception(own)
             except Exception as error:
-                for waiting in batch:
-                    if not waiting.answer.done():
-                        waiting.answer.set_exception(error)
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         entities: set[tuple[str, str]] = set()
         size = 0
         while self._waiting and len(batch) < BATCH_SAVES and size < BATCH_BYTES:
-            save = self._waiting[0].save
-            entity = (save.entity_type, save.entity_id)
+            save, answer = self._waiting[0]
+            entity = save[:2]
             if entity in entities:
                 break
             waiting = self._waiting.popleft()
-            if not waiting.answer.done():
+            if not answer.done():
                 batch.append(waiting)
                 entities.add(entity)
                 size += len(save.data or b"")
@@ -131,10 +129,10 @@ def op_ids(uid: int) -> Iterator[int]:
 
 
 def _answer(batch: list[_Waiting], outcomes: list[StaleFence | None]) -> None:
-    for waiting, outcome in zip(batch, outcomes, strict=True):
-        if waiting.answer.done():
+    for (_, answer), outcome in zip(batch, outcomes, strict=True):
+        if answer.done():
             continue
         if outcome is None:
-            waiting.answer.set_result(None)
+            answer.set_result(None)
         else:
-            waiting.answer.set_exception(outcome)
+            answer.set_exception(outcome)

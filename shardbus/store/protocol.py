@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from shardbus.errors import StaleFence
 from shardbus.ids import NodeId
@@ -39,8 +39,7 @@ class StoredTable:
     """Stored rows that are invalid, each with the reason; see `store.rows`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+class Save(NamedTuple):
     """One write of one entity's state. `data` None removes the state and keeps the fence."""
 
     entity_type: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -46,6 +47,8 @@ log = logging.getLogger("shardbus.store")
 PROBE_S = 2.0
 """Between two calls that only ask whether the server is there, and which it is."""
 
+PLAIN = re.compile(r"[A-Za-z0-9_.~-]*", re.ASCII).fullmatch
+"""Names that percent-encoding leaves as they are."""
 CHUNK_SAVES = 128
 CHUNK_KEYS = 1000
 """Keys of entities in one step of a repair."""
@@ -219,19 +222,20 @@ class RedisStore:
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
         answers: list[StaleFence | None] = [None] * len(saves)
         chunks = list(_chunks(saves))
-        try:
-            replies = await asyncio.gather(
-                *(self._save_chunk([saves[i] for i in c]) for c in chunks)
-            )
-        except StoreUnavailable as error:
-            error.definite = error.definite and len(chunks) == 1
-            raise
-        for chunk, reply in zip(chunks, replies, strict=True):
-            for i, stored in zip(chunk, reply, strict=True):
-                if stored:
-                    save = saves[i]
-                    fence = fence_of(save.entity_type, save.entity_id, stored)
-                    answers[i] = StaleFence(save.entity_type, save.entity_id, save.fence, fence)
+        if len(chunks) == 1:
+            replies = [await self._save_chunk(saves, chunks[0])]
+        else:
+            try:
+                replies = await asyncio.gather(*(self._save_chunk(saves, c) for c in chunks))
+            except StoreUnavailable as error:
+                error.definite = False
+                raise
+        for chunk, stale in zip(chunks, replies, strict=True):
+            for place, stored in zip(stale[::2], stale[1::2], strict=True):
+                i = chunk[place - 1]
+                save = saves[i]
+                fence = fence_of(save.entity_type, save.entity_id, stored)
+                answers[i] = StaleFence(save.entity_type, save.entity_id, save.fence, fence)
         return answers
 
     async def add_remembered(
@@ -356,14 +360,22 @@ class RedisStore:
         limit = self._clock.limit(ttl, machine_clock()) if self._clock is not None else None
         return "" if limit is None else _milliseconds(limit)
 
-    async def _save_chunk(self, saves: list[Save]) -> list[bytes]:
-        keys = [self._key(save.entity_type, "entity", save.entity_id) for save in saves]
+    async def _save_chunk(self, saves: Sequence[Save], chunk: list[int]) -> list[Any]:
+        """Write these of the saves, which are of one type. Returns the place in the chunk, from 1,
+        and the stored fence of each that is stale, in turn."""
+        prefix = self._key(saves[chunk[0]].entity_type, "entity", "")
+        keys: list[Value] = []
         args: list[Value] = []
-        for save in saves:
-            data = (b"0", b"") if save.data is None else (b"1", save.data)
-            args += [_wide(save.fence), f"{save.op_id:016x}", *data]
-        answers: list[bytes] = await self._link.call(scripts.SAVE_STATES, keys, *args)
-        return answers
+        for i in chunk:
+            _, entity_id, fence, data, op_id = saves[i]
+            keys.append((prefix + quoted(entity_id)).encode())
+            check_fence(fence)
+            if data is None:
+                args.append(b"%019d%016x0" % (fence, op_id))
+            else:
+                args.append(b"%019d%016x1%b" % (fence, op_id, data))
+        stale: list[Any] = await self._link.call(scripts.SAVE_STATES, keys, *args)
+        return stale
 
     async def _remember(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int, add: str
@@ -374,8 +386,7 @@ class RedisStore:
             raise StaleFence(entity_type, shard, fence, fence_of(entity_type, shard, reply[1]))
 
     def _key(self, entity_type: str, *parts: str) -> str:
-        tag = quote(entity_type, safe="")
-        return ":".join([f"{self._prefix}:{{{tag}}}", *(quote(part, safe="") for part in parts)])
+        return ":".join([f"{self._prefix}:{{{quoted(entity_type)}}}", *map(quoted, parts)])
 
     def _table(self, entity_type: str) -> tuple[str, str]:
         return self._key(entity_type, "table"), self._key(entity_type, "homes")
@@ -384,19 +395,29 @@ class RedisStore:
         return f"{self._prefix}:lease:{{{quote(name, safe='')}}}"
 
 
+def quoted(name: str) -> str:
+    """Return a name as it stands in a key: percent-encoded."""
+    return name if PLAIN(name) else quote(name, safe="")
+
+
 def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
-    """Yield groups of saves of one type, bounded in number and bytes, as indexes into `saves`."""
-    groups: dict[str, list[int]] = {}
+    """Yield groups of saves of one type, each entity once, bounded in number and bytes, as indexes
+    into `saves`."""
+    groups: dict[str, dict[str, int]] = {}
     sizes: dict[str, int] = {}
     for i, save in enumerate(saves):
-        group = groups.setdefault(save.entity_type, [])
-        group.append(i)
-        size = sizes.get(save.entity_type, 0) + len(save.data or b"")
-        sizes[save.entity_type] = size
+        entity_type, entity_id = save.entity_type, save.entity_id
+        group = groups.setdefault(entity_type, {})
+        if entity_id in group:
+            yield list(group.values())
+            group = groups[entity_type] = {}
+            sizes[entity_type] = 0
+        group[entity_id] = i
+        size = sizes[entity_type] = sizes.get(entity_type, 0) + len(save.data or b"")
         if len(group) == CHUNK_SAVES or size >= CHUNK_BYTES:
-            yield groups.pop(save.entity_type)
-            del sizes[save.entity_type]
-    yield from groups.values()
+            yield list(groups.pop(entity_type).values())
+            del sizes[entity_type]
+    yield from (list(group.values()) for group in groups.values())
 
 
 def _table(entity_type: str, reply: list[Any]) -> StoredTable:

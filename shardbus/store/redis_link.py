@@ -210,11 +210,19 @@ class RedisLink:
             self._client = self._connect()
             if self._one:
                 self.meet(await self._identify(self._client))
-        pipeline: RedisPipeline = self._client.pipeline(transaction=False)
+        commands: list[tuple[Value, ...]] = []
         for call in batch:
             self._sequence += 1
             call.was_in_doubt, call.in_doubt = call.in_doubt, True
-            pipeline.execute_command(*call.command(self._session, self._sequence))
+            commands.append(call.command(self._session, self._sequence))
+        if self._one and self._sync_key is None and len(commands) == 1:  # quicker than a pipeline
+            try:
+                return [await self._client.execute_command(*commands[0])]
+            except redis_errors.ResponseError as error:
+                return [error]
+        pipeline: RedisPipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
         if self._sync_key is None:
             return await pipeline.execute(raise_on_error=False)
         pipeline.execute_command("HSET", self._sync_key, "sequence", self._sequence)

@@ -124,35 +124,40 @@ return {'ok', redis.call('HGET', KEYS[1], 'data')}
 """
 )
 
-# KEYS entities; ARGV from 3 on: fence, op, '1' with data or '0' without, data, for each of them.
-# All are checked before one is written, so that `late` means that none was written.
+# KEYS entities, each once; ARGV from 3 on: for each of them fence, op and then '1' and the data, or
+# '0' to remove it, in one text. All are checked before one is written, so that `late` means that
+# none was written. Answers place and stored fence of each that is stale, in turn.
 SAVE_STATES = Script(
     _LATE
     + """
+local todo, stale = {}, {}
 for i, key in ipairs(KEYS) do
-  local fence, op = ARGV[i * 4 - 1], ARGV[i * 4]
-  local v = redis.call('HGET', key, 'v')
-  if v and v:sub(45) ~= op and v:sub(1, 19) == fence and late(v:sub(20, 44)) then return 'late' end
-end
-local answers = {}
-for i, key in ipairs(KEYS) do
-  local fence, op = ARGV[i * 4 - 1], ARGV[i * 4]
-  local v = redis.call('HGET', key, 'v')
-  if v and v:sub(45) == op then
-    answers[i] = ''
-  elseif v and v:sub(1, 19) > fence then
-    answers[i] = v:sub(1, 19)
-  else
-    answers[i] = ''
-    if ARGV[i * 4 + 1] == '1' then
-      redis.call('HSET', key, 'v', fence .. session .. seq .. op, 'data', ARGV[i * 4 + 2])
+  local save, v = ARGV[i + 2], redis.call('HGET', key, 'v')
+  if not v then
+    todo[#todo + 1] = i
+  elseif v:sub(45) ~= save:sub(20, 35) then
+    local stored, fence = v:sub(1, 19), save:sub(1, 19)
+    if stored > fence then
+      stale[#stale + 1] = i
+      stale[#stale + 1] = stored
+    elseif stored == fence and late(v:sub(20, 44)) then
+      return 'late'
     else
-      redis.call('HSET', key, 'v', fence .. session .. seq .. op)
-      redis.call('HDEL', key, 'data')
+      todo[#todo + 1] = i
     end
   end
 end
-return answers
+for _, i in ipairs(todo) do
+  local key, save = KEYS[i], ARGV[i + 2]
+  local v = save:sub(1, 19) .. session .. seq .. save:sub(20, 35)
+  if save:sub(36, 36) == '1' then
+    redis.call('HSET', key, 'v', v, 'data', save:sub(37))
+  else
+    redis.call('HSET', key, 'v', v)
+    redis.call('HDEL', key, 'data')
+  end
+end
+return stale
 """
 )
 

@@ -68,10 +68,10 @@ async def test_saves_of_one_turn_share_a_call(store: Script, group: SaveGroup) -
 
 async def test_saves_during_a_write_share_the_next_one(store: Script, group: SaveGroup) -> None:
     store.gate.clear()
-    saves = [asyncio.create_task(group.save("counter", "first", 1, b"x"))]
+    saves = [asyncio.ensure_future(group.save("counter", "first", 1, b"x"))]
     await turns()
     for n in range(50):
-        saves.append(asyncio.create_task(group.save("counter", f"e-{n}", 1, b"x")))
+        saves.append(asyncio.ensure_future(group.save("counter", f"e-{n}", 1, b"x")))
         await turns(1)
     assert [len(batch) for batch in store.batches] == [1]
     store.gate.set()
@@ -133,9 +133,11 @@ async def test_a_store_that_stays_away_fails_every_caller_and_then_works_again(
 
 async def test_a_cancelled_save_leaves_the_others_alone(store: Script, group: SaveGroup) -> None:
     store.gate.clear()
-    saves = [asyncio.create_task(group.save("counter", entity_id, 1, b"x")) for entity_id in "abc"]
+    saves = [
+        asyncio.ensure_future(group.save("counter", entity_id, 1, b"x")) for entity_id in "abc"
+    ]
     await turns()
-    late = asyncio.create_task(group.save("counter", "d", 1, b"x"))
+    late = asyncio.ensure_future(group.save("counter", "d", 1, b"x"))
     await turns()
     saves[1].cancel()
     late.cancel()
@@ -168,7 +170,7 @@ async def test_a_save_of_a_process_that_stood_still_is_not_sent_again(store: Scr
     now = [100.0]
     group = SaveGroup(store, itertools.count(1), pause=0.0, within=6.0, clock=lambda: now[0])
     store.failures, store.gate = 1, asyncio.Event()
-    saving = asyncio.create_task(group.save("counter", "a", 1, b"x"))
+    saving = asyncio.ensure_future(group.save("counter", "a", 1, b"x"))
     await turns()
     now[0] += 6.0
     store.gate.set()
