@@ -29,8 +29,6 @@ WATCHED = {
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
     " the entity",
-    "shardbus/entities/eager.py EagerRunner.take_over": "`RunningHandlers.carry_on` adds the"
-    " callback that takes the handler's result",
     "shardbus/client/thread_bridge.py ThreadBridge.run": "the waiting thread gets its result or its"
     " error",
     "shardbus/client/thread_bridge.py ThreadBridge._send": "it waits for room, which never fails",

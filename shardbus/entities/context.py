@@ -38,7 +38,7 @@ class ContextHost(Protocol):
     stopper: Stopper
     passivator: Passivator
 
-    async def save(self, activation: Activation, data: bytes | None) -> None: ...
+    def save(self, activation: Activation, data: bytes | None) -> Awaitable[None]: ...
     def tell_self(self, activation: Activation, method: str, payload: bytes) -> None: ...
 
 
@@ -107,9 +107,9 @@ class Context(Activation):
         """
         return self._host.ref(entity_type, child_id(self.entity_id, own_id))
 
-    async def save(self, data: bytes | None) -> None:
+    def save(self, data: bytes | None) -> Awaitable[None]:
         """Write these bytes as the entity's state. `Entity.save` calls it."""
-        await self._host.save(self, data)
+        return self._host.save(self, data)
 
     def passivate(self, stop_message: object = None) -> None:
         """Stop this entity after its current message. Messages that wait for it start a new

@@ -1,49 +1,66 @@
-"""Eager tasks: run a handler's coroutine without a task until it really waits.
+"""Eager tasks: run a handler's coroutine without a task of asyncio.
 
 Most async handlers return without waiting. A task costs more than such a handler, so the runner
-steps its coroutine once, right where the message is handled; a task carries it on only if it
-yields. The code inside does not notice: `asyncio.timeout`, `TaskGroup` and libraries that keep
-`current_task()` see one and the same object, the eager task, before and after a real task takes
-over. The eager task passes every call on to the real one once there is one.
+steps its coroutine once, right where the message is handled. If it waits, the eager task goes on
+with it when what it waits for is done, in that turn of the loop in which a task of asyncio would.
+An eager task is a future of the loop with the methods of a task, and it is the current task while
+its coroutine runs. So the code inside does not notice: `asyncio.timeout`, `TaskGroup` and libraries
+that keep `current_task()` see one and the same object, in the first step and later.
+
+    first step ──ends──> the eager task serves the next first step
+        │ waits
+        └──> waiting ──done, gate open──> step ──ends──> outcome, `on_end` is called at once
+                ^                          │
+                └──────────────────────────┘
+
+A task of asyncio costs more for a handler that waits once: it is registered in a weak
+set, and takes a turn of the loop to begin and another one to call back at its end.
 
 A coroutine that waited goes on only while the gate of the node is open: until then its result, an
-error or a cancellation waits with it (`gate`).
+error or a cancellation waits with it (`gate`). In its first step a coroutine cannot be cancelled.
 
 Context variables belong to a task, too. The first step runs in a copy of the context in which the
-eager runner was made, not of the one in which the message arrived, and the real task goes on in
-that copy. `OWNER` is set there, and so in every task that the code creates.
+eager runner was made, not of the one in which the message arrived, and further steps run in that
+copy. `OWNER` is set there, and so in every task that the code creates. What calls the steps, and
+`on_end`, run in the context in which the eager runner was made.
 
-Source: Python's own eager tasks (3.12 and later) do the same; this works on 3.11 and costs less.
+An eager task that is being cancelled is among `asyncio.all_tasks`, so that a loop which ends waits
+for its clean-up; before that it is not.
+
+Source: `asyncio.Task` of Python 3.11 to 3.13, whose rules for futures and cancellation it follows;
+Python's own eager tasks (3.12 and later).
 """
 
 from __future__ import annotations
 
 import asyncio
-import types
-from asyncio.tasks import _enter_task, _leave_task
-from collections.abc import Coroutine, Generator
+from asyncio.tasks import _enter_task, _leave_task, _register_task
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from types import FrameType
 from typing import Any
 
 from shardbus.entities.gate import SuspensionGate
 
 OWNER: ContextVar[Any] = ContextVar("shardbus_owner", default=None)
 """The owner of the eager runner under which the current code started; None elsewhere."""
-BEGUN = object()
-"""Stands in `EagerTask.awaits` once the real task runs."""
 
 
-class EagerTask:
-    """Stands for the task that a first step may turn out to need.
+class EagerTask(asyncio.Future[Any]):
+    """A coroutine that is stepped on `runner`'s loop, without a task.
 
     The owner of the runner notes here what the task is for, once it is known: the activation and
     its message, or what else it is `doing` and the `chain` of entities that wait for that; and what
     it asks."""
 
-    task: asyncio.Task[Any] | None = None
-    """The real task, once the first step has waited."""
-    awaits: Any = None
-    """What the first step waits for, until the real task waits for it (BEGUN)."""
+    coroutine: Coroutine[Any, Any, Any] | None = None
+    """What it runs, once the first step has waited; None before, and after the end."""
+    context: Context
+    awaits: asyncio.Future[Any] | None = None
+    """The future that it waits for; None while it runs, or waits for a turn of the loop or for the
+    gate."""
+    on_end: Callable[[EagerTask], object] | None = None
+    """Called at the end, when the outcome is known, in the same turn of the loop."""
     activation: Any = None
     message: Any = None
     doing = ""
@@ -53,26 +70,134 @@ class EagerTask:
     """The tick at which the sweep first found it waiting."""
     reported = False
     """It was reported as slow."""
+    _cancels = 0
+    _must_cancel = False
+    """Cancelled while it waited for no future: the next step raises."""
+    _cancel_text: Any = None
 
-    def __init__(self, owner: Any) -> None:
-        self.owner = owner
+    def __init__(self, runner: EagerRunner) -> None:
+        super().__init__(loop=runner.loop)
+        self.runner, self.owner = runner, runner.owner
 
-    def __getattr__(self, name: str) -> Any:
-        if self.task is None:
-            raise AttributeError(f"{name}: the handler has not waited for anything yet")
-        return getattr(self.task, name)
+    # ---- what a task of asyncio has
 
     def cancel(self, msg: Any = None) -> bool:
-        return self.task is not None and self.task.cancel(msg)
+        """Request that CancelledError is raised in the coroutine, as `asyncio.Task.cancel`."""
+        if self.coroutine is None:
+            return False
+        if not self._cancels:
+            _register_task(self)  # type: ignore[arg-type]
+        self._cancels += 1
+        if self.awaits is None or not self.awaits.cancel(msg=msg):
+            self._must_cancel, self._cancel_text = True, msg
+        return True
 
     def cancelling(self) -> int:
-        return 0 if self.task is None else self.task.cancelling()
+        """Return the number of requests that were not taken back."""
+        return self._cancels
 
     def uncancel(self) -> int:
-        return 0 if self.task is None else self.task.uncancel()
+        """Take a request back; return how many are left."""
+        if self._cancels > 0:
+            self._cancels -= 1
+            self._must_cancel = self._must_cancel and self._cancels > 0
+        return self._cancels
 
-    def done(self) -> bool:
-        return self.task is not None and self.task.done()
+    def get_coro(self) -> Coroutine[Any, Any, Any] | None:
+        return self.coroutine
+
+    def get_context(self) -> Context:
+        return self.context
+
+    def get_name(self) -> str:
+        return f"shardbus-handler-{id(self):x}"
+
+    def set_name(self, value: object) -> None:
+        """Ignore a name."""
+
+    def get_stack(self, *, limit: int | None = None) -> list[FrameType]:
+        frame = getattr(self.coroutine, "cr_frame", None)
+        return [] if frame is None else [frame]
+
+    @property
+    def _fut_waiter(self) -> asyncio.Future[Any] | None:
+        """For anyio, which reads it from a task of asyncio."""
+        return self.awaits
+
+    # ---- steps
+
+    def carry_on(self, coroutine: Coroutine[Any, Any, Any], context: Context, first: Any) -> None:
+        """Go on with a coroutine whose first step returned `first`."""
+        self.coroutine, self.context = coroutine, context
+        self._wait_for(first)
+
+    def _wait_for(self, waits_for: Any) -> None:
+        """Step again once what the coroutine has yielded is done."""
+        runner = self.runner
+        blocking = getattr(waits_for, "_asyncio_future_blocking", None)
+        if blocking and waits_for.get_loop() is runner.loop and waits_for is not self:
+            waits_for._asyncio_future_blocking = False
+            waits_for.add_done_callback(self._wake, context=runner.outside)
+            self.awaits = waits_for
+            if self._must_cancel and waits_for.cancel(msg=self._cancel_text):
+                self._must_cancel = False
+        elif waits_for is None:
+            runner.loop.call_soon(self._wake, None, context=runner.outside)
+        else:
+            error = RuntimeError(f"{self!r} got {waits_for!r:.200}, for which no task can wait")
+            runner.loop.call_soon(self._step, error, context=runner.outside)
+
+    def _wake(self, future: asyncio.Future[Any] | None) -> None:
+        """Go on after a future, or a turn of the loop, as soon as the gate is open."""
+        gate = self.runner.gate
+        if gate.is_shut() and not gate.ended:
+            self.awaits = None
+            gate.opened().add_done_callback(
+                lambda _: self._wake(future), context=self.runner.outside
+            )
+            return
+        error: BaseException | None = None
+        if future is not None:
+            try:
+                future.result()
+            except BaseException as e:
+                error = e
+        self._step(error)
+
+    def _step(self, error: BaseException | None) -> None:
+        """Run the coroutine until it waits again, or ends."""
+        loop, coroutine, context = self.runner.loop, self.coroutine, self.context
+        assert coroutine is not None
+        if self._must_cancel:
+            self._must_cancel = False
+            if not isinstance(error, asyncio.CancelledError):
+                text = self._cancel_text
+                error = asyncio.CancelledError() if text is None else asyncio.CancelledError(text)
+        self.awaits = None
+        _enter_task(loop, self)  # type: ignore[arg-type]
+        try:
+            if error is None:
+                waits_for = context.run(coroutine.send, None)
+            else:
+                waits_for = context.run(coroutine.throw, error)
+        except StopIteration as end:
+            self.set_result(end.value)
+        except asyncio.CancelledError:
+            super().cancel()
+        except (KeyboardInterrupt, SystemExit) as e:
+            self.coroutine = None
+            self.set_exception(e)
+            raise
+        except BaseException as e:
+            self.set_exception(e)
+        else:
+            self._wait_for(waits_for)
+            return
+        finally:
+            _leave_task(loop, self)  # type: ignore[arg-type]
+        self.coroutine = None
+        if self.on_end is not None:
+            self.on_end(self)
 
 
 class EagerRunner:
@@ -82,7 +207,7 @@ class EagerRunner:
     pays for that once: there, `begin` steps a coroutine.
     """
 
-    __slots__ = ("_context", "_depth", "_gate", "_loop", "_outer", "_owner", "base", "task")
+    __slots__ = ("_context", "_depth", "_outer", "base", "gate", "loop", "outside", "owner", "task")
 
     def __init__(
         self,
@@ -90,10 +215,12 @@ class EagerRunner:
         owner: Any = None,
         gate: SuspensionGate | None = None,
     ) -> None:
-        self._loop, self._owner, self._gate = loop, owner, gate or SuspensionGate()
+        self.loop, self.owner, self.gate = loop, owner, gate or SuspensionGate()
+        self.outside = copy_context()
+        """The context of callbacks."""
         self.base = copy_context()
         self.base.run(OWNER.set, owner)
-        self.task = EagerTask(owner)
+        self.task = EagerTask(self)
         """The eager task of the next first step."""
         self._depth = 0
         self._outer: asyncio.Task[Any] | None = None
@@ -105,18 +232,18 @@ class EagerRunner:
         task."""
         self._depth += 1
         if self._depth == 1:
-            outer = self._outer = asyncio.current_task(self._loop)
+            outer = self._outer = asyncio.current_task(self.loop)
             if outer is not None:
-                _leave_task(self._loop, outer)
-            _enter_task(self._loop, self.task)  # type: ignore[arg-type]
+                _leave_task(self.loop, outer)
+            _enter_task(self.loop, self.task)  # type: ignore[arg-type]
 
     def leave(self) -> None:
         """End what `enter` began."""
         self._depth -= 1
         if self._depth == 0:
-            _leave_task(self._loop, self.task)  # type: ignore[arg-type]
+            _leave_task(self.loop, self.task)  # type: ignore[arg-type]
             if self._outer is not None:
-                _enter_task(self._loop, self._outer)
+                _enter_task(self.loop, self._outer)
 
     def fresh(self) -> Context:
         """Return a context for a coroutine that is to `begin`. It equals `base` until the coroutine
@@ -141,64 +268,12 @@ class EagerRunner:
         finally:
             self.leave()
 
-    def take_over(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> asyncio.Task[Any]:
-        """Return the task that carries on a coroutine whose first step returned `waits_for`."""
-        eager, self.task = self.task, EagerTask(self._owner)
+    def take_over(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> EagerTask:
+        """Return the eager task that goes on with a coroutine whose first step returned
+        `waits_for`."""
+        eager, self.task = self.task, EagerTask(self)
         if self._depth:
-            _leave_task(self._loop, eager)  # type: ignore[arg-type]
-            _enter_task(self._loop, self.task)  # type: ignore[arg-type]
-        eager.awaits = waits_for
-        carried = self._carry_on(coroutine, waits_for, eager)
-        eager.task = self._loop.create_task(carried, context=self._context)
-        return eager.task
-
-    async def _carry_on(
-        self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, eager: EagerTask
-    ) -> Any:
-        return await _resume(self._loop, coroutine, waits_for, eager, self._gate)
-
-
-def coroutine_of(eager: EagerTask) -> Coroutine[Any, Any, Any] | None:
-    """Return the coroutine that the real task carries on; None once it is done."""
-    carrier: Any = eager.task.get_coro() if eager.task is not None else None
-    frame = carrier.cr_frame if carrier is not None else None
-    return None if frame is None else frame.f_locals.get("coroutine")
-
-
-@types.coroutine
-def _resume(
-    loop: asyncio.AbstractEventLoop,
-    coroutine: Coroutine[Any, Any, Any],
-    waits_for: Any,
-    eager: EagerTask,
-    gate: SuspensionGate,
-) -> Generator[Any, Any, Any]:
-    task: Any = eager.task
-    eager.awaits = BEGUN
-    while True:
-        error: BaseException | None = None
-        value = None
-        try:
-            value = yield waits_for
-        except GeneratorExit:  # the loop has ended, and every current task with it
-            coroutine.close()
-            raise
-        except BaseException as e:
-            error = e
-        while gate.is_shut() and not gate.ended:
-            try:
-                yield from gate.opened().__await__()
-            except GeneratorExit:
-                coroutine.close()
-                raise
-            except BaseException as e:
-                error = e
-        _leave_task(loop, task)
-        _enter_task(loop, eager)  # type: ignore[arg-type]
-        try:
-            waits_for = coroutine.send(value) if error is None else coroutine.throw(error)
-        except StopIteration as end:
-            return end.value
-        finally:
-            _leave_task(loop, eager)  # type: ignore[arg-type]
-            _enter_task(loop, task)
+            _leave_task(self.loop, eager)  # type: ignore[arg-type]
+            _enter_task(self.loop, self.task)  # type: ignore[arg-type]
+        eager.carry_on(coroutine, self._context, waits_for)
+        return eager

@@ -383,19 +383,18 @@ class Host:
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too."""
-        if self.carrying is None:
-            await self._save(activation, data)
-        else:
-            with self.carrying.saving(activation):
-                await self._save(activation, data)
-        await self.gate.passed()
-
-    async def _save(self, activation: Activation, data: bytes | None) -> None:
+        key, fence = activation.key, activation.shard.fence
         try:
-            await self._keeper.save(self.name, activation.key, activation.shard.fence, data)
+            if self.carrying is None:
+                await self._keeper.save(self.name, key, fence, data)
+            else:
+                with self.carrying.saving(activation):
+                    await self._keeper.save(self.name, key, fence, data)
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
+        if self.gate.is_shut():
+            await self.gate.passed()
 
     async def reassert(self) -> None:
         """Write the fences of the entities in memory, and the lists of remembered entities, into a

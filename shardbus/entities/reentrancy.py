@@ -37,7 +37,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from shardbus.entities.eager import BEGUN, OWNER, EagerTask
+from shardbus.entities.eager import OWNER, EagerTask
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.router import Router
 from shardbus.transport.asks import Key
@@ -115,27 +115,17 @@ class NodeInstanceRouter(InstanceRouter, NodeRouter):
     chain."""
 
 
-def eager_task_waiting_for(
-    task: asyncio.Task[Any], eager_tasks: dict[int, EagerTask]
-) -> EagerTask | None:
-    """Return the eager task whose code waits for the end of a task, however indirectly.
-    `eager_tasks` has them by the `id` of their real tasks, the youngest last."""
+def eager_task_waiting_for(task: asyncio.Task[Any]) -> EagerTask | None:
+    """Return the eager task whose code waits for the end of a task, however indirectly."""
     search: list[Any] = [task]
     found: dict[int, Any] = {id(task): task}
     while search and len(found) < FUTURES_MAX:
         for waiter in _waiters(search.pop()):
             if isinstance(waiter, EagerTask):
                 return waiter
-            if id(waiter) in eager_tasks:
-                return eager_tasks[id(waiter)]
             if id(waiter) not in found:
                 found[id(waiter)] = waiter
                 search.append(waiter)
-    for eager in reversed(eager_tasks.values()):
-        if eager.awaits is BEGUN:
-            break
-        if id(eager.awaits) in found:
-            return eager
     return None
 
 

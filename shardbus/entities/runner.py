@@ -59,6 +59,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.deferred import DeferredWork
+from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
@@ -550,11 +551,11 @@ class EntityRunner:
         """Let a task carry a message, or a start, to its end."""
         activation.busy = True
 
-        def done(task: asyncio.Task[Any]) -> None:
-            if not self.running_handlers.ended(eager):
+        def done(task: EagerTask) -> None:
+            if not self.running_handlers.ended(task):
                 return
             error: BaseException | None
-            if task.cancelled() and eager.doing:
+            if task.cancelled() and task.doing:
                 error = asyncio.CancelledError()  # of a start: it is tried again
             elif task.cancelled():
                 error = EntityFailed("CancelledError", "was cancelled")
@@ -567,7 +568,7 @@ class EntityRunner:
                 answer(activation, task.result(), session, corr)
             self.settle(activation)
 
-        eager = self.running_handlers.carry_on(activation, coroutine, waits_for, done)
+        self.running_handlers.carry_on(activation, coroutine, waits_for, done)
 
     # ---- suspension
 

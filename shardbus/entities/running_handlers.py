@@ -1,7 +1,7 @@
 """Handlers that wait: their eager tasks, and what they ask.
 
-Most handlers end in their first step and are never here. A handler that waits has an eager task
-with a real one until it ends, and so has a start or an `on_stop` that waits. During the first step
+Most handlers end in their first step and are never here. A handler that waits has an eager task of
+its own until it ends, and so has a start or an `on_stop` that waits. During the first step
 of a message the eager task does not know its message yet; the runner does.
 
 Source: B.122, B.137; docs/architecture.md.
@@ -64,7 +64,7 @@ class RunningHandlers:
         self.eager = EagerRunner(loop, self, gate)
         self._type, self._loop, self._current = entity_type, loop, current
         self.tasks: dict[int, EagerTask] = {}
-        """By the `id` of the real task; the longest waiting comes first."""
+        """By their `id`; the longest waiting comes first."""
         self._first: tuple[Activation, RunHeader, int, CallChain] | None = None
         """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
@@ -93,24 +93,23 @@ class RunningHandlers:
         activation: Activation,
         coroutine: Coroutine[Any, Any, Any],
         waits_for: Any,
-        done: Callable[[asyncio.Task[Any]], None],
-    ) -> EagerTask:
-        """Let a task go on where the first step stopped. `done` is called at its end, and must
-        first ask whether the task has `ended` by itself."""
+        done: Callable[[EagerTask], None],
+    ) -> None:
+        """Let an eager task go on where the first step stopped. `done` is called at its end, and
+        must first ask whether the task has `ended` by itself."""
         eager = self.eager.task
         if eager.activation is None:
             eager.activation, eager.message = activation, self._current.handling(activation)
             if self._first is not None:
                 eager.call_chain = self._first_chain(activation)
                 self._first = None
-        task = self.eager.take_over(coroutine, waits_for)
-        activation.task = self.tasks[id(task)] = eager
-        task.add_done_callback(done)
-        return eager
+        activation.task = self.tasks[id(eager)] = eager
+        eager.on_end = done
+        self.eager.take_over(coroutine, waits_for)
 
     def ended(self, eager: EagerTask) -> bool:
         """Forget a task that is done. Returns True if it was not cut off before."""
-        if self.tasks.pop(id(eager.task), None) is None:
+        if self.tasks.pop(id(eager), None) is None:
             return False
         eager.activation.task = None
         return True
@@ -119,7 +118,7 @@ class RunningHandlers:
         """Cancel the task of an entity, and ignore what becomes of it."""
         eager, activation.task = activation.task, None
         if eager is not None:
-            del self.tasks[id(eager.task)]
+            del self.tasks[id(eager)]
             eager.cancel()
 
     def close(self) -> None:
@@ -148,7 +147,7 @@ class RunningHandlers:
         task: Any = asyncio.current_task(self._loop)
         eager = task
         if task.__class__ is not EagerTask:
-            eager = eager_task_waiting_for(task, self.tasks) if task is not None else None
+            eager = eager_task_waiting_for(task) if task is not None else None
         found: CallChain | None = eager.owner.call_chain(eager) if eager is not None else None
         return found
 

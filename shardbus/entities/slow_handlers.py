@@ -28,7 +28,7 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from shardbus.entities.eager import EagerTask, coroutine_of
+from shardbus.entities.eager import EagerTask
 from shardbus.entities.running_handlers import RunningHandler, RunningHandlers
 from shardbus.transport.asks import CoarseClock
 
@@ -136,7 +136,7 @@ class SlowHandlers:
 def suspended(eager: EagerTask) -> list[str]:
     """Return where the code of a task waits, innermost first."""
     frames: list[tuple[FrameType, int]] = []
-    inner: Any = coroutine_of(eager)
+    inner: Any = eager.coroutine
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
         if frame is not None:

@@ -32,7 +32,7 @@ Source: S0.23, S2.27, S2.40-S2.42.
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError, Task
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +44,7 @@ from shardbus.entities.activation import (
     Message,
     StopRequest,
 )
+from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
 from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
@@ -154,12 +155,12 @@ class Stopper:
             self._gone(activation)
             return
 
-        def done(task: Task[Any]) -> None:
+        def done(eager: EagerTask) -> None:
             if running.ended(eager):
                 self._gone(activation)
 
         self._set_deadline(activation)
-        eager = running.carry_on(activation, coroutine, waits_for, done)
+        running.carry_on(activation, coroutine, waits_for, done)
 
     async def _on_stop(self, entity: Any, activation: Activation) -> None:
         try:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from shardbus.backoff import doubling
@@ -57,9 +57,9 @@ class StateLoader(Protocol):
     """Loads and saves the state of entities."""
 
     async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None: ...
-    async def save(
+    def save(
         self, entity_type: str, entity_id: str, fence: int, data: bytes | None
-    ) -> None: ...
+    ) -> Awaitable[None]: ...
 
 
 UNREADABLE_MAX = 10

@@ -5,6 +5,7 @@ Source: docs/how-to/keep-state.md; docs/architecture.md.
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 from shardbus.errors import StoreUnavailable
@@ -19,7 +20,7 @@ class EntityStates:
 
     def __init__(self, store: StateStore, uid: int, within: float = 6.0) -> None:
         self._store = store
-        self._group = SaveGroup(store, op_ids(uid), within=within)
+        self._group = SaveGroup(store, op_ids(uid), self, within=within)
         self.errors = 0
         self._silent_at: float | None = None
         self.silent_because = ""
@@ -33,32 +34,30 @@ class EntityStates:
         try:
             return await self._store.load_state(entity_type, entity_id, fence)
         except Exception as e:
-            self._failed(e)
+            self.failed(e)
             raise
         finally:
-            self._measure(began)
+            self.called(1, time.perf_counter() - began)
 
-    async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
-        """Write the state; return when the store has it. `data` None removes the state."""
-        began = time.perf_counter()
-        try:
-            await self._group.save(entity_type, entity_id, fence, data)
-        except Exception as e:
-            self._failed(e)
-            raise
-        finally:
-            self._measure(began)
+    def save(
+        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+    ) -> asyncio.Future[None]:
+        """Write the state; the future is done when the store has it. `data` None removes the
+        state."""
+        return self._group.save(entity_type, entity_id, fence, data)
 
     @property
     def silent_ago(self) -> float | None:
         """Return the seconds since the store last gave no answer, None if it always answered."""
         return None if self._silent_at is None else time.perf_counter() - self._silent_at
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Note that a load or a save has failed."""
         self.errors += 1
         if isinstance(error, StoreUnavailable):
             self._silent_at, self.silent_because = time.perf_counter(), str(error)
 
-    def _measure(self, began: float) -> None:
-        self.seconds += time.perf_counter() - began
-        self.calls += 1
+    def called(self, calls: int, seconds: float) -> None:
+        """Note loads or saves that have ended, and the sum of the times that they took."""
+        self.seconds += seconds
+        self.calls += calls

@@ -1,9 +1,13 @@
 """Group commit: the saves of many entities share a round trip to the store.
 
 When the store is idle, a save is written at once, together with the others of its loop turn. While
-a write is in flight, further saves are collected for the next one; the slower the store, the larger
-the batches. A batch is bounded in number and bytes. It holds at most one save of an entity, so that
-to repeat a batch is safe.
+a batch is in flight, further saves are collected for the next one; the slower the store, the larger
+the batches. Once `ALONGSIDE` saves have been collected, a second batch goes along with the first:
+so the store writes one while the node goes on with what the other has answered. What waits is
+shared equally between the writers that are free.
+
+A batch is bounded in number and bytes. Of an entity there is at most one save in flight, so that to
+repeat a batch is safe.
 
 A batch without an answer is sent again with the same operation ids, a bounded number of times and
 for a bounded time. Then it fails for each of its callers; the store has either the old value or the
@@ -18,7 +22,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import Protocol
 
 from shardbus.errors import StaleFence, StoreUnavailable
 from shardbus.store.clock import machine_clock
@@ -26,11 +32,22 @@ from shardbus.store.protocol import Save, StateStore
 from shardbus.task_set import TaskSet
 
 ATTEMPTS = 3
+WRITERS = 2
+ALONGSIDE = 64
+"""Saves that are worth a batch of their own while another one is in flight."""
 BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
-_Waiting = tuple[Save, asyncio.Future[None]]
+_Waiting = tuple[Save, asyncio.Future[None], float]
+"""A save, the answer to its caller, and when the caller asked."""
+
+
+class SaveObserver(Protocol):
+    """Takes the figures of a group."""
+
+    def called(self, calls: int, seconds: float) -> None: ...
+    def failed(self, error: Exception) -> None: ...
 
 
 class SaveGroup:
@@ -42,6 +59,7 @@ class SaveGroup:
         self,
         store: StateStore,
         op_ids: Iterator[int],
+        observer: SaveObserver,
         *,
         attempts: int = ATTEMPTS,
         pause: float = 0.05,
@@ -49,12 +67,16 @@ class SaveGroup:
         clock: Callable[[], float] = machine_clock,
     ) -> None:
         self._store = store
-        self._op_ids = op_ids
+        self._op_ids, self._observer = op_ids, observer
         self._attempts = attempts
         self._pause = pause
         self._within, self._clock = within, clock
         self._waiting: deque[_Waiting] = deque()
-        self._writer: asyncio.Task[None] | None = None
+        self._in_flight: set[tuple[str, str]] = set()
+        """The entities whose saves are in flight."""
+        self._idle_writers = WRITERS
+        self._writing = 0
+        """Writers that have a batch in flight."""
         self._tasks = TaskSet()
 
     def save(
@@ -67,41 +89,68 @@ class SaveGroup:
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         save = Save(entity_type, entity_id, fence, data, next(self._op_ids))
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((save, answer))
-        if self._writer is None or self._writer.done():
-            self._writer = self._tasks.spawn(self._write(), name="shardbus-saves")
+        answer: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
+        self._waiting.append((save, answer, perf_counter()))
+        idle = self._idle_writers
+        if idle == WRITERS or (idle and len(self._waiting) >= ALONGSIDE):
+            self._idle_writers -= 1
+            self._tasks.spawn(self._write(), name="shardbus-saves")
         return answer
 
     async def _write(self) -> None:
-        while batch := self._take():
-            try:
-                _answer(batch, await self._save([save for save, _ in batch]))
-            except StoreUnavailable as error:
-                for _, answer in batch:
-                    if not answer.done():
-                        own = StoreUnavailable(
-                            error.message, hint=error.hint, definite=error.definite
-                        )
-                        answer.set_exception(own)
-            except Exception as error:
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
+        """Write batches until nothing waits."""
+        try:
+            while batch := self._take():
+                self._writing += 1
+                try:
+                    await self._write_batch(batch)
+                finally:
+                    self._writing -= 1
+                    self._in_flight.difference_update(save[:2] for save, _, _ in batch)
+        finally:
+            self._idle_writers += 1
+
+    async def _write_batch(self, batch: list[_Waiting]) -> None:
+        outcomes: Sequence[Exception | None]
+        try:
+            outcomes = await self._save([save for save, _, _ in batch])
+            if missing := len(batch) - len(outcomes):  # a defect of the store
+                error = ValueError(f"the store answered {len(outcomes)} of {len(batch)} saves")
+                outcomes = [*outcomes[: len(batch)], *[error] * missing]
+        except StoreUnavailable as e:
+            outcomes = [
+                StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in batch
+            ]
+        except Exception as e:
+            outcomes = [e] * len(batch)
+        taken = perf_counter() * len(batch)
+        for (_, answer, began), outcome in zip(batch, outcomes, strict=True):
+            taken -= began
+            if outcome is not None:
+                self._observer.failed(outcome)
+            if answer.done():
+                continue
+            if outcome is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(outcome)
+        self._observer.called(len(batch), taken)
 
     def _take(self) -> list[_Waiting]:
+        """Return the next batch: this writer's share of what waits."""
         batch: list[_Waiting] = []
-        entities: set[tuple[str, str]] = set()
-        size = 0
-        while self._waiting and len(batch) < BATCH_SAVES and size < BATCH_BYTES:
-            save, answer = self._waiting[0]
+        waiting, in_flight = self._waiting, self._in_flight
+        share = max(ALONGSIDE, -(-len(waiting) // (WRITERS - self._writing)))
+        most, size = min(share, BATCH_SAVES), 0
+        while waiting and len(batch) < most and size < BATCH_BYTES:
+            save, answer, _ = waiting[0]
             entity = save[:2]
-            if entity in entities:
+            if entity in in_flight:
                 break
-            waiting = self._waiting.popleft()
+            one = waiting.popleft()
             if not answer.done():
-                batch.append(waiting)
-                entities.add(entity)
+                batch.append(one)
+                in_flight.add(entity)
                 size += len(save.data or b"")
         return batch
 
@@ -126,13 +175,3 @@ def op_ids(uid: int) -> Iterator[int]:
     dice = random.Random(uid)
     while True:
         yield dice.getrandbits(63)
-
-
-def _answer(batch: list[_Waiting], outcomes: list[StaleFence | None]) -> None:
-    for (_, answer), outcome in zip(batch, outcomes, strict=True):
-        if answer.done():
-            continue
-        if outcome is None:
-            answer.set_result(None)
-        else:
-            answer.set_exception(outcome)

@@ -26,7 +26,7 @@ from shardbus.store.clock import machine_clock
 from shardbus.store.listing import StoredState
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
-from shardbus.store.redis_link import RedisClient, RedisLink, Value
+from shardbus.store.redis_link import RedisClient, RedisLink, RedisSession, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.repair import RawFence, RawTable
@@ -84,13 +84,10 @@ class RedisStore:
         self._clock = ServerClock(2 * PROBE_S) if one else None
         self._watch: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
-        self._link = RedisLink(
-            self._connect,
-            session=secrets.token_hex(SESSION_WIDTH // 2),
-            shown=self._shown,
-            timeout=timeout,
-            one=one,
-        )
+        self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
+        self._link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
+        self._second_link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
+        """Only for saves, while the first is busy."""
 
     async def start(self) -> None:
         client = self._connect()
@@ -103,7 +100,8 @@ class RedisStore:
             await _close(client)
         for warning in warnings:
             log.warning(warning)
-        self._link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
+        for link in (self._link, self._second_link):
+            link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
         if self._watch is None:
@@ -115,14 +113,15 @@ class RedisStore:
             watch.cancel()
             await asyncio.wait([watch])
         await self._link.close()
+        await self._second_link.close()
 
     @property
     def on_new_server(self) -> Callable[[], None]:
-        return self._link.on_new_server
+        return self._session.on_new_server
 
     @on_new_server.setter
     def on_new_server(self, call: Callable[[], None]) -> None:
-        self._link.on_new_server = call
+        self._session.on_new_server = call
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -152,9 +151,9 @@ class RedisStore:
             self._clock.observe(int(server_ms) / 1000, asked_at)
         before, self._mark = self._mark, found
         if before is not None and before != found:
-            self._link.on_new_server()
+            self._session.on_new_server()
         elif run_id:
-            self._link.meet(run_id.decode())
+            self._session.meet(run_id.decode())
 
     async def _check_again(self) -> None:
         """Check the server's settings, and keep what is wrong in `problems`."""
@@ -222,11 +221,12 @@ class RedisStore:
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
         answers: list[StaleFence | None] = [None] * len(saves)
         chunks = list(_chunks(saves))
+        link = self._second_link if self._link.busy else self._link
         if len(chunks) == 1:
-            replies = [await self._save_chunk(saves, chunks[0])]
+            replies = [await self._save_chunk(link, saves, chunks[0])]
         else:
             try:
-                replies = await asyncio.gather(*(self._save_chunk(saves, c) for c in chunks))
+                replies = await asyncio.gather(*(self._save_chunk(link, saves, c) for c in chunks))
             except StoreUnavailable as error:
                 error.definite = False
                 raise
@@ -360,7 +360,9 @@ class RedisStore:
         limit = self._clock.limit(ttl, machine_clock()) if self._clock is not None else None
         return "" if limit is None else _milliseconds(limit)
 
-    async def _save_chunk(self, saves: Sequence[Save], chunk: list[int]) -> list[Any]:
+    async def _save_chunk(
+        self, link: RedisLink, saves: Sequence[Save], chunk: list[int]
+    ) -> list[Any]:
         """Write these of the saves, which are of one type. Returns the place in the chunk, from 1,
         and the stored fence of each that is stale, in turn."""
         prefix = self._key(saves[chunk[0]].entity_type, "entity", "")
@@ -374,7 +376,7 @@ class RedisStore:
                 args.append(b"%019d%016x0" % (fence, op_id))
             else:
                 args.append(b"%019d%016x1%b" % (fence, op_id, data))
-        stale: list[Any] = await self._link.call(scripts.SAVE_STATES, keys, *args)
+        stale: list[Any] = await link.call(scripts.SAVE_STATES, keys, *args)
         return stale
 
     async def _remember(

@@ -75,38 +75,55 @@ class _Call:
         return (*name, len(self.keys), *self.keys, session, seq, *self.args)
 
 
+class RedisSession:
+    """What the links of one store object share: the `session` that names it in every call, the
+    sequence of its commands, and what it knows of the server that `shown` names."""
+
+    def __init__(self, session: str, shown: str) -> None:
+        self.session, self.shown = session, shown
+        self._sequence = 0
+        self.outage = Outage(shown)
+        self._server: str | None = None
+        """The run id of the server that the last connection met."""
+        self.on_new_server: Callable[[], None] = lambda: None
+
+    def next_sequence(self) -> int:
+        """Return the number of the next command."""
+        self._sequence += 1
+        return self._sequence
+
+    def meet(self, run_id: str) -> None:
+        """Report the run id of the server; empty if it hides it, and is taken for another one."""
+        before, self._server = self._server, run_id
+        if before is not None and (not run_id or before != run_id):
+            self.on_new_server()
+
+
 class RedisLink:
-    """Calls scripts through the clients that `connect` creates. `session` names the store object in
-    every call; `shown` names the server in errors; `timeout` bounds a call, in seconds. `one`: the
-    clients reach one server at a time, not a cluster of them."""
+    """Calls scripts through the clients that `connect` creates. `timeout` bounds a call, in
+    seconds. `one`: the clients reach one server at a time, not a cluster of them."""
 
     def __init__(
         self,
         connect: Callable[[], RedisClient],
+        session: RedisSession,
         *,
-        session: str,
-        shown: str,
         timeout: float,
         one: bool = True,
     ) -> None:
         self._connect = connect
         self._one = one
-        self._session = session
-        self._shown = shown
+        self._session, self._shown = session, session.shown
         self._timeout = timeout
         self._sync_key: str | None = None
-        self._sequence = 0
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._running, self._closing = TaskSet(), TaskSet()
         self._trouble: Trouble | None = None
         """Why the last batch failed, None if it did not."""
-        self._outage = Outage(shown)
+        self._outage = session.outage
         self._open = False
-        self._server: str | None = None
-        """The run id of the server that the last connection met."""
-        self.on_new_server: Callable[[], None] = lambda: None
 
     def open(self, *, sync_key: str | None) -> None:
         """Accept calls. With `sync_key`, answer them only once the server has synced its log.
@@ -209,12 +226,13 @@ class RedisLink:
         if self._client is None:
             self._client = self._connect()
             if self._one:
-                self.meet(await self._identify(self._client))
+                self._session.meet(await self._identify(self._client))
         commands: list[tuple[Value, ...]] = []
+        sequence = 0
         for call in batch:
-            self._sequence += 1
+            sequence = self._session.next_sequence()
             call.was_in_doubt, call.in_doubt = call.in_doubt, True
-            commands.append(call.command(self._session, self._sequence))
+            commands.append(call.command(self._session.session, sequence))
         if self._one and self._sync_key is None and len(commands) == 1:  # quicker than a pipeline
             try:
                 return [await self._client.execute_command(*commands[0])]
@@ -225,7 +243,7 @@ class RedisLink:
             pipeline.execute_command(*command)
         if self._sync_key is None:
             return await pipeline.execute(raise_on_error=False)
-        pipeline.execute_command("HSET", self._sync_key, "sequence", self._sequence)
+        pipeline.execute_command("HSET", self._sync_key, "sequence", sequence)
         pipeline.execute_command("WAITAOF", 1, 0, int(self._timeout * 400))
         *replies, written, synced = await pipeline.execute(raise_on_error=False)
         for reply in (written, synced):
@@ -235,11 +253,10 @@ class RedisLink:
             raise NotSynced("has not synced its log")
         return replies
 
-    def meet(self, run_id: str) -> None:
-        """Report the run id of the server; empty if it hides it, and is taken for another one."""
-        before, self._server = self._server, run_id
-        if before is not None and (not run_id or before != run_id):
-            self.on_new_server()
+    @property
+    def busy(self) -> bool:
+        """True while calls wait or are in flight."""
+        return self._task is not None and not self._task.done()
 
     async def _identify(self, client: RedisClient) -> str:
         try:

@@ -8,6 +8,8 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from shardbus.entities.eager import OWNER, EagerRunner
@@ -259,6 +261,128 @@ async def test_a_call_soon_callback_may_drive_too(running: EagerRunner) -> None:
     assert await tasks[0] is not None
 
 
+async def test_a_cancellation_waits_for_the_next_step(running: EagerRunner) -> None:
+    """The work waits for a turn of the loop, and for no future that could be cancelled."""
+    seen: list[str] = []
+
+    async def work() -> str:
+        try:
+            await a_turn()
+        except asyncio.CancelledError as cancelled:
+            seen.append(str(cancelled))
+        await a_turn()
+        return "went on"
+
+    task = drive(running, work)
+    assert task.cancel("enough")
+    assert await task == "went on"
+    assert seen == ["enough"]
+    assert not task.cancel(), "it is over"
+
+
+async def test_a_request_that_is_taken_back_in_time_is_none(running: EagerRunner) -> None:
+    async def work() -> str:
+        await a_turn()
+        return "went on"
+
+    task: Any = drive(running, work)
+    assert task.cancel()
+    assert (task.cancelling(), task.uncancel(), task.uncancel()) == (1, 0, 0)
+    assert await task == "went on"
+
+
+def test_a_loop_that_ends_cancels_clean_up_and_waits_for_it() -> None:
+    """As `asyncio.run` does with every task. A coroutine that it does not know of is closed."""
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            try:
+                await asyncio.sleep(60)
+            except BaseException as error:
+                seen.append(type(error).__name__)
+
+    async def main() -> None:
+        drive(EagerRunner(asyncio.get_running_loop()), work).cancel()
+
+    asyncio.run(main())
+    gc.collect()
+    assert seen == ["CancelledError"]
+
+
+async def test_waiting_for_what_is_no_future_of_the_loop_raises(running: EagerRunner) -> None:
+    class Odd:
+        def __await__(self) -> Any:
+            yield "a word"
+
+    async def work() -> None:
+        await Odd()
+
+    with pytest.raises(RuntimeError, match="a word"):
+        await drive(running, work)
+
+    async def forever() -> None:
+        await asyncio.current_task()  # type: ignore[misc]
+
+    itself = drive(running, forever)
+    await turns()
+    assert "no task can wait" in str(itself.exception())
+
+    other = asyncio.new_event_loop()
+    foreign = other.create_future()
+    other.close()
+
+    async def of_another_loop() -> None:
+        await foreign
+
+    with pytest.raises(RuntimeError, match="no task can wait"):
+        await drive(running, of_another_loop)
+
+
+@waits
+async def test_libraries_on_anyio(running: EagerRunner, pause: Work) -> None:
+    seen: list[str] = []
+
+    async def child(name: str) -> None:
+        await pause()
+        seen.append(name)
+
+    async def work() -> str:
+        async with anyio.create_task_group() as group:
+            group.start_soon(child, "a")
+            group.start_soon(child, "b")
+        with anyio.move_on_after(0.01) as scope:
+            await anyio.sleep_forever()
+        await pause()
+        return f"{scope.cancelled_caught} {await anyio.to_thread.run_sync(str, 7)}"
+
+    task: Any = drive(running, work)
+    assert await task == "True 7"
+    assert sorted(seen) == ["a", "b"]
+
+
+async def test_it_describes_itself_as_a_task_does(running: EagerRunner) -> None:
+    """For debuggers and for libraries that look at the current task."""
+    seen: list[object] = []
+
+    async def work() -> None:
+        await a_turn()
+        me: Any = asyncio.current_task()
+        me.set_name("other")
+        seen.extend([me.get_name(), me.get_context()[OWNER], me.get_loop(), me.done()])
+        await a_turn()
+
+    task: Any = drive(running, work)
+    assert task.get_coro().cr_frame is task.get_stack()[0]
+    await task
+    name, owner, loop, done = seen
+    assert str(name).startswith("shardbus-handler-")
+    assert (owner, loop, done) == (None, asyncio.get_running_loop(), False)
+    assert (task.get_stack(), task.done(), task.get_coro()) == ([], True, None)
+
+
 def test_work_that_outlives_its_loop_is_closed_in_silence() -> None:
     cleaned = []
 
@@ -317,6 +441,24 @@ async def test_what_a_sender_has_set_the_handler_does_not_see(
 
     color.set("blue")
     assert await drive(running, work) == "none"
+
+
+@waits
+async def test_what_follows_the_end_does_not_see_what_was_set(
+    running: EagerRunner, pause: Work
+) -> None:
+    """`on_end` handles the messages that have waited."""
+    seen: list[str] = []
+
+    async def work() -> None:
+        await a_turn()
+        color.set("red")
+        await pause()
+        await asyncio.sleep(0.001)
+
+    running.task.on_end = lambda _: seen.append(color.get())
+    await drive(running, work)
+    assert seen == ["none"]
 
 
 @waits

@@ -88,13 +88,11 @@ async def test_answered_asks_are_forgotten_in_time() -> None:
 # Whose code asks
 
 
-def run(work: Callable[[], Any]) -> tuple[EagerTask, dict[int, EagerTask]]:
-    """Run a coroutine as a handler is run: its turn, and how that is found."""
+def run(work: Callable[[], Any]) -> EagerTask:
+    """Run a coroutine as a handler is run."""
     driver = EagerRunner(asyncio.get_running_loop())
-    turn, coroutine = driver.task, work()
-    waits_for = driver.step(coroutine)
-    task = driver.take_over(coroutine, waits_for)
-    return turn, {id(task): turn}
+    coroutine = work()
+    return driver.take_over(coroutine, driver.step(coroutine))
 
 
 async def awaited(task: asyncio.Task[None]) -> None:
@@ -160,15 +158,15 @@ async def test_whether_a_handler_waits_for_a_task(
     async def child() -> None:
         task = asyncio.current_task()
         assert task is not None
-        seen.append(eager_task_waiting_for(task, known))
+        seen.append(eager_task_waiting_for(task))
         await turns(3)
-        seen.append(eager_task_waiting_for(task, known))
+        seen.append(eager_task_waiting_for(task))
         await gate.wait()
 
     async def handler() -> None:
         await way(asyncio.create_task(child()))
 
-    turn, known = run(handler)
+    turn = run(handler)
     await turns(10)
     assert seen == [turn if at_once else None, turn if later else None]
     gate.set()
@@ -177,8 +175,8 @@ async def test_whether_a_handler_waits_for_a_task(
 
 async def test_a_future_that_hides_its_callbacks_is_waited_for_by_none() -> None:
     """Then a cycle ends by its deadline. Nothing is refused that could have been answered."""
-    turn, known = run(asyncio.Event().wait)
+    turn = run(asyncio.Event().wait)
     hidden: Any = object()
-    assert eager_task_waiting_for(hidden, known) is None
+    assert eager_task_waiting_for(hidden) is None
     turn.cancel()
     await turns()

@@ -43,6 +43,20 @@ class Script(MemoryStore):
         return outcomes
 
 
+class Observer:
+    """What a group has told."""
+
+    def __init__(self) -> None:
+        self.calls, self.errors = 0, list[str]()
+
+    def called(self, calls: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.calls += calls
+
+    def failed(self, error: Exception) -> None:
+        self.errors.append(type(error).__name__)
+
+
 @pytest.fixture
 async def store() -> Script:
     store = Script()
@@ -52,7 +66,7 @@ async def store() -> Script:
 
 @pytest.fixture
 def group(store: Script) -> SaveGroup:
-    return SaveGroup(store, itertools.count(1), pause=0.0)
+    return SaveGroup(store, itertools.count(1), Observer(), pause=0.0)
 
 
 async def turns(count: int = 5) -> None:
@@ -61,9 +75,72 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_saves_of_one_turn_share_a_call(store: Script, group: SaveGroup) -> None:
-    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"x") for n in range(100)))
-    assert [len(batch) for batch in store.batches] == [100]
-    assert len({save.op_id for save in store.batches[0]}) == 100
+    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"x") for n in range(60)))
+    assert [len(batch) for batch in store.batches] == [60]
+    assert len({save.op_id for save in store.batches[0]}) == 60
+
+
+@pytest.mark.parametrize(
+    ("saves", "shared"), [(63, [63]), (64, [64]), (100, [64, 36]), (200, [100, 100])]
+)
+async def test_two_writers_share_what_waits(
+    store: Script, group: SaveGroup, saves: int, shared: list[int]
+) -> None:
+    """Both batches are in flight at once."""
+    store.gate.clear()
+    answers = [group.save("counter", f"e-{n}", 1, b"x") for n in range(saves)]
+    await turns()
+    assert [len(batch) for batch in store.batches] == shared
+    store.gate.set()
+    await asyncio.gather(*answers)
+    assert await store.load_state("counter", f"e-{saves - 1}", 1) == b"x"
+
+
+async def test_the_second_writer_begins_once_there_is_enough_for_it(
+    store: Script, group: SaveGroup
+) -> None:
+    store.gate.clear()
+    answers = [group.save("counter", "first", 1, b"x")]
+    await turns()
+    for n in range(64):
+        assert [len(batch) for batch in store.batches] == [1]
+        answers.append(group.save("counter", f"e-{n}", 1, b"x"))
+        await turns()
+    assert [len(batch) for batch in store.batches] == [1, 64]
+    store.gate.set()
+    await asyncio.gather(*answers)
+
+
+async def test_an_entity_has_one_save_in_flight(store: Script, group: SaveGroup) -> None:
+    """Whatever follows an entity's second save waits with it, so that order is kept."""
+    store.gate.clear()
+    answers = [group.save("counter", "a", 1, b"1")]
+    await turns()
+    answers += [group.save("counter", f"e-{n}", 1, b"x") for n in range(10)]
+    answers += [group.save("counter", "a", 1, b"2")]
+    answers += [group.save("counter", f"f-{n}", 1, b"x") for n in range(100)]
+    await turns()
+    assert [len(batch) for batch in store.batches] == [1, 10]
+    store.gate.set()
+    await asyncio.gather(*answers)
+    in_flight = [[save.data for save in batch if save.entity_id == "a"] for batch in store.batches]
+    assert [saves for saves in in_flight if saves] == [[b"1"], [b"2"]]
+    assert await store.load_state("counter", "a", 1) == b"2"
+
+
+async def test_saves_are_counted_with_their_failures(store: Script) -> None:
+    observer = Observer()
+    group = SaveGroup(store, itertools.count(1), observer, attempts=1)
+    await store.load_state("counter", "b", 9)
+    await asyncio.gather(
+        *(group.save("counter", entity_id, 1, b"x") for entity_id in "abc"), return_exceptions=True
+    )
+    store.failures = 1
+    await asyncio.gather(
+        *(group.save("counter", entity_id, 1, b"x") for entity_id in "de"), return_exceptions=True
+    )
+    assert observer.calls == 5
+    assert observer.errors == ["StaleFence", "StoreUnavailable", "StoreUnavailable"]
 
 
 async def test_saves_during_a_write_share_the_next_one(store: Script, group: SaveGroup) -> None:
@@ -168,7 +245,9 @@ def test_operation_ids_differ_between_nodes_and_fit_63_bits() -> None:
 async def test_a_save_of_a_process_that_stood_still_is_not_sent_again(store: Script) -> None:
     """A store that failed over meanwhile may have lost the fence of the shard's next home."""
     now = [100.0]
-    group = SaveGroup(store, itertools.count(1), pause=0.0, within=6.0, clock=lambda: now[0])
+    group = SaveGroup(
+        store, itertools.count(1), Observer(), pause=0.0, within=6.0, clock=lambda: now[0]
+    )
     store.failures, store.gate = 1, asyncio.Event()
     saving = asyncio.ensure_future(group.save("counter", "a", 1, b"x"))
     await turns()
@@ -206,7 +285,7 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
     async def short(saves: Sequence[Save]) -> list[StaleFence | None]:
         return [None] * (len(saves) - 1)
 
-    group = SaveGroup(store, itertools.count(1))
+    group = SaveGroup(store, itertools.count(1), Observer())
     monkeypatch.setattr(store, "save_states", short)
     saves = [group.save("counter", name, 1, b"") for name in "abc"]
     answers = await asyncio.wait_for(asyncio.gather(*saves, return_exceptions=True), 60)
