@@ -129,6 +129,8 @@ class EagerTask(asyncio.Future[Any]):
     def carry_on(self, coroutine: Coroutine[Any, Any, Any], context: Context, first: Any) -> None:
         """Go on with a coroutine whose first step returned `first`."""
         self.coroutine, self.context = coroutine, context
+        if self.runner.adopt is not None:
+            self.runner.adopt(self)
         self._wait_for(first)
 
     def _wait_for(self, waits_for: Any) -> None:
@@ -207,7 +209,18 @@ class EagerRunner:
     pays for that once: there, `begin` steps a coroutine.
     """
 
-    __slots__ = ("_context", "_depth", "_outer", "base", "gate", "loop", "outside", "owner", "task")
+    __slots__ = (
+        "_context",
+        "_depth",
+        "_outer",
+        "adopt",
+        "base",
+        "gate",
+        "loop",
+        "outside",
+        "owner",
+        "task",
+    )
 
     def __init__(
         self,
@@ -216,6 +229,8 @@ class EagerRunner:
         gate: SuspensionGate | None = None,
     ) -> None:
         self.loop, self.owner, self.gate = loop, owner, gate or SuspensionGate()
+        self.adopt: Callable[[EagerTask], object] | None = getattr(loop, "adopt", None)
+        """A simulated loop must know the coroutines that stand in it when its process is killed."""
         self.outside = copy_context()
         """The context of callbacks."""
         self.base = copy_context()

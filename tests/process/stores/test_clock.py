@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from shardbus.store.opening import open_store
 from shardbus.store.protocol import Save, StateStore
 from tests.process.stores.shims import CLOCK_AHEAD, Shim, no_compiler
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(
     no_compiler(), reason="needs a C compiler, for a server whose clock can be set"
@@ -31,6 +33,17 @@ def server(tmp_path: Path, clock: Shim) -> Iterator[RedisServer]:
         yield server
 
 
+def jump(server: RedisServer, clock: Shim) -> None:
+    """Set the server's clock an hour ahead, or back if it is ahead. A server reads the clock anew
+    after a millisecond."""
+    with server.client() as client:
+        before, _ = client.time()
+        clock.off() if clock.flag.exists() else clock.on()
+        deadline = time.monotonic() + PATIENCE_S
+        while abs(client.time()[0] - before) < 3000:
+            assert time.monotonic() < deadline, "the clock does not jump"
+
+
 @asynccontextmanager
 async def node_on(server: RedisServer) -> AsyncIterator[StateStore]:
     """The store of one node."""
@@ -46,11 +59,11 @@ async def test_a_clock_that_jumps_ahead_ends_no_lease(server: RedisServer, clock
     async with node_on(server) as holder, node_on(server) as other:
         lease = await holder.acquire_lease("shard", "a", TTL)
         assert lease is not None
-        clock.on()
+        jump(server, clock)
         assert await other.acquire_lease("shard", "b", TTL) is None
         assert await holder.renew_lease(lease, TTL)
         assert await other.acquire_lease("shard", "b", TTL) is None
-        clock.off()
+        jump(server, clock)
         assert await other.acquire_lease("shard", "b", TTL) is None
         assert await holder.renew_lease(lease, TTL)
         await holder.release_lease(lease)
@@ -66,7 +79,7 @@ async def test_a_node_that_starts_after_the_jump_gets_a_lease_until_it_is_renewe
         lost = await holder.acquire_lease("lost", "a", TTL)
         assert renewed is not None
         assert lost is not None
-        clock.on()
+        jump(server, clock)
         assert await holder.renew_lease(renewed, TTL)
         async with node_on(server) as newcomer:
             assert await newcomer.acquire_lease("renewed", "b", TTL) is None
@@ -79,13 +92,13 @@ async def test_saves_stay_fenced_whatever_the_clock_says(server: RedisServer, cl
     async with node_on(server) as former:
         assert await former.load_state("cart", "c", 1 << 32) is None
         assert await former.save_states([Save("cart", "c", 1 << 32, b"one", 1)]) == [None]
-        clock.on()
+        jump(server, clock)
         async with node_on(server) as successor:
             assert await successor.load_state("cart", "c", 2 << 32) == b"one"
             [refused] = await former.save_states([Save("cart", "c", 1 << 32, b"late", 2)])
             assert refused is not None
             assert await successor.save_states([Save("cart", "c", 2 << 32, b"two", 3)]) == [None]
-        clock.off()
+        jump(server, clock)
         [refused] = await former.save_states([Save("cart", "c", 1 << 32, b"later", 4)])
         assert refused is not None
         assert await former.load_state("cart", "c", 3 << 32) == b"two"
