@@ -52,10 +52,10 @@ return answers
 """
 
 
-def saving(url: str) -> Product:
+def saving(url: str, handler: str = "put") -> Product:
     """Return shardbus over this store, not yet started."""
     os.environ["BENCH_APP"] = "saves"
-    return Product(handler="put", message=b"", app="benchmarks.saves_app", kind=Cart, store=url)
+    return Product(handler=handler, message=b"", app="benchmarks.saves_app", kind=Cart, store=url)
 
 
 class Bare(Side):

@@ -35,6 +35,11 @@ class Cart(Entity):
         meter.hit()
         return self.state.changes
 
+    @handler
+    def size(self, content: bytes) -> int:
+        """Return the size of the content that was stored."""
+        return len(self.state.content)
+
 
 if os.environ.get("BENCH_APP") == "saves":
     serve(os.environ["BENCH_CONTROL"], meter)

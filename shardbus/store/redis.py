@@ -19,11 +19,12 @@ from urllib.parse import quote, unquote
 
 from redis.exceptions import RedisError
 
-from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
+from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
 from shardbus.store.listing import StoredState
+from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, RedisSession, Value
@@ -87,7 +88,8 @@ class RedisStore:
         self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
         self._link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
         self._second_link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
-        """Only for saves, while the first is busy."""
+        """Only for loads and saves, while the first is busy."""
+        self._loads = LoadGroup(self._load_all)
 
     async def start(self) -> None:
         client = self._connect()
@@ -210,13 +212,17 @@ class RedisStore:
         return bool(await self._link.call(scripts.REMOVE_TABLE, self._table(entity_type)))
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
-        key = self._key(entity_type, "entity", entity_id)
-        reply = await self._link.call(scripts.LOAD_STATE, (key,), _wide(fence))
-        if reply[0] == b"stale":
-            stored = fence_of(entity_type, entity_id, reply[1])
-            raise StaleFence(entity_type, entity_id, fence, stored)
-        data: bytes | None = reply[1]
-        return data
+        check_fence(fence)
+        return await self._loads.load(entity_type, entity_id, fence)
+
+    async def _load_all(self, loads: Sequence[Load]) -> list[Loaded]:
+        """Load entities of one type."""
+        prefix = self._key(loads[0].entity_type, "entity", "")
+        keys = [prefix + quoted(load.entity_id) for load in loads]
+        fences = [_wide(load.fence) for load in loads]
+        link = self._second_link if self._link.busy else self._link
+        replies = await link.call(scripts.LOAD_STATES, keys, *fences)
+        return [_loaded(load, reply) for load, reply in zip(loads, replies, strict=True)]
 
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
         answers: list[StaleFence | None] = [None] * len(saves)
@@ -233,9 +239,7 @@ class RedisStore:
         for chunk, stale in zip(chunks, replies, strict=True):
             for place, stored in zip(stale[::2], stale[1::2], strict=True):
                 i = chunk[place - 1]
-                save = saves[i]
-                fence = fence_of(save.entity_type, save.entity_id, stored)
-                answers[i] = StaleFence(save.entity_type, save.entity_id, save.fence, fence)
+                answers[i] = _stale(saves[i], stored)
         return answers
 
     async def add_remembered(
@@ -420,6 +424,22 @@ def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
             yield list(groups.pop(entity_type).values())
             del sizes[entity_type]
     yield from (list(group.values()) for group in groups.values())
+
+
+def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:
+    """Return what the script has answered for one load. A stored fence that is damaged is the
+    error of this one alone."""
+    if not isinstance(reply, list):
+        return reply
+    try:
+        return _stale(load, reply[0])
+    except StoreError as error:
+        return error
+
+
+def _stale(one: Load | Save, stored: bytes) -> StaleFence:
+    fence = fence_of(one.entity_type, one.entity_id, stored)
+    return StaleFence(one.entity_type, one.entity_id, one.fence, fence)
 
 
 def _table(entity_type: str, reply: list[Any]) -> StoredTable:

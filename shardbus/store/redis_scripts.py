@@ -107,20 +107,29 @@ return {'ok'}
 # KEYS table, homes
 REMOVE_TABLE = Script("return redis.call('DEL', KEYS[2])")
 
-# KEYS entity; ARGV 3 fence
-LOAD_STATE = Script(
+# KEYS entities, each once; ARGV from 3 on: the fence of each. All are checked before one is
+# written, so that `late` means that none was written. Answers the data of each, or a list with the
+# fence of one that is stale.
+LOAD_STATES = Script(
     _LATE
     + """
-local v = redis.call('HGET', KEYS[1], 'v')
-local op = ''
-if v then
-  local fence = v:sub(1, 19)
-  if fence > ARGV[3] then return {'stale', fence} end
-  if fence == ARGV[3] and late(v:sub(20, 44)) then return 'late' end
-  op = v:sub(45)
+local found, answers = {}, {}
+for i, key in ipairs(KEYS) do
+  local kept = redis.call('HMGET', key, 'v', 'data')
+  local v = kept[1]
+  if v and v:sub(1, 19) == ARGV[i + 2] and late(v:sub(20, 44)) then return 'late' end
+  found[i] = v
+  answers[i] = kept[2]
 end
-redis.call('HSET', KEYS[1], 'v', ARGV[3] .. session .. seq .. op)
-return {'ok', redis.call('HGET', KEYS[1], 'data')}
+for i, key in ipairs(KEYS) do
+  local v, fence = found[i], ARGV[i + 2]
+  if v and v:sub(1, 19) > fence then
+    answers[i] = {v:sub(1, 19)}
+  else
+    redis.call('HSET', key, 'v', fence .. session .. seq .. (v and v:sub(45) or ''))
+  end
+end
+return answers
 """
 )
 

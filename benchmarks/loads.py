@@ -1,0 +1,122 @@
+"""Measure first asks of stored entities, each of which loads its state, beside bare reads of the
+same store, in turn.
+
+One node that has just started, one producer, 10,000 stored carts with states of 100 B, asked once
+each with 256 asks in flight. Then the node is killed, and they are asked again at a new one. The
+bare client of Redis reads the field that holds the state, in pipelines of what waits meanwhile; it
+raises no fence. SQLite has no bare side.
+
+    python -m benchmarks.loads                          Redis, appendfsync everysec
+    python -m benchmarks.loads sqlite
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from benchmarks.harness import IDS, RUNS, emit, median
+from benchmarks.saves import saving
+from benchmarks.sides import Product
+from tests.redis_server import RedisServer
+
+LANES = 256
+SIZE = 100
+
+
+class BareReads:
+    """Run redis-py alone: what waits is read in one pipeline."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._waiting: list[tuple[str, asyncio.Future[Any]]] = []
+        self._reading: asyncio.Task[None] | None = None
+
+    def read(self, entity_id: str) -> asyncio.Future[Any]:
+        """Read one."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entity_id, future))
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(self._read())
+        return future
+
+    async def _read(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            pipeline = self._redis.pipeline(transaction=False)
+            for entity_id, _ in batch:
+                pipeline.hget(f"bare:{{cart}}:{entity_id}", "data")
+            for (_, future), data in zip(batch, await pipeline.execute(), strict=True):
+                future.set_result(data)
+
+
+async def rate_of(call: Any) -> float:
+    """Call each entity once in closed loops; return calls a second."""
+    ids = iter(IDS)
+
+    async def lane() -> None:
+        for entity_id in ids:
+            await call(entity_id)
+
+    begun = time.monotonic()
+    await asyncio.gather(*(lane() for _ in range(LANES)))
+    return len(IDS) / (time.monotonic() - begun)
+
+
+async def loaded(product: Product, *, kill: bool) -> float:
+    """Ask all entities at a node that has just started; return asks a second."""
+    async with product:
+        rate = await rate_of(product.ask)
+        if kill:
+            product.host.process.kill()
+        return rate
+
+
+async def compare(where: str, url: str, redis: Redis | None) -> None:
+    """Measure one store."""
+    product = saving(url)
+    product.message = bytes(SIZE)
+    async with product:
+        await rate_of(product.ask)  # stores all of them
+    if redis is not None:
+        for entity_id in IDS:
+            await redis.hset(f"bare:{{cart}}:{entity_id}", "data", bytes(SIZE))
+    product = saving(url, "size")
+    stopped, killed, bare = list[float](), list[float](), list[float]()
+    for _ in range(RUNS):
+        stopped.append(await loaded(product, kill=True))
+        killed.append(await loaded(product, kill=False))
+        if redis is not None:
+            bare.append(await rate_of(BareReads(redis).read))
+    name = f"loads/{where}/{SIZE}/{LANES}"
+    for what, rates in (("after_stop", stopped), ("after_kill", killed), ("bare", bare)):
+        if rates:
+            emit(f"{name}/{what}", median(rates), "loads/s", runs=[round(rate) for rate in rates])
+    if bare:
+        pairs = [a / b for a, b in zip(stopped, bare, strict=True)]
+        shown = [round(pair, 3) for pair in pairs]
+        emit(f"{name}/ratio_rate", median(pairs), "x", of="bare", pairs=shown)
+
+
+async def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        for where in sys.argv[1:] or ["everysec"]:
+            if where == "sqlite":
+                await compare(where, f"sqlite:///{folder}/loads.db", None)
+                continue
+            with RedisServer(Path(folder) / where, "--appendfsync", where) as server:
+                url = f"redis://127.0.0.1:{server.port}/0"
+                redis = Redis.from_url(url)
+                await compare(where, url, redis)
+                await redis.aclose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

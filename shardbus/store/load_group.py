@@ -1,0 +1,99 @@
+"""Loads of many entities share round trips, as saves do (`group_commit`).
+
+When no load is in flight, one goes at once, together with the others of its loop turn. While a
+group is in flight, further loads are collected for the next one, and a second group goes along with
+the first once there is enough for it. A group has entities of one type, each once. Each caller gets
+the error of its group as an error of its own; it decides itself whether to load again.
+
+Source: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from shardbus.errors import StoreError, StoreUnavailable
+from shardbus.task_set import TaskSet
+
+GROUP_LOADS = 128
+READERS = 2
+ALONGSIDE = 64
+"""Loads that are worth a group of their own while another one is in flight."""
+
+
+class Load(NamedTuple):
+    """A load of one entity's state, which raises its stored fence."""
+
+    entity_type: str
+    entity_id: str
+    fence: int
+
+
+Loaded = bytes | StoreError | None
+"""The state, None if there is none, or why it was not loaded: StaleFence, or a stored fence that is
+damaged."""
+
+_Waiting = tuple[Load, asyncio.Future[bytes | None]]
+
+
+class LoadGroup:
+    """Collects loads. `load_all` loads entities of one type in one step."""
+
+    def __init__(self, load_all: Callable[[Sequence[Load]], Awaitable[list[Loaded]]]) -> None:
+        self._load_all = load_all
+        self._waiting: deque[_Waiting] = deque()
+        self._idle_readers = READERS
+        self._tasks = TaskSet()
+
+    def load(self, entity_type: str, entity_id: str, fence: int) -> asyncio.Future[bytes | None]:
+        """Return a future of the state, None if there is none. Its errors are those of the store's
+        `load_state`."""
+        answer: asyncio.Future[bytes | None]
+        answer = asyncio.Future(loop=asyncio.get_running_loop())
+        self._waiting.append((Load(entity_type, entity_id, fence), answer))
+        idle = self._idle_readers
+        if idle == READERS or (idle and len(self._waiting) >= ALONGSIDE):
+            self._idle_readers -= 1
+            self._tasks.spawn(self._read(), name="shardbus-loads")
+        return answer
+
+    async def _read(self) -> None:
+        """Load groups until nothing waits."""
+        try:
+            while group := self._take():
+                await self._load_group(group)
+        finally:
+            self._idle_readers += 1
+
+    async def _load_group(self, group: list[_Waiting]) -> None:
+        answers: Sequence[Loaded | Exception]
+        try:
+            answers = await self._load_all([load for load, _ in group])
+        except StoreUnavailable as e:
+            answers = [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in group]
+        except Exception as e:
+            answers = [e] * len(group)
+        for (_, answer), loaded in zip(group, answers, strict=True):
+            if answer.done():
+                continue
+            if isinstance(loaded, Exception):
+                answer.set_exception(loaded)
+            else:
+                answer.set_result(loaded)
+
+    def _take(self) -> list[_Waiting]:
+        """Return the next group."""
+        group: dict[str, _Waiting] = {}
+        waiting, entity_type = self._waiting, ""
+        while waiting and len(group) < GROUP_LOADS:
+            load, answer = waiting[0]
+            if load.entity_id in group or (group and load.entity_type != entity_type):
+                break
+            one = waiting.popleft()
+            if not answer.done():
+                group[load.entity_id] = one
+                entity_type = load.entity_type
+        return list(group.values())
