@@ -3,7 +3,9 @@
 When no load is in flight, one goes at once, together with the others of its loop turn. While a
 group is in flight, further loads are collected for the next one, and a second group goes along with
 the first once there is enough for it. A group has entities of one type, each once. Each caller gets
-the error of its group as an error of its own; it decides itself whether to load again.
+the error of its group as an error of its own; it decides itself whether to load again. If the store
+does not answer a group, the loads that waited behind it when it went fail with it: they have waited
+as long, and each group of them would take as long again.
 
 Source: docs/architecture.md.
 """
@@ -36,7 +38,8 @@ Loaded = bytes | StoreError | None
 """The state, None if there is none, or why it was not loaded: StaleFence, or a stored fence that is
 damaged."""
 
-_Waiting = tuple[Load, asyncio.Future[bytes | None]]
+_Waiting = tuple[Load, asyncio.Future[bytes | None], int]
+"""A load, the answer to its caller, and its number."""
 
 
 class LoadGroup:
@@ -46,6 +49,8 @@ class LoadGroup:
         self._load_all = load_all
         self._waiting: deque[_Waiting] = deque()
         self._idle_readers = READERS
+        self._number = 0
+        """The number of the last load."""
         self._tasks = TaskSet()
 
     def load(self, entity_type: str, entity_id: str, fence: int) -> asyncio.Future[bytes | None]:
@@ -53,7 +58,8 @@ class LoadGroup:
         `load_state`."""
         answer: asyncio.Future[bytes | None]
         answer = asyncio.Future(loop=asyncio.get_running_loop())
-        self._waiting.append((Load(entity_type, entity_id, fence), answer))
+        self._number += 1
+        self._waiting.append((Load(entity_type, entity_id, fence), answer, self._number))
         idle = self._idle_readers
         if idle == READERS or (idle and len(self._waiting) >= ALONGSIDE):
             self._idle_readers -= 1
@@ -70,13 +76,16 @@ class LoadGroup:
 
     async def _load_group(self, group: list[_Waiting]) -> None:
         answers: Sequence[Loaded | Exception]
+        last = self._number
         try:
-            answers = await self._load_all([load for load, _ in group])
+            answers = await self._load_all([load for load, _, _ in group])
         except StoreUnavailable as e:
+            while self._waiting and self._waiting[0][2] <= last:
+                group.append(self._waiting.popleft())
             answers = [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in group]
         except Exception as e:
             answers = [e] * len(group)
-        for (_, answer), loaded in zip(group, answers, strict=True):
+        for (_, answer, _), loaded in zip(group, answers, strict=True):
             if answer.done():
                 continue
             if isinstance(loaded, Exception):
@@ -89,7 +98,7 @@ class LoadGroup:
         group: dict[str, _Waiting] = {}
         waiting, entity_type = self._waiting, ""
         while waiting and len(group) < GROUP_LOADS:
-            load, answer = waiting[0]
+            load, answer, _ = waiting[0]
             if load.entity_id in group or (group and load.entity_type != entity_type):
                 break
             one = waiting.popleft()

@@ -75,10 +75,10 @@ async def test_groups_are_bounded_and_of_one_type_and_have_an_entity_once(
     store.gate.clear()
     loads = [group.load("cart", "a", 1)]
     await turns()
-    loads += [group.load("cart", "a", 2), group.load("cart", "a", 3), group.load("order", "a", 3)]
+    loads += [group.load("cart", "a", 2), group.load("cart", "a", 3), group.load("order", "b", 4)]
     store.gate.set()
-    assert await asyncio.gather(*loads) == [b"a"] * 4
-    assert [[load.fence for load in one] for one in store.groups] == [[1], [2], [3], [3]]
+    assert await asyncio.gather(*loads) == [b"a", b"a", b"a", b"b"]
+    assert [[load.fence for load in one] for one in store.groups] == [[1], [2], [3], [4]]
     store.groups.clear()
     await asyncio.gather(*(group.load("cart", f"e-{n}", 1) for n in range(2 * GROUP_LOADS + 5)))
     assert sorted(store.sizes) == [5, GROUP_LOADS, GROUP_LOADS]
@@ -106,6 +106,21 @@ async def test_a_store_that_does_not_answer_fails_each_with_an_error_of_its_own(
         await group.load("cart", "a", 1)
     store.error = None
     assert await group.load("cart", "a", 1) == b"a"
+
+
+async def test_what_waited_behind_a_group_without_an_answer_fails_with_it(
+    store: Script, group: LoadGroup
+) -> None:
+    """Otherwise the last of many would wait for as many groups that the store does not answer."""
+    store.gate.clear()
+    store.error = StoreUnavailable("away")
+    loads = [group.load("cart", f"e-{n}", 1) for n in range(5 * GROUP_LOADS)]
+    await turns()
+    later = group.load("cart", "later", 1)
+    store.gate.set()
+    found = await asyncio.gather(*loads, later, return_exceptions=True)
+    assert {type(error) for error in found} == {StoreUnavailable}
+    assert store.sizes == [GROUP_LOADS, GROUP_LOADS, 1], "what came after them was tried"
 
 
 async def test_a_cancelled_load_leaves_the_others_alone(store: Script, group: LoadGroup) -> None:
