@@ -1,7 +1,7 @@
 """The `shardbus` command, from its arguments to the exit code of the process.
 
-The help of all commands and plain `shardbus health` need no parser of command lines, which takes
-longer to start than they do. All else is in `commands`.
+The help of all commands, the help of one, and plain `shardbus health` need no parser of command
+lines, which takes longer to start than they do. All else is in `commands`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
         (sys.stdout if arguments else sys.stderr).write(help_of_all())
         return 0 if arguments else 2
+    if arguments[-1] in ("-h", "--help"):
+        from shardbus_cli.help_pages import help_of
+
+        if (page := help_of(arguments)) is not None:
+            sys.stdout.write(page)
+            return 0
     if arguments[:1] == ["health"] and not debug:
         from shardbus_cli import health
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
 
 from shardbus_cli.command_table import COMMANDS, SECTIONS, named_in
 from shardbus_cli.commands import command_line
+from shardbus_cli.help_pages import FILE, help_of
 
 
 def test_starting_the_command_imports_nothing_heavy():
@@ -32,6 +35,35 @@ def test_the_help_of_all_commands_imports_no_parser(shell):
     assert shell("--help") == 0
     assert all(f"  {name} " in shell.out for name in COMMANDS)
     assert all(len(line) <= 100 for line in shell.out.splitlines())
+
+
+def test_the_help_of_one_command_imports_no_parser():
+    program = (
+        "import sys; from shardbus_cli.main import run;"
+        " run(['node', 'start', '-h']); print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("Usage: shardbus node start [OPTIONS] ")
+    loaded = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert not loaded & {"typer", "rich", "pydantic", "asyncio", "inspect", "dataclasses"}
+
+
+def test_the_pages_of_help_are_what_the_parser_prints():
+    """Words are compared: versions of typer differ in the line breaks."""
+    make = ModuleType("make_help")
+    source = Path(__file__).parents[3] / "docs" / "make_help.py"
+    make.__file__ = str(source)
+    exec(compile(source.read_text(), str(source), "exec"), make.__dict__)
+    again = "run `make docs-generated`"
+    assert FILE.read_text(encoding="utf-8").split() == make.render().split(), again
+
+
+@pytest.mark.parametrize("arguments", [["nodez", "-h"], ["ask", "a", "b", "get", "--help"]])
+def test_any_other_help_is_left_to_the_parser(shell, arguments):
+    assert help_of(arguments) is None
+    assert shell(*arguments) == (0 if arguments[0] == "ask" else 2)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
