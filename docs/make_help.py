@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import typer
 
@@ -30,9 +31,8 @@ def paths(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 def printed(path: tuple[str, ...]) -> str:
     """Return the help of one command, as the parser prints it."""
-    os.environ["COLUMNS"] = COLUMNS
     out = io.StringIO()
-    with redirect_stdout(out):
+    with redirect_stdout(out), patch.dict(os.environ, COLUMNS=COLUMNS):
         commands.run([*path, "--help"])
     return out.getvalue()
 
@@ -41,7 +41,8 @@ def render() -> str:
     """Return the file."""
     root = typer.main.get_command(commands.command_line())
     pages = {" ".join(path): printed(path) for path in paths(root)}
-    return json.dumps(pages, indent=0, ensure_ascii=False) + "\n"
+    whole = {"typer": typer.__version__, "pages": pages}
+    return json.dumps(whole, indent=0, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,13 +53,22 @@ def test_the_help_of_one_command_imports_no_parser():
 
 
 def test_the_pages_of_help_are_what_the_parser_prints():
-    """Words are compared: versions of typer differ in the line breaks."""
+    """Another version of typer may print the same options in other words."""
     make = ModuleType("make_help")
     source = Path(__file__).parents[3] / "docs" / "make_help.py"
     make.__file__ = str(source)
     exec(compile(source.read_text(), str(source), "exec"), make.__dict__)
     again = "run `make docs-generated`"
-    assert FILE.read_text(encoding="utf-8").split() == make.render().split(), again
+    kept, now = json.loads(FILE.read_text(encoding="utf-8")), json.loads(make.render())
+    if kept["typer"] == now["typer"]:
+        assert kept == now, again
+    assert {path: options(page) for path, page in kept["pages"].items()} == {
+        path: options(page) for path, page in now["pages"].items()
+    }, again
+
+
+def options(page: str) -> set[str]:
+    return set(re.findall(r"--[a-z][a-z-]*", page))
 
 
 @pytest.mark.parametrize("arguments", [["nodez", "-h"], ["ask", "a", "b", "get", "--help"]])
