@@ -19,10 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
-
 from benchmarks.harness import IDS, RUNS, emit, median
-from benchmarks.saves import saving
+from benchmarks.saves import Bare, saving
 from benchmarks.sides import Product
 from tests.redis_server import RedisServer
 
@@ -30,30 +28,12 @@ LANES = 256
 SIZE = 100
 
 
-class BareReads:
+class BareReads(Bare):
     """Run redis-py alone: what waits is read in one pipeline."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-        self._waiting: list[tuple[str, asyncio.Future[Any]]] = []
-        self._reading: asyncio.Task[None] | None = None
-
-    def read(self, entity_id: str) -> asyncio.Future[Any]:
-        """Read one."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entity_id, future))
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.ensure_future(self._read())
-        return future
-
-    async def _read(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            pipeline = self._redis.pipeline(transaction=False)
-            for entity_id, _ in batch:
-                pipeline.hget(f"bare:{{cart}}:{entity_id}", "data")
-            for (_, future), data in zip(batch, await pipeline.execute(), strict=True):
-                future.set_result(data)
+    def _fill(self, pipeline: Any, keys: list[str]) -> None:
+        for key in keys:
+            pipeline.hget(key, "data")
 
 
 async def rate_of(call: Any) -> float:
@@ -78,22 +58,23 @@ async def loaded(product: Product, *, kill: bool) -> float:
         return rate
 
 
-async def compare(where: str, url: str, redis: Redis | None) -> None:
+async def compare(where: str, url: str, reads: BareReads | None) -> None:
     """Measure one store."""
     product = saving(url)
     product.message = bytes(SIZE)
     async with product:
         await rate_of(product.ask)  # stores all of them
-    if redis is not None:
-        for entity_id in IDS:
-            await redis.hset(f"bare:{{cart}}:{entity_id}", "data", bytes(SIZE))
+    if reads is not None:
+        async with Bare(url) as writes:
+            writes.message = bytes(SIZE)
+            await rate_of(writes.ask)
     product = saving(url, "size")
     stopped, killed, bare = list[float](), list[float](), list[float]()
     for _ in range(RUNS):
         stopped.append(await loaded(product, kill=True))
         killed.append(await loaded(product, kill=False))
-        if redis is not None:
-            bare.append(await rate_of(BareReads(redis).read))
+        if reads is not None:
+            bare.append(await rate_of(reads.ask))
     name = f"loads/{where}/{SIZE}/{LANES}"
     for what, rates in (("after_stop", stopped), ("after_kill", killed), ("bare", bare)):
         if rates:
@@ -113,9 +94,8 @@ async def main() -> None:
                 continue
             with RedisServer(Path(folder) / where, "--appendfsync", where) as server:
                 url = f"redis://127.0.0.1:{server.port}/0"
-                redis = Redis.from_url(url)
-                await compare(where, url, redis)
-                await redis.aclose()
+                async with BareReads(url) as reads:
+                    await compare(where, url, reads)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from redis.asyncio import Redis
 
@@ -66,7 +66,7 @@ class Bare(Side):
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Bare:
+    async def __aenter__(self) -> Self:
         self._redis = Redis.from_url(self._url)
         self._sha = await self._redis.script_load(SCRIPT)
         return self
@@ -80,7 +80,7 @@ class Bare(Side):
         await self._redis.aclose()
 
     def ask(self, entity_id: str) -> Any:
-        """Save one."""
+        """Do one entity's part, with others."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((entity_id, future))
         if self._sending is None or self._sending.done():
@@ -91,13 +91,17 @@ class Bare(Side):
         while self._waiting:
             batch, self._waiting = self._waiting, []
             pipeline = self._redis.pipeline(transaction=False)
-            for at in range(0, len(batch), CHUNK):
-                keys = [f"bare:{{cart}}:{key}" for key, _ in batch[at : at + CHUNK]]
-                data = [self.message] * len(keys)
-                pipeline.evalsha(self._sha, len(keys), *keys, f"{7:019}", *data)
+            self._fill(pipeline, [f"bare:{{cart}}:{entity_id}" for entity_id, _ in batch])
             await pipeline.execute()
             for _, future in batch:
                 future.set_result(None)
+
+    def _fill(self, pipeline: Any, keys: list[str]) -> None:
+        """Put what is to be done for these entities into a pipeline."""
+        for at in range(0, len(keys), CHUNK):
+            chunk = keys[at : at + CHUNK]
+            data = [self.message] * len(chunk)
+            pipeline.evalsha(self._sha, len(chunk), *chunk, f"{7:019}", *data)
 
 
 async def compare(where: str, product: Product, bare: Bare | None) -> None:
