@@ -82,6 +82,8 @@ ADVICE = {
     "settings": "give every node the same settings of sections cluster and sharding",
     "stored-outside": "the table has a shard that the type does not have; if the number of shards"
     " was changed, stop the cluster and use `shardbus data remove`",
+    "stored-layout": "the table is for other shards than the members declare: declare the stored"
+    " ones again, or stop the cluster and use `shardbus data remove`; states are kept",
     "stored-fence-twice": "no two rows may share a fence: the table was edited by hand",
     "stored-fence-ahead": "the fence is of a later epoch than the table: check whether the store"
     " was restored from an old copy; `shardbus data repair` removes such rows",
@@ -272,7 +274,7 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
         yield Finding("coordinator-disputed", kind, "coordinator", f"is disputed: {names}")
     elif not picture.shards.get(kind, {}).get("complete", True):
         yield Finding("coordinator-silent", kind, "coordinator", "does not answer")
-    if len(layouts := {row["layout"] for row in rows.values() if row.get("layout")}) > 1:
+    if len(layouts := _layouts(picture, kind)) > 1:
         yield Finding("layout", kind, "layout", f"is {' and '.join(sorted(layouts))}")
     for node, row in rows.items():
         if row and not row.get("registered"):
@@ -280,6 +282,13 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
         if row.get("buffered"):
             yield Finding("waiting", kind, node, f"has {row['buffered']} messages without a home")
     yield from _homes(picture, kind, rows)
+
+
+def _layouts(picture: Picture | None, kind: str) -> set[str]:
+    """Return the layouts that the members have declared for a type."""
+    answers = picture.answers.values() if picture is not None else ()
+    rows = [row.get("types", {}).get(kind, {}) for row in answers]
+    return {str(row["layout"]) for row in rows if row.get("layout")}
 
 
 def _homes(picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -327,6 +336,9 @@ def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Ite
         return
     if table.epoch > EPOCH_HIGH:
         yield Finding("stored-epoch-high", kind, "epoch", f"is {table.epoch} in the store")
+    for layout in sorted(_layouts(picture, kind) - {table.layout}):
+        what = f"is {table.layout} in the store, {layout} in the cluster"
+        yield Finding("stored-layout", kind, "layout", what)
     for text in table.dropped:
         yield Finding("rows-dropped", kind, text.partition(":")[0], f"is no row: {text}")
     function, _, count = table.layout.rpartition("/")

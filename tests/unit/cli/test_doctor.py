@@ -241,6 +241,7 @@ STORED: list[tuple[StoredTable | None, str, str]] = [
     (StoredTable(4, "crc32/4", {}), "store-ahead", "epoch"),
     (StoredTable(3, "crc32/4", {}, ("shard '9': bad",)), "rows-dropped", "shard '9'"),
     (StoredTable(2**30, "crc32/4", {}), "stored-epoch-high", "epoch"),
+    (StoredTable(3, "crc32/8", {}), "stored-layout", "layout"),
     (table(s4=(A, FENCE + 4)), "stored-outside", "4"),
     (table(sx=(A, FENCE + 4)), "stored-outside", "x"),
     (table(s1=(B, (4 << 32) + 1)), "stored-fence-ahead", "1"),
