@@ -2,6 +2,7 @@
 
 ShardBusError
 ├── ConfigError            a setting, an address, an id or a declaration is wrong
+│   └── LayoutDiffers        the stored table of a type is for other shards
 ├── ProtocolError
 │   ├── LocalProtocolError   this process broke a rule
 │   └── RemoteProtocolError  the peer broke a rule
@@ -39,6 +40,19 @@ class ShardBusError(Exception):
 
 class ConfigError(ShardBusError):
     """A setting, an address, an id or a declaration is invalid. Nothing was started or sent."""
+
+
+class LayoutDiffers(ConfigError):
+    """The application declares other shards for a type than its stored table is for."""
+
+    def __init__(self, entity_type: str, layout: str, stored: str) -> None:
+        super().__init__(
+            f"{entity_type!r} is declared with the shard layout {layout!r},"
+            f" the store has {stored!r}",
+            hint="declare the stored layout, or stop all nodes and run"
+            f" `shardbus data remove {entity_type} --store URL`",
+        )
+        self.entity_type, self.layout, self.stored = entity_type, layout, stored
 
 
 class ProtocolError(ShardBusError):

@@ -41,7 +41,7 @@ from typing import Any, TypeVar
 
 from shardbus.config.settings import Settings
 from shardbus.entities.slow_handlers import places
-from shardbus.errors import ShardBusError, StoreUnavailable
+from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
@@ -138,6 +138,9 @@ def run_node(
 
     Returns:
         An exit code of docs/reference/cli.md.
+
+    Raises:
+        LayoutDiffers: the stored table of a type is for other shards; the node did not start.
     """
     # Entities live long and are seldom cyclic. With Python's defaults the collector would go
     # through a million of them again and again while they start.
@@ -213,6 +216,8 @@ class _NodeRun:
         except StoreUnavailable as e:
             _print(f"error: {e}")
             code = UNREACHABLE
+        except LayoutDiffers:
+            raise
         except ShardBusError as e:
             _print(f"error: {e}")
             code = FAILED

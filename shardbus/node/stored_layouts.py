@@ -20,9 +20,8 @@ import logging
 from collections.abc import Mapping
 
 from shardbus.entities.entity_type import EntityType
-from shardbus.errors import StoreError
+from shardbus.errors import LayoutDiffers, StoreError
 from shardbus.store.protocol import StateStore
-from shardbus.store.rows import layout_differs
 
 log = logging.getLogger("shardbus.node")
 
@@ -31,7 +30,7 @@ async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> N
     """Compare the layout of each type with that of its stored table.
 
     Raises:
-        ConfigError: a table that has homes is for another layout.
+        LayoutDiffers: a table that has homes is for another layout.
     """
     for name, entity_type in types.items():
         if entity_type.interface.within is not None:
@@ -45,5 +44,5 @@ async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> N
         if table is None or table.layout == layout:
             continue
         if table.homes:
-            raise layout_differs(name, layout, table.layout)
+            raise LayoutDiffers(name, layout, table.layout)
         log.warning("the shards of %r change from %r to %r", name, table.layout, layout)

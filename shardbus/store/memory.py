@@ -15,11 +15,11 @@ from bisect import bisect_right, insort
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardbus.errors import StaleEpoch, StaleFence, StoreUnavailable
+from shardbus.errors import LayoutDiffers, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.listing import StoredState
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
-from shardbus.store.rows import epoch_of, layout_differs, table_of
+from shardbus.store.rows import epoch_of, table_of
 
 PAGE = 1_000
 """States in one page of a list."""
@@ -105,7 +105,7 @@ class MemoryStore:
         if epoch_of(entity_type, table.epoch) >= epoch:
             raise StaleEpoch(entity_type, epoch, table.epoch)
         if table.layout != layout and table.homes:
-            raise layout_differs(entity_type, layout, table.layout)
+            raise LayoutDiffers(entity_type, layout, table.layout)
         table.epoch, table.layout, table.claimer = epoch, layout, self
         return _stored(entity_type, table)
 

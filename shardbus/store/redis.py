@@ -19,7 +19,14 @@ from urllib.parse import quote, unquote
 
 from redis.exceptions import RedisError
 
-from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreError, StoreUnavailable
+from shardbus.errors import (
+    ConfigError,
+    LayoutDiffers,
+    StaleEpoch,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
@@ -36,7 +43,6 @@ from shardbus.store.rows import (
     check_fence,
     epoch_of,
     fence_of,
-    layout_differs,
     table_of,
 )
 from shardbus.store.server_clock import ServerClock
@@ -189,7 +195,7 @@ class RedisStore:
         if reply[0] == b"stale":
             raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, reply[1]))
         if reply[0] == b"layout":
-            raise layout_differs(entity_type, layout, reply[1].decode(errors="replace"))
+            raise LayoutDiffers(entity_type, layout, reply[1].decode(errors="replace"))
         return _table(entity_type, reply)
 
     async def write_homes(

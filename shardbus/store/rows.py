@@ -69,15 +69,6 @@ def epoch_of(entity_type: str, value: object) -> int:
         raise _damaged(entity_type, wrong.message) from None
 
 
-def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
-    """Return the error of `claim_epoch` for a table with another shard layout."""
-    return ConfigError(
-        f"{entity_type!r} is declared with the shard layout {layout!r}, the store has {stored!r}",
-        hint="declare the stored layout, or stop all nodes and run"
-        f" `shardbus data remove {entity_type} --store URL`",
-    )
-
-
 def layout_of(value: object) -> str:
     """Return a stored layout. Raises ConfigError if it is unreadable."""
     return check_id("layout", _text("layout", value))

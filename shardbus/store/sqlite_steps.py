@@ -18,11 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardbus.errors import ConfigError, StaleEpoch, StaleFence
+from shardbus.errors import ConfigError, LayoutDiffers, StaleEpoch, StaleFence
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Lease, Save, StoredTable
 from shardbus.store.repair import RawFence, RawTable
-from shardbus.store.rows import epoch_of, fence_of, layout_differs, table_of
+from shardbus.store.rows import epoch_of, fence_of, table_of
 
 APPLICATION_ID = 0x73686264
 SCHEMA_VERSION = 1
@@ -142,7 +142,7 @@ class Steps:
         if stored_epoch >= epoch:
             raise StaleEpoch(entity_type, epoch, stored_epoch)
         if stored_layout != layout and self._row(ANY_HOME, entity_type) is not None:
-            raise layout_differs(entity_type, layout, stored_layout)
+            raise LayoutDiffers(entity_type, layout, stored_layout)
 
     def write_homes(
         self,

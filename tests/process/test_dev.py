@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from shardbus import AsyncClient
+from shardbus.ids import NodeId
+from shardbus.store.opening import open_store
 from tests.markers import long_only
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
@@ -178,6 +182,32 @@ async def test_an_application_that_cannot_be_loaded_is_said_once(
     (lab.folder / "boxes.py").write_text(text)
     assert await dev.process.ended() == code
     assert dev.process.err.read_text().count(said) == 1
+
+
+@pytest.mark.long
+async def test_other_shards_than_stored_are_said_with_a_command_that_mends_it(
+    lab: Processes,
+) -> None:
+    folder = lab.folder / ".shardbus"
+    folder.mkdir(mode=0o700)
+    store = open_store(f"sqlite:///{folder / 'state.db'}", cluster="lab")
+    await store.start()
+    await store.claim_epoch("box", 1, "crc32/12")
+    await store.write_homes("box", 1, {"7": (NodeId("127.0.0.1", 7355, 1), 1 << 32)}, 1)
+    await store.close()
+    dev = Dev(lab)
+    assert await dev.process.ended() == 1
+    said = dev.process.err.read_text()
+    assert "'crc32/6', the store has 'crc32/12'" in said
+    assert "`shardbus dev --fresh`" in said
+    found = re.search(r"`shardbus (data remove [^`]*)`", said)
+    assert found is not None, said
+    removal = lab.run(*shlex.split(found[1]))
+    assert await removal.ended() == 0, removal.err.read_text()
+    again = Dev(lab)
+    await again.wait("Ctrl-C ends them")
+    again.process.signal(signal.SIGINT)
+    assert await again.process.ended() == 0
 
 
 @pytest.mark.long

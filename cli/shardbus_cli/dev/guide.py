@@ -65,6 +65,15 @@ def banner(
     return "\n".join([*lines, "", f"{ending}Ctrl-C ends them.", ""])
 
 
+def ways_to_other_shards(kind: str, cluster: str, store: str) -> str:
+    """Return what to do if the stored table of a type is for other shards than it declares now.
+    `store` is the URL."""
+    options = ["--store", store, "--cluster", cluster]
+    removal = f"`{shlex.join(['shardbus', 'data', 'remove', kind, *options])}`, which keeps states"
+    fresh = ", or `shardbus dev --fresh`, which keeps nothing" if FOLDER in store else ""
+    return f"declare the stored layout again, or run {removal}{fresh}"
+
+
 def _next(nodes: Sequence[NodePlace], pids: Mapping[int, int], example: Sequence[str]) -> list[str]:
     """Return commands to try."""
     first, last = nodes[0], nodes[-1]

@@ -21,16 +21,17 @@ from typing import Any
 
 from shardbus import ShardBus
 from shardbus.admin.pages import AdminPages, administer
-from shardbus.errors import ShardBusError
+from shardbus.errors import LayoutDiffers, ShardBusError
 from shardbus.membership.events import PrepareForShutdown
 from shardbus.node.node import Node
 from shardbus.node.run import run_node
 from shardbus.node.supervisor_link import SupervisorLink
+from shardbus.store.urls import mask_url
 from shardbus_cli.app_loader import app_or_project, load_app
 from shardbus_cli.config import checks_of, layers_of, settings_for
 from shardbus_cli.dev.cluster import Word
-from shardbus_cli.dev.guide import example_of
-from shardbus_cli.exit_codes import CommandFailure
+from shardbus_cli.dev.guide import example_of, ways_to_other_shards
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.logs import configure
 from shardbus_cli.output import error
 
@@ -121,7 +122,11 @@ def _run(task: dict[str, Any], link: DevLink) -> int:
         look()
     link.report("loaded", cluster=bus.name, example=_example(bus))
     link.wait_for(Word.RUN)
-    return run_node(bus, settings, link.pages_of, supervisor=link)
+    try:
+        return run_node(bus, settings, link.pages_of, supervisor=link)
+    except LayoutDiffers as differs:
+        ways = ways_to_other_shards(differs.entity_type, bus.name, mask_url(settings.store.url))
+        raise CommandFailure(differs.message, ways, code=ExitCode.FAILED) from None
 
 
 def _layers(settings: dict[str, str]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from shardbus import Entity, ShardBus, handler
-from shardbus_cli.dev.guide import banner, example_of, reloaded
+from shardbus_cli.dev.guide import banner, example_of, reloaded, ways_to_other_shards
 from shardbus_cli.dev.layout import places
 
 bus = ShardBus("guide")
@@ -53,3 +53,12 @@ def test_the_banner_has_addresses_and_commands_that_work_as_they_stand() -> None
 def test_a_reload_names_what_changed() -> None:
     assert reloaded(["app.py"], 1.25).startswith("app.py changed: the nodes run the new code")
     assert "app.py and 2 more changed" in reloaded(["app.py", "b.py", "c.py"], 1.0)
+
+
+def test_other_shards_than_stored_are_said_with_commands_that_work_as_they_stand() -> None:
+    kept = ways_to_other_shards("cart", "shop", "sqlite:////tmp/a b/.shardbus/state.db")
+    assert (
+        "`shardbus data remove cart --store 'sqlite:////tmp/a b/.shardbus/state.db'"
+        " --cluster shop`, which keeps states, or `shardbus dev --fresh`" in kept
+    )
+    assert "--fresh" not in ways_to_other_shards("cart", "shop", "redis://127.0.0.1:6379/0")
