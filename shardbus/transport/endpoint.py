@@ -187,7 +187,7 @@ class Endpoint:
 
     @property
     def clients(self) -> int:
-        """Number of sessions of clients."""
+        """Number of sessions of clients, without those that are gone while this node leaves."""
         return self.incoming.clients
 
     def close_idle(self, node: NodeId, in_use: Callable[[Session], bool]) -> bool:

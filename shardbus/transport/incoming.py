@@ -18,6 +18,9 @@ have bounds by role, so that neither clients nor unknown nodes shut the other ou
                    HELLO again
     members        are few
 
+A leaving node waits for its clients, but not for one without a connection: it has failed, if it
+does not connect again within `GONE_TICKS`.
+
 A process that is silent for `SILENCE_TICKS` is forgotten, and so is a node that has not become a
 member within `NEWCOMER_TICKS`.
 
@@ -60,6 +63,8 @@ SILENCE_TICKS = CoarseClock.ticks(60.0)
 IDLE_TICKS = CoarseClock.ticks(12.0)
 """A client that sends nothing for two intervals of keep-alives gives way to others."""
 NEWCOMER_TICKS = CoarseClock.ticks(300.0)
+GONE_TICKS = CoarseClock.ticks(1.0)
+"""For a client to connect again to a leaving node. A living one tries every 0.05 s at first."""
 
 
 class IncomingOwner(Protocol):
@@ -84,12 +89,14 @@ class IncomingSession:
     """A session that another process opened. `identity`, the id of its connection, changes with
     each reconnect."""
 
-    __slots__ = ("frame_tick", "hello", "identity", "opened_tick", "session", "uid")
+    __slots__ = ("cut_tick", "frame_tick", "hello", "identity", "opened_tick", "session", "uid")
 
     def __init__(self, identity: bytes, uid: int, hello: Hello, tick: int) -> None:
         self.identity, self.uid, self.hello = identity, uid, hello
         self.frame_tick = self.opened_tick = tick
         """When its last frame arrived, and the first."""
+        self.cut_tick: int | None = None
+        """When a leaving node found that it has no connection."""
         self.session: Session
 
 
@@ -108,20 +115,27 @@ class IncomingSessions:
 
     @property
     def clients(self) -> int:
-        """Number of sessions of clients."""
-        return len(self._by_role[Role.CLIENT])
+        """Number of sessions of clients, without those that are gone while this node leaves."""
+        latest = self._owner.clock.tick - GONE_TICKS
+        sessions = self._by_role[Role.CLIENT].values()
+        return sum(one.cut_tick is None or one.cut_tick > latest for one in sessions)
 
     def transmit(
         self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
     ) -> bool:
         """Hand one frame to the listener. Returns False if it has no room now."""
-        assert self.listener is not None
-        owner = self._owner
-        header = pack_header(PROTOCOL_VERSION, kind, owner.tag, owner.uid, uid, seq, ack)
-        result = self.listener.send(identity, header, body)
+        result = self._send(identity, uid, kind, seq, ack, body)
         if result is SendResult.UNROUTABLE:
             return kind not in NUMBERED  # these wait until the peer connects again
         return result is SendResult.TAKEN
+
+    def _send(
+        self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
+    ) -> SendResult:
+        assert self.listener is not None
+        owner = self._owner
+        header = pack_header(PROTOCOL_VERSION, kind, owner.tag, owner.uid, uid, seq, ack)
+        return self.listener.send(identity, header, body)
 
     # ---- frames
 
@@ -215,7 +229,7 @@ class IncomingSessions:
         elif permissions.role is Role.CLIENT:
             inbound.session.permissions = permissions  # they may have changed since
         self._by_identity.pop(inbound.identity, None)
-        inbound.identity = identity
+        inbound.identity, inbound.cut_tick = identity, None
         self._by_identity[identity] = inbound
         inbound.frame_tick = owner.clock.tick
         assert owner.node is not None
@@ -316,8 +330,13 @@ class IncomingSessions:
             self._announce_leaving_to(inbound)
 
     def _announce_leaving_to(self, inbound: IncomingSession) -> None:
-        if self._leaving and inbound.hello.node is None:
-            self.transmit(inbound.identity, inbound.uid, FrameType.LEAVING, 0, 0, b"")
+        if not self._leaving or inbound.hello.node is not None:
+            return
+        result = self._send(inbound.identity, inbound.uid, FrameType.LEAVING, 0, 0, b"")
+        if result is not SendResult.UNROUTABLE:
+            inbound.cut_tick = None
+        elif inbound.cut_tick is None:
+            inbound.cut_tick = self._owner.clock.tick
 
     def finish(self) -> None:
         """Send BYE on every session."""

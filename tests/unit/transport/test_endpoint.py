@@ -370,6 +370,31 @@ async def test_every_client_learns_that_the_node_leaves(pair: Pair) -> None:
     later.close()
 
 
+async def test_a_leaving_node_waits_for_a_client_that_reconnects_and_for_no_failed_one(
+    pair: Pair,
+) -> None:
+    await pair.open()
+    pair.link.cut()
+    assert pair.node.clients == 1
+    pair.node.announce_leaving()
+    pair.now += 0.9
+    pair.tick(pair.node)
+    assert pair.node.clients == 1, "it may connect again"
+    pair.link.restore()
+    await pair.world.quiet()
+    pair.now += 5.0
+    pair.tick(pair.node)
+    assert pair.node.clients == 1
+    pair.link.cut()
+    pair.node.announce_leaving()
+    pair.now += 0.5
+    pair.tick(pair.node)
+    pair.node.announce_leaving()
+    pair.now += 0.6
+    pair.tick(pair.node)
+    assert pair.node.clients == 0, "the second announcement does not begin the wait again"
+
+
 async def test_expired_asks_are_counted(pair: Pair) -> None:
     session = await pair.open()
     pair.taker.answers = False
