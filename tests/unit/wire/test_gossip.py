@@ -17,6 +17,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, kind_of
+from shardbus.wire.state import WireState
 from tests.unit.membership.test_gossip import A, B, arbitrary, histories
 
 GREETING = m.Greeting("shop", 1, {"shards": "100"})
@@ -155,25 +156,7 @@ DEEP = b"\x91" * 100_000 + b"\x90"
         body(10, [("a", 1, -1)], [1]),
         body(10, [("a", 0, 1)], [1]),
         body(10, [("", 1, 1)], [1]),
-        body(11, NODE, ([NODE], [], [], [], [], [], {})),
-        body(11, NODE, ([NODE, NODE], [ONE, ONE], [], [], [], [], {})),
-        body(11, NODE, ([NODE], [ONE], [1], [], [], [], {})),
-        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(5, 1)])], [], [], {})),
-        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(0, 4)])], [], [], {})),
-        body(11, NODE, ([NODE], [ONE], [], [], [(3, 1)], [], {})),
-        body(11, NODE, ([NODE], [(1, "", [], "", 8, 1)], [], [], [], [], {})),
-        body(11, NODE, ([NODE], [ONE], [0, 0], [], [], [], {}, {})),
-        body(11, NODE, ([NODE], [ONE], [], [], [(0, 1), (0, 2)], [], {}, {})),
-        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(0, 1)])], [], [], {}, {})),
-        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, []), (0, 2, [])], [], [], {}, {})),
-        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, [(1, 1), (1, 1)])], [], [], {}, {})),
-        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, [(1, 9)])], [], [], {}, {})),
-        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, "flags")], [], [], {}, {})),
-        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, msgspec.Raw(DEEP))], [], [], {}, {})),
-        body(11, NODE, ([("a b", 1, 1)], [ONE], [], [], [], [], {}, {})),
-        body(11, ("tcp://a", 1, 1), ([NODE], [ONE], [], [], [], [], {}, {})),
         body(9, [NODE, NODE], [1, 2], 1),
-        body(11, NODE, ([NODE], [ONE], [], [], [], [], {"cart": 2**31}, {})),
         body(10, [("a b", 1, 1)], [1]),
         bytes((FORMAT, 0)) + b"\x92\x0a\xdd\xff\xff\xff\xff",
         bytes((FORMAT, 0)) + b"\xdd\x00\x01\x00\x00" * 5000,
@@ -185,6 +168,66 @@ DEEP = b"\x91" * 100_000 + b"\x90"
 )
 def test_what_breaks_a_rule_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
+        decode(data)
+
+
+STATE: dict[str, object] = {
+    "nodes": [*TWO, ("c", 1, 1)],
+    "members": [ONE, ONE],
+    "seen": [0],
+    "rows": [(0, 1, [(1, 1)])],
+    "clock": [(0, 1)],
+    "tombstones": [7],
+    "epochs": {"cart": 3},
+    "meta": {"cart": (1, b"x")},
+    "kept_down": [2],
+}
+
+
+def state(sender: object = NODE, **changed: object) -> bytes:
+    """A gossip state with other values in some fields."""
+    assert STATE.keys() == set(WireState.__struct_fields__)
+    assert changed.keys() <= STATE.keys()
+    fields = STATE | changed
+    return body(11, sender, [fields[name] for name in WireState.__struct_fields__])
+
+
+def test_the_state_that_is_broken_below_is_taken() -> None:
+    decoded = decode(state())
+    assert isinstance(decoded, m.GossipState)
+    assert decode(encode(decoded)) == decoded
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (state(("tcp://a", 1, 1)), "not a host: 'tcp://a'"),
+        (state(nodes=[NODE]), "each once"),
+        (state(nodes=[NODE, NODE, ("c", 1, 1)]), "each once"),
+        (state(nodes=[("a b", 1, 1), *TWO]), "not a host: 'a b'"),
+        (state(members=[ONE]), "each once"),
+        (state(members=[ONE, (1, "", [], "", 8, 1)]), r"<= 7 - at `\$\[2\]\[1\]"),
+        (state(seen=[1, 1]), "b:1#0+1 is listed twice"),
+        (state(seen=[2]), "not a member"),
+        (state(seen=[-1]), ">= 0 - at"),
+        (state(rows=[(0, 1, [(5, 1)])]), "not a member"),
+        (state(rows=[(0, 1, [(0, 1)])]), "flag of its own observer"),
+        (state(rows=[(0, 1, []), (0, 2, [])]), "a:1#0+1 is listed twice"),
+        (state(rows=[(0, 1, [(1, 1), (1, 1)])]), "b:1#0+1 is listed twice"),
+        (state(rows=[(0, 1, [(1, 9)])]), "<= 3 - at"),
+        (state(rows=[(0, 1, "flags")]), "Expected `array`, got `str`"),
+        (state(rows=[(0, 1, msgspec.Raw(DEEP))]), "recursion depth"),
+        (state(clock=[(3, 1)]), "not a member"),
+        (state(clock=[(0, 1), (0, 2)]), "a:1#0+1 is listed twice"),
+        (state(tombstones=[]), "each once"),
+        (state(epochs={"cart": 2**31}), "<= 2147483647"),
+        (state(meta={"cart": (1, "text")}), "Expected `bytes`"),
+        (state(kept_down=[3]), "not in it"),
+        (state(kept_down=[2, 2]), "c:1#0+1 is listed twice"),
+    ],
+)
+def test_a_state_that_breaks_a_rule_is_refused_for_it(data: bytes, why: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=why):
         decode(data)
 
 
