@@ -188,7 +188,8 @@ class ClientRegions:
         region = self._by_name.get(name)
         error: Exception | None = None
         if not info.known:
-            error = UnknownEntityType(f"the cluster has no entity type {name!r}")
+            hint = f"did you mean {info.similar!r}?" if info.similar else ""
+            error = UnknownEntityType(f"the cluster has no entity type {name!r}", hint=hint)
         elif region is not None and region.interface.layout != info.layout:
             error = UnknownEntityType(
                 f"entity type {name!r} is laid out as {info.layout} in the cluster, as"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shardbus.config.options import closest
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.node.rpc import NodeRpc
@@ -207,8 +208,10 @@ class Dispatcher:
 
     def _describe(self, session: Session, name: str) -> None:
         region = self._regions.get(name)
-        info = TypeInfo(False, "", 0)
-        if region is not None:
+        if region is None:
+            usable = filter(session.permissions.may_use, self._regions)
+            info = TypeInfo(False, "", 0, similar=closest(name, usable))
+        else:
             interface = region.entity_type.interface
             own = region.table.entity_type.interface.shard_of is not None
             shards = 0 if own else interface.shards

@@ -37,7 +37,8 @@ class TypeInfo:
     function, for which the client needs its class. `known` False: the node has no such type.
     `router` is how senders choose among the instances of an entity, empty if the type has none;
     `instances` is their number as far as the node knows. `within`: the
-    types that it lives within, the nearest first."""
+    types that it lives within, the nearest first. `similar`: if `known` is False, the type with the
+    most similar name, empty if none is."""
 
     known: bool
     layout: str
@@ -45,6 +46,7 @@ class TypeInfo:
     instances: Annotated[int, msgspec.Meta(ge=0, le=INSTANCES_MAX)] = 0
     router: Text = ""
     within: Annotated[tuple[Id, ...], msgspec.Meta(max_length=TYPES_WITHIN_MAX)] = ()
+    similar: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

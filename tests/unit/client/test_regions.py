@@ -71,6 +71,10 @@ async def test_an_unknown_type_fails_everyone_who_waits() -> None:
             asks = [asyncio.ensure_future(client.ask("book", "x", 1)) for _ in range(3)]
             errors = await asyncio.gather(*asks, return_exceptions=True)
             assert [type(error) for error in errors] == [UnknownEntityType] * 3
+            world.types["pages"] = TypeInfo(False, "", 0, similar="page")
+            with pytest.raises(UnknownEntityType) as refused:
+                await client.ask("pages", "x", 1)
+            assert refused.value.hint == "did you mean 'page'?"
 
 
 @virtual

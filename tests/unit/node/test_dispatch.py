@@ -304,8 +304,17 @@ def test_a_type_is_described_to_who_asks(around: Around, shard_of: Any, shards: 
     session: Any = Session(CLIENT)
     around.control(session, Describe())
     around.control(session, Describe(), "none")
+    around.control(session, Describe(), "Pages")
     known = TypeInfo(True, "crc32/2", shards, 3, "nearest")
-    assert session.sent == [known, TypeInfo(False, "", 0)]
+    unknown = TypeInfo(False, "", 0)
+    assert session.sent == [known, unknown, TypeInfo(False, "", 0, similar=PAGE)]
+
+
+def test_a_type_that_a_client_may_not_use_is_not_suggested(around: Around) -> None:
+    session: Any = Session(CLIENT)
+    session.permissions = Permissions(Role.CLIENT, frozenset({"pages"}))
+    around.control(session, Describe(), "pages")
+    assert session.sent == [TypeInfo(False, "", 0)]
 
 
 def test_a_region_of_an_unknown_type_is_answered_that_it_is_unknown(around: Around) -> None:

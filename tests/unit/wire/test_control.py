@@ -59,6 +59,7 @@ EXAMPLES: list[object] = [
 ] + [
     Describe(),
     TypeInfo(True, "crc32/100", 100),
+    TypeInfo(False, "", 0, similar="counter"),
     TypeInfo(True, "crc32/100~N", 100, 3, "nearest"),
     Members((A, B)),
     Members((), (A,)),
