@@ -503,3 +503,15 @@ async def test_a_minute_of_three_nodes_is_little_work() -> None:
         cluster.world.step = counted  # type: ignore[method-assign]
         await cluster.advance(60)
         assert 1_000 < actions < 60_000
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("which", ["oldest", "newest"])
+async def test_a_node_that_hosts_nothing_leaves_within_a_second(nodes: int, which: str) -> None:
+    async with TestCluster(bus, nodes=nodes) as cluster:
+        cluster.client()  # it stays connected, and asks for nothing
+        await cluster.advance(1)
+        node = cluster.nodes[0 if which == "oldest" else -1]
+        began = cluster.now
+        await cluster.leave(node)
+        assert cluster.now - began < 1.0
