@@ -76,12 +76,13 @@ class Goodbye:
     node: NodeId
 
 
-_CLASSES: dict[str, type] = {
+CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (*MESSAGES, *messages.MESSAGES, Describe, TypeInfo, Members, Refusals, Goodbye)
 }
+"""The messages that a Control may carry, by their tags."""
 _DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
-    name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()
+    name: msgspec.msgpack.Decoder(cls) for name, cls in CLASSES.items()
 }
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -98,7 +99,7 @@ def class_of(control: Control) -> type:
         RemoteProtocolError: the tag is unknown.
     """
     try:
-        return _CLASSES[control.tag]
+        return CLASSES[control.tag]
     except KeyError:
         raise RemoteProtocolError(f"unknown control message {control.tag!r}") from None
 

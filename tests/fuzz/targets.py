@@ -13,7 +13,7 @@ import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -32,14 +32,13 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
-from shardbus.sharding.messages import MESSAGES
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.rows import table_of
 from shardbus.store.urls import family, mask_url, split_options
 from shardbus.transport.fragments import FragmentAssembly
 from shardbus.transport.secret_file import parse_secrets
 from shardbus.wire import batch, gossip, schema
-from shardbus.wire.control import decode_control
+from shardbus.wire.control import CLASSES, decode_control
 from shardbus.wire.rejections import decode_rejection, encode_rejection
 
 ALWAYS = (b"", b"\x00", b"\xff" * 64, b"\x93" * 4096, b"\xdd\xff\xff\xff\xff", b"\xc7\xff\xff")
@@ -129,7 +128,7 @@ def _body(data: bytes) -> None:
         _BODIES[data[0] % len(_BODIES)](data[1:])
 
 
-_TAGS = tuple(cls.__name__ for cls in MESSAGES)
+_TAGS = tuple(CLASSES)
 
 
 def _plain(wanted: Any, depth: int = 0) -> Any:
@@ -165,8 +164,12 @@ def _plain(wanted: Any, depth: int = 0) -> Any:
 
 def _controls() -> tuple[bytes, ...]:
     return tuple(
-        bytes((i,)) + msgspec.msgpack.encode(_plain(cls)) for i, cls in enumerate(MESSAGES)
+        bytes((i,)) + msgspec.msgpack.encode(_plain(cls)) for i, cls in enumerate(CLASSES.values())
     )
+
+
+def _fields() -> tuple[bytes, ...]:
+    return tuple(bytes(f.name, "ascii") for cls in CLASSES.values() for f in fields(cls))
 
 
 def _control(data: bytes) -> None:
@@ -411,7 +414,7 @@ DECODERS: tuple[Target, ...] = (
         WIRE,
         _controls(),
         share=15,
-        words=tuple(bytes(f, "ascii") for cls in MESSAGES for f in cls.__dataclass_fields__),
+        words=_fields(),
     ),
     Target("gossip", _gossip, WIRE, _gossips(), share=20),
     Target(
