@@ -123,7 +123,8 @@ async def test_a_secret_that_others_may_read_stops_a_node(lab: Processes, secret
 
 @pytest.mark.long
 async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret: Path) -> None:
-    """Logs at debug, with strangers and a rotation, and every page that needs no argument."""
+    """Logs at debug, with strangers and a rotation, tracebacks of commands that fail over a damaged
+    file, and every page that needs no argument."""
     settings = (*WRITES, f"security.secret={secret}", "log.level=debug")
     nodes = await lab.cluster(2, settings=settings)
     hidden = [*read_secrets(secret)]
@@ -132,12 +133,29 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
     async with client(lab, secret) as user:
         await user.call("page", "page-1", "where")
     shown = []
+    damaged = secret.with_name("damaged.secret")
+    write_private(damaged, secrets_text(hidden)[:-9] + "\n")
+    half = hidden[0].hex()[:40]
+    assert half in damaged.read_text()
+    own = str(secret.with_name("own.key"))
     for words in (
         ("keys", "show", str(secret)),
         ("config", "show", "--set", f"security.secret={secret}", "--set", f"http.token={TOKEN}"),
         ("keys", "rotate", str(secret)),
         ("keys", "reload"),
         ("doctor", "--wait", "0"),
+        ("--debug", "keys", "show", str(damaged)),
+        ("--debug", "keys", "rotate", str(damaged)),
+        ("--debug", "keys", "own", "shop", own, "--client", "--secret", str(damaged)),
+        ("--debug", "ask", "page", "page-1", "where", "--secret", str(damaged)),
+        (
+            "--debug",
+            "node",
+            "start",
+            "tests.process.app:bus",
+            "--set",
+            f"security.secret={damaged}",
+        ),
     ):
         done = lab.run(
             *words,
@@ -146,17 +164,23 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
         )
         await done.ended()
         shown.append(done.out.read_text() + done.err.read_text())
+    assert sum("is no secret of 64" in text and "Traceback" in text for text in shown) == 5, shown
     hidden += read_secrets(secret)
     pages = ("cluster", "nodes", "types", "gossip", "checkup", "downing", "shards/page")
     for path in (*(f"/v1/{page}" for page in pages), "/readyz?verbose"):
         page = await nodes[0].page(path)
         assert page, path
         shown.append(str(page))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{nodes[0].http_port}") as http:
+        metrics = await http.get("/metrics")
+    assert metrics.is_success
+    shown.append(metrics.text)
     await asyncio.gather(*(node.terminate() for node in nodes))
     shown += [node.out.read_text() + node.err.read_text(errors="replace") for node in nodes]
     text = "\n".join(shown)
     keys = [pair for keys in Keyring(secret).keys for pair in (keys.server, keys.node)]
     assert TOKEN not in text
+    assert half not in text
     for word in [s.hex() for s in hidden] + [pair.secret.decode() for pair in keys]:
         assert word not in text
     assert Keyring(secret).newest.fingerprint in text  # the search would find what is there
