@@ -216,7 +216,8 @@ class EntityRunner:
     ) -> None:
         """Handle a run of messages, in slices (`sliced`). `ahead`: the payloads of the whole run as
         `read_ahead` has decoded them."""
-        eager, outer = self._eager, self._current()
+        eager = self._eager
+        outer = self.activation, self.run_header, self.payload, self.corr
         self.run_header = (invoker, session, chain)
         deliver = self._deliver_async if invoker.is_async else self._deliver_sync
         eager.enter()
@@ -371,9 +372,6 @@ class EntityRunner:
                 return True
         return False
 
-    def _current(self) -> Any:
-        return self.activation, self.run_header, self.payload, self.corr
-
     def handling(self, activation: Activation) -> Current | None:
         """Return the message that an entity handles; None if it handles none."""
         if self.activation is not activation or self.run_header is None:
@@ -497,8 +495,8 @@ class EntityRunner:
     def _run(self, activation: Activation, message: Message) -> bool:
         """Handle one message. Returns True if that is done; otherwise `settle` is called later."""
         invoker, payload, session, corr, _, chain = message
-        outer, header = self._current(), (invoker, session, chain)
-        self.activation, self.run_header = activation, header
+        outer = self.activation, self.run_header, self.payload, self.corr
+        self.activation, self.run_header = activation, (invoker, session, chain)
         self.payload, self.corr = payload, corr
         try:
             if invoker.one is not None:

@@ -77,7 +77,7 @@ class PendingBatch:
 class FragmentQueue:
     """The large batches of one session that are being sent, and batches that must not pass them."""
 
-    __slots__ = ("_ahead", "_numbered", "_queue", "_targets", "_window")
+    __slots__ = ("_ahead", "_numbered", "_queue", "_targets", "_window", "active")
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -88,16 +88,13 @@ class FragmentQueue:
         self._numbered: deque[tuple[int, bytes]] = deque()
         """Batches whose parts all have numbers, with the number of the last part, until that is
         acknowledged."""
+        self.active = False
+        """A batch is queued, or an acknowledgement may concern a part."""
 
     @property
     def busy(self) -> bool:
         """True if a batch is queued."""
         return bool(self._queue)
-
-    @property
-    def active(self) -> bool:
-        """True if an acknowledgement may concern a part."""
-        return bool(self._queue or self._numbered or self._ahead)
 
     def put(self, runs: list[Run], weight: int) -> None:
         """Take a batch that is large, or sent while one is queued."""
@@ -106,6 +103,7 @@ class FragmentQueue:
             self._window.put(body)
             return
         waiting = PendingBatch(body, list(_targets(runs)))
+        self.active = True
         self._queue.append(waiting)
         self._targets.update(waiting.targets)
         self._window.unnumbered += len(body)
@@ -125,6 +123,7 @@ class FragmentQueue:
         while self._numbered and self._numbered[0][0] <= acked:
             self._numbered.popleft()
         self._feed(PARTS_AHEAD)
+        self.active = bool(self._queue or self._numbered or self._ahead)
 
     def number_all(self) -> None:
         """Number every queued part now, because a caller waits until all of them arrive."""
@@ -164,6 +163,7 @@ class FragmentQueue:
         self._ahead.clear()
         self._targets.clear()
         self._window.unnumbered = 0
+        self.active = False
         return numbered, queued
 
 

@@ -443,7 +443,7 @@ class Session:
             self._asks.abandon(self.lost)
             return
         window = self._window
-        if weight > LARGE_WEIGHT or self._fragments.busy:
+        if weight > LARGE_WEIGHT or (self._fragments.active and self._fragments.busy):
             self._fragments.put(runs, weight)
         else:
             window.put(encode_batch(runs))

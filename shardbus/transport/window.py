@@ -109,7 +109,8 @@ class Window:
 
     def update_writable(self) -> None:
         """Clear `writable` if a window of bytes or batches is outstanding."""
-        if self.outstanding + self.unnumbered > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
+        batches = len(self._waiting) + len(self._unacked)
+        if self.outstanding + self.unnumbered > WINDOW_BYTES or batches >= WINDOW_BATCHES:
             self.writable = False
 
     def pump(self) -> None:
