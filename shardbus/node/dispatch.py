@@ -187,10 +187,13 @@ class Dispatcher:
             self._endpoint.count_drop("unknown_type")
         elif region.table is not region:
             self._not_allowed(session, message)  # the outermost type has the machines
-        elif kind is messages.GetShardHome and sender in self.clients:
-            known = dict.fromkeys(message.shards)
-            shards = tuple(s for s in known if region.router.has_shard(s))
-            region.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
+        elif kind is messages.GetShardHome:
+            has_shard = region.router.has_shard
+            asked = messages.GetShardHome(tuple(filter(has_shard, dict.fromkeys(message.shards))))
+            if sender in self.clients:
+                region.router.handle(events.MessageReceived(sender, asked))
+            elif asked.shards:
+                self._singletons[name].coordinator.received(sender, asked)
         elif kind is TypeInfo:
             region.unknown_at(sender)
         elif kind in HANDOVER:

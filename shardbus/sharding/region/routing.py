@@ -89,10 +89,9 @@ class Routing:
     """The routes of one entity type. Effects are appended to `out`."""
 
     __slots__ = (
-        "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_out", "_refused",
-        "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers", "_with_expired",
-        "instances",
-        "new_homes",
+        "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_opened", "_out",
+        "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers",
+        "_with_expired", "instances", "new_homes",
     )  # fmt: skip
 
     def __init__(
@@ -107,6 +106,8 @@ class Routing:
         self._timers: Timers[str] = Timers()
         self._flushes = 0
         self._refused = False
+        self._opened = False
+        """A route has opened since the last refusal."""
         self._dead: dict[NodeId, None] = {}
         self._running: dict[str, int] = {}
         """The fences of the shards that run here."""
@@ -228,8 +229,11 @@ class Routing:
         self._with_expired.update((s, routes[s]) for s in shards if s in routes)
 
     def refuse(self) -> None:
-        """Reject what waits and what comes: the coordinator refuses this region."""
-        self._refused = True
+        """Reject what waits and what comes: the coordinator refuses this region. While that holds
+        nothing waits, so only routes that have opened since need another look."""
+        if self._refused and not self._opened:
+            return
+        self._refused, self._opened = True, False
         for route in self._routes.values():
             self._reject(route, route.leftovers + route.returned + route.waiting, REJECT_REFUSED)
             route.leftovers, route.returned, route.waiting = [], [], []
@@ -676,6 +680,7 @@ class Routing:
         self._buffers.remove(released)
         route.state, route.home, route.next_home = RouteState.KNOWN, home, None
         route.forwarded, route.forwarded_next = route.forwarded_next, ForwardedFrom()
+        self._opened = True
         self._timers.cancel(route.shard)
         if released:
             self._out.append(ev.Release(route.shard, home.node, tuple(released)))

@@ -282,9 +282,10 @@ def test_a_client_learns_homes_of_shards_that_exist(around: Around) -> None:
     assert around.log == [("region", wanted)]
 
 
-def test_a_node_asks_for_homes_as_it_asks_a_coordinator(around: Around) -> None:
+def test_a_node_asks_the_coordinator_for_homes_of_shards_that_exist(around: Around) -> None:
     around.control(Session(NODE), HOMES)
-    assert around.log == [("coordinator", PEER, HOMES)]
+    around.control(Session(NODE), messages.GetShardHome(("none", "neither")))
+    assert around.log == [("coordinator", PEER, messages.GetShardHome(("1",)))]
 
 
 def test_a_session_that_may_not_use_the_type_is_refused(around: Around) -> None:

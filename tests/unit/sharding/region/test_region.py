@@ -526,6 +526,16 @@ def test_a_refused_region_neither_hosts_nor_sends() -> None:
     assert sent(driver.send("o")) == [msg.GetShardHome(("1",))]
 
 
+def test_a_home_that_a_refused_region_learns_is_closed_by_the_next_refusal() -> None:
+    driver = RegionDriver()
+    refused = msg.RegisterRefused(1, "crc32/8 is not crc32/9")
+    driver.receive(refused)
+    assert ev.SetRoute("1", B) in driver.receive(homes(B, 6))
+    assert ev.SetRoute("1", None) in driver.receive(refused)
+    assert not [one for one in driver.receive(refused) if isinstance(one, ev.SetRoute)]
+    assert ev.Reject("1", Message("m"), REJECT_REFUSED) in driver.send("m")
+
+
 def test_a_leaving_region_asks_until_the_coordinator_confirms() -> None:
     driver = RegionDriver()
     driver.host()
