@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from shardbus.errors import ConfigError, NodeLost
@@ -47,7 +48,11 @@ from shardbus.membership.view import (
 from shardbus.node.phases import Phases
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.subscriptions import Subscription, Subscriptions
-from shardbus.shells.region import RegionShell
+from shardbus.sharding import events as sharding_events
+from shardbus.sharding.messages import PartitionChange, TableState
+from shardbus.sharding.region.table_gossip import TableGossip, TableVersion
+from shardbus.sharding.table_state import unpack_homes
+from shardbus.shells.region import RegionShell, region_of
 
 __all__ = [
     "Cluster",
@@ -67,6 +72,8 @@ __all__ = [
     "MemberWeaklyUp",
     "MembershipView",
     "MetaChanged",
+    "PartitionChange",
+    "PartitionTable",
     "QuarantinedMember",
     "ReachableMember",
     "RoleLeaderChanged",
@@ -78,6 +85,22 @@ __all__ = [
     "Subscription",
     "UnreachableMember",
 ]
+
+
+POLL_S = 0.02
+"""Seconds between two looks at what other nodes have told."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTable:
+    """The shard table of a type as it travels by gossip. `version`: the coordinator's epoch, and a
+    number; later ones are greater. `nodes`: those that are registered, in order. `homes`: where
+    each settled shard, or row of an instance, lives. `changes`: the shards on the move."""
+
+    version: TableVersion
+    nodes: tuple[NodeId, ...]
+    homes: Mapping[str, NodeId]
+    changes: tuple[PartitionChange, ...]
 
 
 class RunningNode(Protocol):
@@ -138,6 +161,44 @@ class Cluster:
             events.close()
         raise NodeLost(f"{self.node} is no member any more")
 
+    def table(self, entity_type: str | type) -> PartitionTable | None:
+        """The shard table of a type as this node has it; None if it has none yet, or if
+        `sharding.homes` is not "gossip" on the coordinator's node.
+
+        Raises:
+            UnknownEntityType: this application has no such type.
+        """
+        state = self._gossip(entity_type).state
+        return _partition_table(state) if state is not None else None
+
+    async def seen(
+        self,
+        entity_type: str | type,
+        version: TableVersion | None = None,
+        timeout: float = 30.0,
+    ) -> PartitionTable:
+        """Wait until every registered node has this version of a type's shard table, or a later
+        one. `version` None: the one that this node has. Returns this node's table.
+
+        Raises:
+            TimeoutError: they had not within `timeout` seconds, or no table travels by gossip.
+            UnknownEntityType: this application has no such type.
+        """
+        region = region_of(self._node.regions, entity_type)
+        async with asyncio.timeout(timeout):
+            while True:
+                gossip = self._gossip(entity_type)
+                if version is None and gossip.state is not None:
+                    version = gossip.version
+                if gossip.state is not None and version is not None and gossip.version >= version:
+                    if not gossip.behind(version):
+                        return _partition_table(gossip.state)
+                    region.router.handle(sharding_events.AskTableVersions())
+                await asyncio.sleep(POLL_S)
+
+    def _gossip(self, entity_type: str | type) -> TableGossip:
+        return region_of(self._node.regions, entity_type).router.table.region.table_gossip
+
     @property
     def meta(self) -> dict[str, bytes]:
         """The bytes that the application has spread, by name."""
@@ -156,3 +217,13 @@ class Cluster:
                 f"characters, its value at most {META_BYTES_MAX} bytes"
             )
         self._node.write_meta(name, data)
+
+
+def _partition_table(state: TableState) -> PartitionTable:
+    homes = unpack_homes(state.homes, state.nodes)
+    return PartitionTable(
+        (state.epoch, state.version),
+        state.nodes,
+        {home.shard: home.node for home in homes},
+        state.changes,
+    )

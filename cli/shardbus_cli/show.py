@@ -162,6 +162,12 @@ def partitions(
         for partition in answer.get("partitions", ())
     ]
     output.table(("shard", "nodes"), rows)
+    if gossip := answer.get("gossip"):
+        pending, behind = len(gossip.get("pending", ())), len(gossip.get("behind", ()))
+        output.note(
+            f"table {gossip.get('epoch')}.{gossip.get('version')} by gossip: "
+            f"{pending} changes pending, {behind} nodes not known to have it"
+        )
 
 
 def entities(

@@ -33,6 +33,10 @@ WithHandoff = Annotated[
     str, typer.Option("--handoff", help="With --sharding: the mode in which shards move.")
 ]
 
+WithHomes = Annotated[
+    str, typer.Option("--homes", help="With --sharding: how nodes learn homes, ask or gossip.")
+]
+
 SEEDS = 100
 SEEDS_PER_TURN = 4
 """Seeds that a process takes from the queue at once."""
@@ -66,6 +70,7 @@ def simulate(
     ] = None,
     splits: WithSplits = False,
     handoff: WithHandoff = "buffer",
+    homes: WithHomes = "ask",
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -74,22 +79,27 @@ def simulate(
     ] = False,
 ) -> None:
     """Run simulated clusters under seeded faults; exit code 5 if an invariant is violated."""
-    from shardbus.config.settings import HANDOFFS
+    from shardbus.config.settings import HANDOFFS, HOMES
     from shardbus.simulation.membership.options import STRATEGIES, draw
     from shardbus.simulation.nodes.options import DENSITIES, draw_node_options
 
     _one_of("--strategy", strategy, STRATEGIES)
     _one_of("--load", load, DENSITIES)
     _one_of("--handoff", handoff, HANDOFFS)
+    _one_of("--homes", homes, HOMES)
     if load is not None and not sharding:
         raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
-    first = seed or 0
     count = seeds or (SEEDS if seed is None else 1)
-    numbers = range(first, first + count)
+    numbers = range(seed or 0, (seed or 0) + count)
     drawn: list[Options | NodeOptions] = [draw(n, nodes, seconds, strategy) for n in numbers]
     if sharding:
-        more = (nodes, seconds, strategy, load, splits or None, handoff)
+        more = (nodes, seconds, strategy, load, splits or None, handoff, homes)
         drawn = [draw_node_options(number, *more) for number in numbers]
+    _report(drawn, jobs, as_json)
+
+
+def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> None:
+    """Run these options and print what broke a rule, or every run as JSON."""
     began, outcomes = perf_counter(), []
     for outcome in _run_all(drawn, jobs):
         outcomes.append(outcome)

@@ -91,6 +91,28 @@ def _instances_of(region: RegionShell) -> int | None:
     return region.router.count if isinstance(region.router, InstanceRouter) else None
 
 
+def _gossip_of(region: RegionShell) -> Json | None:
+    """The table of a type as this node has it by gossip; None if none travels."""
+    gossip = region.table.router.region.table_gossip
+    if gossip.state is None:
+        return None
+    epoch, version = gossip.version
+    return {
+        "epoch": epoch,
+        "version": version,
+        "behind": [str(node) for node in gossip.behind(gossip.version)],
+        "pending": [
+            {
+                "shard": change.shard,
+                "from": change.source and str(change.source),
+                "to": change.target and str(change.target),
+                "status": change.status,
+            }
+            for change in gossip.state.changes
+        ],
+    }
+
+
 def _check_shard(region: RegionShell, shard: str) -> None:
     if not region.router.has_shard(shard):
         raise ConfigError(f"{region.name!r} has no shard {shard!r}")
@@ -522,6 +544,7 @@ class AdminPages:
             "complete": table["complete"],
             "nodes": [str(node) for node in sorted(member.node for member in members)],
             "partitions": partitions,
+            "gossip": _gossip_of(region),
         }
 
     async def where(self, type: str, id: str) -> Json:

@@ -32,6 +32,8 @@ STRATEGIES = (
     "none",
 )
 
+HOMES = ("ask", "gossip")
+"""How nodes learn where shards live."""
 HANDOFFS = (
     "buffer",
     "ordered",
@@ -289,6 +291,12 @@ class ShardingSettings:
         100_000, "messages that may wait for shards without a home, per type and node"
     )
     buffer_bytes: int = size(64 * 2**20, "the same limit in bytes")
+    homes: str = text(
+        "ask",
+        "how nodes learn where shards live: all from the coordinator, or each from others; the "
+        "coordinator's node decides",
+        choices=HOMES,
+    )
     hop_limit: int = count(8, "forwards of one message before it is given up")
     retry_interval: float = seconds(
         2.0, "between two registrations or requests for a home without an answer"

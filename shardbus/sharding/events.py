@@ -329,8 +329,14 @@ class Shutdown:
     """Move every shard away. Answer: Drained. The region goes on sending."""
 
 
+@dataclass(frozen=True, slots=True)
+class AskTableVersions:
+    """The application waits until the other nodes have this node's version of the table."""
+
+
 RegionEvent = (
     Deliver | Expired | Watch | InstancesDescribed | MessageReceived | CoordinatorAt | EpochSeen
+    | AskTableVersions
     | FlushDone | ShardReady
     | ShardDown
     | NodeGone | NodeBack | NodeLeft | Shutdown

@@ -35,7 +35,13 @@ Messages of a direct move (`coordinator/direct_moves`):
     new home     AckWanted ─────────────> a sender whose MoveAck is late
     new home     MoveComplete ──────────> coordinator
 
-Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52, N.1, N.9.
+Messages of the table by gossip (`region/table_gossip`), with `sharding.homes = "gossip"`:
+
+    coordinator  TableState ────────────> the region of its own node
+    region       TableStatus ───────────> another region, every second and after each change
+    region       TableState ────────────> a region whose TableStatus is older
+
+Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52, S3.33, S3.37, S3.45, S3.54, N.1, N.9.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from shardbus.bounds import NODES_MAX, SHARDS_MAX, Epoch, Fence, Id, Text
+from shardbus.bounds import NODES_MAX, SHARDS_MAX, Epoch, Fence, Id, Text, Version
 from shardbus.ids import NodeId
 from shardbus.sharding.instances import INSTANCES_MAX
 from shardbus.sharding.shard_load import SPARE_MIN
@@ -361,13 +367,51 @@ class MoveComplete:
     moves: ShardMoves
 
 
+class PartitionChange(NamedTuple):
+    """A shard on its way to another home, or to its first one. `status`: "awaiting" until the table
+    has the new home, then "complete" until the shard runs there. None: no home, or none chosen."""
+
+    shard: Id
+    source: NodeId | None
+    target: NodeId | None
+    status: Id
+
+
+TABLE_BYTES_MAX = 8 * 2**20
+"""Bytes, at most, of the packed homes of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """The version of the table that the sender has, 0 for none. A receiver with a newer one answers
+    TableState. One with an older one answers TableStatus, and so does one with the same if the
+    sender `wants_answer`."""
+
+    epoch: Epoch
+    version: Version
+    wants_answer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """The table as the coordinator of that epoch had it, all of it durable in the store: every
+    settled home (`table_state.pack_homes`), by the place of its node in `nodes`, which are the
+    registered regions and proxies in order, and the shards on the move."""
+
+    epoch: Epoch
+    version: Version
+    nodes: Nodes
+    homes: Annotated[bytes, Meta(max_length=TABLE_BYTES_MAX)]
+    changes: Annotated[tuple[PartitionChange, ...], Meta(max_length=SHARDS_MAX)] = ()
+
+
 Message = (
     Register | RegisterAck | RegisterRefused | GetShardHome | Wait | ShardHomes | HostShard
     | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | PassOn
     | ShardLoads | GracefulShutdownRequest | RegionStopped | InstanceCount
     | BeginMove | PrepareMove | MovePrepared | MoveCancelled | Carry | Switch | ShardMoved
     | MoveRefused
-    | HomesMoved | MoveAck | AckWanted | MoveComplete
+    | HomesMoved | MoveAck | AckWanted | MoveComplete | TableStatus | TableState
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
@@ -375,5 +419,5 @@ MESSAGES: tuple[type, ...] = (
     BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, PassOn, ShardLoads,
     GracefulShutdownRequest, RegionStopped, InstanceCount, BeginMove, PrepareMove, MovePrepared,
     MoveCancelled, Carry, Switch, ShardMoved, MoveRefused, HomesMoved, MoveAck, AckWanted,
-    MoveComplete,
+    MoveComplete, TableStatus, TableState,
 )  # fmt: skip

@@ -174,6 +174,8 @@ BETWEEN_REGIONS: frozenset[type] = frozenset(
         messages.Switch,
         messages.MoveAck,
         messages.AckWanted,
+        messages.TableStatus,
+        messages.TableState,
     }
 )
 """What the regions of members send each other."""

@@ -481,6 +481,11 @@ class Session:
         return self._window.received
 
     @property
+    def numbered(self) -> int:
+        """Number of the last own batch."""
+        return self._window.last
+
+    @property
     def acked(self) -> int:
         """Number of the last own batch that the other side has acknowledged."""
         return self._window.acked

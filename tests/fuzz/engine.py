@@ -75,12 +75,16 @@ def shares(targets: Iterable[Target], inputs: int) -> dict[str, int]:
 
 def play(names: list[str], inputs: int, seed: int, keep: bool) -> Round:
     """Fuzz these targets once."""
-    logging.disable(logging.WARNING)
     began, judged, found = time.monotonic(), 0, list[str]()
-    for name, wanted in shares((TARGETS[name] for name in names), inputs).items():
-        count, findings = fuzz(TARGETS[name], wanted, seed, keep=keep)
-        judged += count
-        found += [f"{finding.target} {finding.what} {finding.data.hex()}" for finding in findings]
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        for name, wanted in shares((TARGETS[name] for name in names), inputs).items():
+            count, findings = fuzz(TARGETS[name], wanted, seed, keep=keep)
+            judged += count
+            found += [f"{one.target} {one.what} {one.data.hex()}" for one in findings]
+    finally:
+        logging.disable(disabled)
     return Round(seed, judged, time.monotonic() - began, tuple(found))
 
 

@@ -32,6 +32,8 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
+from shardbus.sharding.messages import Home
+from shardbus.sharding.table_state import pack_homes, unpack_homes
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.rows import table_of
 from shardbus.store.urls import family, mask_url, split_options
@@ -221,6 +223,23 @@ def _gossips() -> tuple[bytes, ...]:
 
 def _gossip(data: bytes) -> None:
     gossip.decode(data)
+
+
+_NODES = tuple(NodeId("10.0.0.1", 7355, uid) for uid in range(1, 4))
+
+
+def _tables() -> tuple[bytes, ...]:
+    """Tables as they travel, and what is compressed in them."""
+    numbered = [Home(str(n), _NODES[n % 3], (7 << 32) + n * 911) for n in range(40)]
+    named = [Home(f"{n}~2", _NODES[n % 3], n + 1) for n in range(40)]
+    packed = [pack_homes(homes, _NODES) for homes in ((), numbered[:1], numbered, named)]
+    return (*packed, *(zlib.decompress(one) for one in packed))
+
+
+def _table(data: bytes) -> None:
+    with suppress(RemoteProtocolError):
+        unpack_homes(data, _NODES)
+    unpack_homes(zlib.compress(data, 1), _NODES)
 
 
 # ---- users' messages
@@ -424,6 +443,7 @@ DECODERS: tuple[Target, ...] = (
         _payloads(),
         share=15,
     ),
+    Target("table", _table, WIRE, _tables(), share=10),
     Target("value", _value, (SchemaError,), tuple(p[1:] for p in _payloads()), share=10),
     Target("rejection", _refusal, (), _refusals(), share=10),
     Target("parts", _parts, WIRE, tuple(_cut(body) for body in _batches()), share=10),

@@ -36,6 +36,7 @@ The parts, each in a module of its own:
     instance_rows the number of instances of a type, and its rows
     outbox        messages of one turn, and requests for homes
     history       the last changes of each shard's home
+    table_versions the table as it travels by gossip
 
 Not here: which node a shard should go to (`allocation`), what regions do (`region`).
 
@@ -44,6 +45,8 @@ B.57, B.63-B.65, N.1, N.5.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -70,8 +73,9 @@ from shardbus.sharding.coordinator.rebalancing import COALESCE_S, Rebalancing
 from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Registry
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
 from shardbus.sharding.coordinator.stops import PendingStops
+from shardbus.sharding.coordinator.table_versions import AWAITING, COMPLETE, TableVersions
 from shardbus.sharding.instances import Instances
-from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.messages import Home, PartitionChange, ShardMove
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import (
     ShardHomeAllocated,
@@ -115,6 +119,8 @@ class Coordinator:
         self._stops = PendingStops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()
         self._home_requests = HomeRequests(self._outbox)
+        self._versions = TableVersions() if settings.homes == "gossip" else None
+        self._me = me
         self._starts = PendingStarts(self._outbox, settings.shard_start_timeout)
         self._registrar = Registrar(
             layout,
@@ -153,6 +159,11 @@ class Coordinator:
     def stopping(self) -> tuple[str, ...]:
         """The shards that must stop for an operator, and have not stopped yet."""
         return self._stops.shards
+
+    @property
+    def table_version(self) -> int:
+        """The number of the last version of the table that travels by gossip; 0 if none does."""
+        return self._versions.number if self._versions is not None else 0
 
     def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
         """Return what would move with `add` nodes more and without those in `remove`."""
@@ -211,6 +222,8 @@ class Coordinator:
             dues += [part.deadline() for part in parts]
             if self._rows is not None:
                 dues.append(self._rows.deadline())
+            if self._versions is not None:
+                dues.append(self._versions.due)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.CoordinatorEffect]:
@@ -251,7 +264,26 @@ class Coordinator:
         self._effects += self._outbox.drain(self.epoch)
         registered = self._registry.registered.__contains__
         self._effects += self._direct.drain(self.epoch, registered)
+        if self._versions is not None:
+            self._publish(self._versions, now)
         return self._take_effects()
+
+    def _publish(self, versions: TableVersions, now: float) -> None:
+        """Give a new version of the table to the region on this node, if there is one."""
+        nodes = self._registry.registered
+        state = versions.update(self.table, nodes, self._changes(), self._settled, now)
+        if state is not None:
+            self._effects.append(ev.Send(self._me, state))
+
+    def _changes(self) -> Iterator[PartitionChange]:
+        """Yield the shards on the move, and those that start at their home."""
+        for shard, handoff in self._moves.handoffs.items():
+            yield PartitionChange(shard, handoff.home.node, handoff.target, AWAITING)
+        for shard, (old, new) in self._direct.under_way():
+            status = COMPLETE if self._direct.home_of(shard) else AWAITING
+            yield PartitionChange(shard, old.node, new.node, status)
+        for home in self._starts.homes():
+            yield PartitionChange(home.shard, None, home.node, COMPLETE)
 
     def _count_instances(self, rows: InstanceRows, now: float) -> None:
         """Decide N, stop the rows above it, get homes for those below, and announce it."""
@@ -401,6 +433,7 @@ class Coordinator:
         self._direct.reassert()
         for node in dead:
             self._outbox.forget(node)
+            self._home_requests.forget(node)
             self._note("region_terminated", str(node))
 
     def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
@@ -444,6 +477,8 @@ class Coordinator:
         for home in self._direct.on_written(writing.intents, homes, now):
             self._starts.host(home, now)
         self._home_requests.on_homes(homes)
+        if self._versions is not None:
+            return  # those who have not asked learn of it by gossip
         for node in self._registry.registered:
             if news := self._direct.news_for(node, homes):
                 self._outbox.add(node, HomeMessage.SHARD_HOMES, news)
@@ -534,8 +569,8 @@ class Coordinator:
                 return "the shard is on the move"
             return reason or self._why_no_place(shard) or "its home is being stored"
 
-        registered = self._registry.registered.__contains__
-        for asker, home in self._home_requests.answer(self._known, why_not, registered):
+        told = {} if self._versions is not None else self._registry.registered
+        for asker, home in self._home_requests.answer(self._known, why_not, told.__contains__):
             if asker == home.node and home.shard in self._starts:
                 self._outbox.add(asker, HomeMessage.HOST_SHARD, (home,))
 

@@ -194,6 +194,10 @@ class DirectMoves:
             if one.phase is not DirectPhase.SETTLING
         ]
 
+    def under_way(self) -> list[tuple[str, ShardMove]]:
+        """Return every move that is not complete, by its shard."""
+        return [(shard, one.move) for shard, one in self.moves.items()]
+
     def goes_to(self, node: NodeId) -> bool:
         """True if a shard is on its way to the node."""
         return any(move.target == node for move in self.in_flight())

@@ -6,8 +6,8 @@ hosts a shard before it learns that other regions send to it. Lists longer than 
 for frames are bounded.
 
 `HomeRequests` keeps what was asked in the turn. Each request is answered at its end with ShardHomes
-or Wait. Regions and proxies get every new home anyway. A client is not registered, so it is
-remembered with the shard until the shard has a home.
+or Wait. Regions and proxies get every new home anyway, unless the table travels by gossip. Who does
+not, as a client, is remembered with the shard until the shard has a home.
 
 Source: S0.22, B.57, N.5; docs/architecture.md.
 """
@@ -125,7 +125,7 @@ class Outbox:
 
 
 class HomeRequests:
-    """The requests for homes of one turn, and the clients that wait for a home."""
+    """The requests for homes of one turn, and those who wait for a home."""
 
     __slots__ = ("_outbox", "_requests", "_waiting")
 
@@ -146,9 +146,10 @@ class HomeRequests:
         self,
         home_of: Callable[[str], Home | None],
         why_not: Callable[[str], str],
-        is_registered: Callable[[NodeId], bool],
+        gets_every_home: Callable[[NodeId], bool],
     ) -> list[tuple[NodeId, Home]]:
-        """Answer every request. Returns those answered with a home: the asker and the home."""
+        """Answer every request, and remember those without a home yet, unless the asker gets every
+        home anyway. Returns those answered with a home: the asker and the home."""
         answered: list[tuple[NodeId, Home]] = []
         for asker, shard in self._requests:
             home = home_of(shard)
@@ -157,13 +158,18 @@ class HomeRequests:
                 answered.append((asker, home))
                 continue
             self._outbox.wait(asker, shard, why_not(shard))
-            if not is_registered(asker):
+            if not gets_every_home(asker):
                 self._waiting.setdefault(shard, {})[asker] = None
         self._requests = {}
         return answered
 
+    def forget(self, node: NodeId) -> None:
+        """Answer a dead node no more."""
+        for waiting in self._waiting.values():
+            waiting.pop(node, None)
+
     def on_homes(self, homes: Iterable[Home]) -> None:
-        """Send these new homes to the clients that wait for them."""
+        """Send these new homes to those who wait for them."""
         for home in homes:
             for asker in self._waiting.pop(home.shard, ()):
                 self._outbox.add(asker, HomeMessage.SHARD_HOMES, (home,))

@@ -30,6 +30,10 @@ class PendingStarts:
     def __contains__(self, shard: str) -> bool:
         return shard in self._homes
 
+    def homes(self) -> list[Home]:
+        """Return the homes whose shards have not started yet."""
+        return [home for home, _ in self._homes.values()]
+
     def deadline(self) -> float | None:
         """Return when the next region is overdue."""
         return self._timers.deadline()

@@ -41,6 +41,7 @@ from shardbus.sharding.region.registration import Registration
 from shardbus.sharding.region.route import Absence, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.region.shutdown import RegionShutdown, ShutdownStep
+from shardbus.sharding.region.table_gossip import TableGossip
 
 
 class HostedState(Enum):
@@ -89,6 +90,7 @@ class ShardRegion:
         self._incoming = IncomingMoves(
             me, settings, self._routing, self._out, self._start_prepared, self._drop_prepared
         )
+        self.table_gossip = TableGossip(me, self._out)
         self._deferred: list[ev.MessageReceived] = []
         """Commands that wait for the end of an incoming move."""
         self._hosted: dict[str, HostedShard] = {}
@@ -183,10 +185,15 @@ class ShardRegion:
                 self._outgoing.on_node_gone(node)
                 self._routing.on_node_gone(node, returned, now)
                 self._incoming.on_node_gone(node)
+                self.table_gossip.on_node_gone(node)
             case ev.NodeLeft(node):
                 self._routing.on_node_left(node, now)
+                self.table_gossip.on_node_gone(node)
             case ev.NodeBack(node):
                 self._routing.on_node_back(node)
+                self.table_gossip.on_node_back(node)
+            case ev.AskTableVersions():
+                self.table_gossip.ask_versions()
             case ev.Shutdown():
                 self._shutdown.begin(now, hosts=self._has_shards())
                 self._set_help(now)
@@ -198,7 +205,8 @@ class ShardRegion:
         """Return when `tick` is due."""
         ends = self._shutdown.deadlines()
         moves = (self._outgoing.deadline(), self._incoming.deadline())
-        dues = (self._turn_at, self._routing.deadline(), self._registration.due, *moves, *ends)
+        starts = (self._turn_at, self._registration.due, self.table_gossip.due)
+        dues = (*starts, self._routing.deadline(), *moves, *ends)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.RegionEffect]:
@@ -211,6 +219,7 @@ class ShardRegion:
         self._incoming.tick(now)
         if self._deferred:
             self._take_up_deferred(now)
+        self.table_gossip.tick(now)
         self._routing.pass_to_instances()
         self._report(self._routing.due_requests(now))
         self._inform_watchers()
@@ -234,6 +243,7 @@ class ShardRegion:
                 if self._obeys(sender, epoch, now):
                     self._registration.on_registered()
                     self._routing.admit()
+                    self.table_gossip.forget_before(epoch)
                     self._on_homes(homes, epoch, now)
             case msg.RegisterRefused(epoch, reason):
                 if self._obeys(sender, epoch, now):
@@ -276,6 +286,10 @@ class ShardRegion:
                     self._shutdown.confirm()
             case msg.GetShardHome(shards):
                 self._on_request(sender, shards, now)
+            case msg.TableStatus():
+                self.table_gossip.on_status(sender, message, now)
+            case msg.TableState():
+                self._on_table(sender, message, now)
             case (
                 msg.Register() | msg.ShardStarted() | msg.BeginHandOffAck() | msg.ShardStopped()
                 | msg.ShardLoads() | msg.GracefulShutdownRequest() | msg.ShardMoved()
@@ -449,6 +463,12 @@ class ShardRegion:
                 self._stop(home.shard, hosted, now)
             self._routing.on_home(home, epoch, now)
 
+    def _on_table(self, sender: NodeId, state: msg.TableState, now: float) -> None:
+        """Use the homes of a newer table. They are believed by their fences: the sender need not be
+        the coordinator, and the table is not newer than what that has told."""
+        if state.epoch >= self.epoch:
+            self._on_homes(self.table_gossip.on_state(sender, state, now), state.epoch, now)
+
     def _on_host(self, home: Home, behind: Home | None, epoch: int, now: float) -> None:
         shard, hosted = home.shard, self._hosted.get(home.shard)
         if home.node != self._me or self._proxy:
@@ -501,6 +521,8 @@ class ShardRegion:
         if sender != self._me and sender not in self._watchers:
             self._watchers[sender] = None
             self._send_count(sender)
+            if self.table_gossip.state is not None:
+                shards = tuple(dict.fromkeys((*shards, *self._routing.known_shards())))
         known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
         if known:
             homes = tuple(known.values())

@@ -147,6 +147,10 @@ class Routing:
             return None
         return route.next_home or (route.home if route.state is RouteState.KNOWN else None)
 
+    def known_shards(self) -> list[str]:
+        """Return the shards whose home is known."""
+        return [shard for shard in self._routes if self.home_of(shard) is not None]
+
     def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         route = self._routes.get(shard)

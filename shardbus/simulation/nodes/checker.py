@@ -367,8 +367,9 @@ def _runs(node: Node, entity_type: str, entity_id: str) -> bool:
     return kind.host.find(entity_id, kind.router.shard_of(entity_id)) is not None
 
 
-def waiting(sim_node: SimNode) -> str:
-    """Return what a node still holds. Empty if it is at rest."""
+def waiting(sim_node: SimNode, marks: dict[Session, int] | None = None) -> str:
+    """Return what a node still holds. Empty if it is at rest. `marks`: as for
+    `session_waiting`."""
     for name, kind in sim_node.node.regions.items():
         if moving := kind.router.region.moving:
             return f"{sim_node.name} still moves {moving} of {name}"
@@ -385,13 +386,22 @@ def waiting(sim_node: SimNode) -> str:
             activation.key for activation in cells if activation.busy or activation.mailbox
         ]:
             return f"{sim_node.name} has {name} {busy[0]} at work"
-    return session_waiting(sim_node.name, sim_node.node.endpoint.sessions())
+    return session_waiting(sim_node.name, sim_node.node.endpoint.sessions(), marks)
 
 
-def session_waiting(name: str, sessions: list[Session]) -> str:
-    """Return a session on which something is under way. Empty if there is none."""
+def session_waiting(
+    name: str, sessions: list[Session], marks: dict[Session, int] | None = None
+) -> str:
+    """Return a session on which something is under way. Empty if there is none.
+
+    Where nodes compare tables every second, sessions are never empty. `marks` then has the batch
+    that each had sent when it was first looked at: only what precedes it must have arrived.
+    """
     for session in sessions:
-        if session.open and (session.outstanding or session.waiting_asks or session.unflushed):
+        under_way = bool(session.outstanding)
+        if marks is not None:
+            under_way = session.acked < marks.setdefault(session, session.numbered)
+        if session.open and (under_way or session.waiting_asks or session.unflushed):
             return f"{name} waits for {session.name}"
     return ""
 

@@ -112,6 +112,8 @@ class NodeOptions:
     """Seconds between two rebalancing passes."""
     handoff: str = "buffer"
     """The mode of hand-offs, of types that can bear it."""
+    homes: str = "ask"
+    """How nodes learn where shards live: the setting `sharding.homes`."""
 
     @property
     def seed(self) -> int:
@@ -132,6 +134,7 @@ class NodeOptions:
             buffer_size=self.buffer_size,
             mailbox=self.mailbox,
             allocation=self.allocation,
+            homes=self.homes,
             rebalance_interval=self.interval_s,
             rebalance_threshold=1,
             passivate_after=self.passivate_s,
@@ -148,7 +151,8 @@ class NodeOptions:
         stops = self.freezes + self.blocks + self.suspends
         forced = " --splits" if self.splits + stops else ""
         mode = "" if self.handoff == "buffer" else f" --handoff {self.handoff}"
-        return f"{self.faults.command()} --sharding --load {self.density}{forced}{mode}"
+        homes = "" if self.homes == "ask" else f" --homes {self.homes}"
+        return f"{self.faults.command()} --sharding --load {self.density}{forced}{mode}{homes}"
 
 
 def draw_node_options(
@@ -159,10 +163,11 @@ def draw_node_options(
     density: str | None = None,
     splits: bool | None = None,
     handoff: str = "buffer",
+    homes: str = "ask",
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
-    there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs changes no
-    other option; with a direct one, shards move more often."""
+    there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs and the
+    way of homes change no other option; with a direct mode, shards move more often."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -198,6 +203,7 @@ def draw_node_options(
         thin = _split(thin, dice)
     if handoff != "buffer":
         thin = _moving(thin, handoff)
+    thin = replace(thin, homes=homes)
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)

@@ -27,6 +27,7 @@ from shardbus.membership.member import Status
 from shardbus.node.node import Node
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.table_state import unpack_homes
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.faults import Faults
 from shardbus.simulation.membership.run import (
@@ -44,6 +45,7 @@ from shardbus.simulation.nodes.checker import DeliveryChecker, waiting
 from shardbus.simulation.nodes.faults import NodeFaults
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import NodeWorld, SimNode, SimProcess
+from shardbus.transport.session import Session
 
 QUIET_WITHIN = 90.0
 """Seconds: longer than the longest wait in a node, that for a Flush without an answer."""
@@ -69,6 +71,7 @@ class NodeRun:
         self.world.on_step = Checks(self.world, gentle=False).after
         self.senders: list[SimSender] = []
         self.settled_s: float | None = None
+        self._marks: dict[Session, int] | None = {} if load.homes == "gossip" else None
         self._counts: dict[str, int] | None = None
         """The counts before the verdict; afterwards all processes end."""
 
@@ -181,7 +184,7 @@ class NodeRun:
         for sim_node in working:
             if sim_node.node.gate.is_shut():
                 return f"{sim_node.name} is still suspended: {sim_node.node.gate.reason}"
-            if why := waiting(sim_node):
+            if why := waiting(sim_node, self._marks):
                 return why
             for name, kind in sim_node.node.regions.items():
                 if not kind.router.region.registered:
@@ -217,6 +220,18 @@ class NodeRun:
         stored = {s: (str(node), fence) for s, (node, fence) in held.homes.items()} if held else {}
         if stored != table and not self.world.store.lied:
             return f"{name}: the table has {table}, the store {stored}"
+        return self._gossip_differs(name, coordinator, working) if self.load.homes != "ask" else ""
+
+    def _gossip_differs(self, name: str, ruler: Coordinator, working: list[SimNode]) -> str:
+        """Return which node lacks the coordinator's last version of the table (I7)."""
+        newest = (ruler.epoch, ruler.table_version)
+        for sim_node in working:
+            gossip = sim_node.node.regions[name].router.table.region.table_gossip
+            if gossip.version != newest or gossip.state is None:
+                return f"{sim_node.name} has table {gossip.version} of {name}, not {newest}"
+            homes = unpack_homes(gossip.state.homes, gossip.state.nodes)
+            if {home.shard: home for home in homes} != ruler.table.homes or gossip.state.changes:
+                return f"{sim_node.name} has other homes of {name} in table {newest}"
         return ""
 
     def _unfenced(self, working: list[SimNode]) -> str:

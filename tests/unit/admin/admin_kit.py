@@ -22,6 +22,7 @@ from shardbus.membership.vitals import Vitals
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
+from shardbus.sharding.region.table_gossip import TableGossip
 from shardbus.wire.schema import Interface
 
 ME, PEER, LOST = NodeId("a", 7355, 1), NodeId("b", 7355, 2), NodeId("c", 7355, 3)
@@ -153,7 +154,12 @@ class FakeNode:
         host.add("1", 9, "x", "y")
         homes = {"1": Home("1", ME, 9), "2": Home("2", PEER, 4)}
         machine = SimpleNamespace(
-            epoch=3, registered=True, buffered=(0, 0), home_of=homes.get, homes=homes
+            epoch=3,
+            registered=True,
+            buffered=(0, 0),
+            home_of=homes.get,
+            homes=homes,
+            table_gossip=TableGossip(ME, []),
         )
         shard_of = {"x": "1", "y": "1", "z": "2", "7": "1"}
         router = SimpleNamespace(

@@ -21,7 +21,8 @@ from shardbus.sharding import events as ev
 from shardbus.sharding.allocation.strategies import LeastShard
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.handoff_modes import MODES
-from shardbus.sharding.messages import CarriedEntity
+from shardbus.sharding.messages import CarriedEntity, TableState
+from shardbus.sharding.table_state import unpack_homes
 from shardbus.simulation.machines import FaultyStore, MachineNetwork
 from shardbus.store.protocol import StoredTable
 from tests.unit.sharding.sharding_process import Letter, Process
@@ -89,6 +90,9 @@ class Store(FaultyStore):
                 if op_id != self.last_op:
                     self.last_op = op_id
                     for shard, home in homes.items():
+                        if home is not None:
+                            written = self.net.written
+                            written[shard] = max(home[1], written.get(shard, 0))
                         if home is None:
                             self.homes.pop(shard, None)
                         else:
@@ -121,6 +125,8 @@ class Net(MachineNetwork):
         self.handled: dict[int, int] = {}
         self.rejected: dict[int, str] = {}
         self.versions: dict[str, int] = {}
+        self.written: dict[str, int] = {}
+        """The highest fence of each shard that a coordinator has written."""
         self.carried = 0
         self.killed: dict[NodeId, None] = {}
         self.log: list[str] = []
@@ -355,6 +361,26 @@ class Net(MachineNetwork):
         assert table == hosted, "the table is not what regions host"
         if self.store.epoch == ruler.epoch:
             assert table == self.store.homes, "the table is not what the store holds"
+
+        if self.settings.homes == "gossip":
+            self._check_gossip(ruler)
+
+    def _check_gossip(self, ruler: Coordinator) -> None:
+        """Every region has the coordinator's last version: its homes, and no change under way."""
+        newest = max(process.region.table_gossip.version for process in self.live())
+        assert newest[0] == ruler.epoch, f"the last table is of epoch {newest[0]}"
+        for process in self.live():
+            known = process.region.table_gossip
+            assert known.version == newest, f"{process.name} has {known.version}, not {newest}"
+            assert known.state is not None
+            assert known.state.changes == (), f"{known.state.changes} are pending"
+            homes = unpack_homes(known.state.homes, known.state.nodes)
+            assert {h.shard: h for h in homes} == dict(ruler.table.homes), process.name
+
+    def check_table_is_not_ahead(self, state: TableState) -> None:
+        """No table travels that the store has not: each home is, or was, durable there."""
+        for home in unpack_homes(state.homes, state.nodes):
+            assert home.fence <= self.written.get(home.shard, 0), f"{home} is not stored"
 
     def trace(self, process: Process, what: object) -> None:
         if self.tracing:

@@ -26,6 +26,7 @@ from shardbus.sharding.messages import (
     ShardMoved,
     ShardStarted,
     ShardStopped,
+    TableState,
 )
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.simulation.machines import DeadlineTimer
@@ -122,6 +123,9 @@ class Process:
                     self.into_region(ev.Deliver(item.shard, item, sender, item.hops - 1))
             case Echo(shard, flush_id):
                 self.into_region(ev.FlushDone(shard, flush_id))
+            case TableState():
+                self.net.check_table_is_not_ahead(item)
+                self.into_region(ev.MessageReceived(sender, item))
             case _:
                 asks = isinstance(item, GetShardHome) and sender in self.net.members
                 if isinstance(item, TO_COORDINATOR) or asks:

@@ -21,11 +21,16 @@ FORGETFUL = ("kill", "join", "leave", "forget", "forget", "stop")
 
 
 def run_seed(
-    seed: int, faults: tuple[str, ...] = FAULTS, *, mail: float = 0.0, tracing: bool = False
+    seed: int,
+    faults: tuple[str, ...] = FAULTS,
+    *,
+    mail: float = 0.0,
+    tracing: bool = False,
+    homes: str = "ask",
 ) -> Net:
     """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
     hurry = {"begin_handoff_timeout": 0.02, "handoff_timeout": 0.04} if seed % 3 == 0 else {}
-    net = Net(seed, settings=replace(SETTINGS, **hurry))
+    net = Net(seed, settings=replace(SETTINGS, homes=homes, **hurry))
     net.tracing = tracing
     if mail:
         net.leaving_mail, net.work_s = mail, 0.15
@@ -80,10 +85,10 @@ def fault(net: Net, what: str) -> None:
         net.store.slow = net.dice.choice([1.0, 20.0])
 
 
-def check_seeds(seeds: range, faults: tuple[str, ...]) -> None:
+def check_seeds(seeds: range, faults: tuple[str, ...], homes: str = "ask") -> None:
     for seed in seeds:
         try:
-            run_seed(seed, faults)
+            run_seed(seed, faults, homes=homes)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
@@ -91,6 +96,11 @@ def check_seeds(seeds: range, faults: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
 def test_what_must_hold_holds(block: int) -> None:
     check_seeds(range(block * BLOCK, (block + 1) * BLOCK), FAULTS)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_S3_45_what_must_hold_holds_if_homes_travel_by_gossip(block: int) -> None:
+    check_seeds(range(3000 + 15 * block, 3015 + 15 * block), FAULTS, "gossip")
 
 
 def test_a_store_that_loses_its_memory_is_rebuilt_from_the_regions() -> None:

@@ -107,7 +107,8 @@ def sample(cls: type) -> Any:
         "mode": "ordered", "sender": PEER, "senders": (PEER,),
         "moves": (messages.ShardMove(Home("1", PEER, 1), Home("1", ME, 2)),),
         "move": messages.ShardMove(Home("1", PEER, 1), Home("1", ME, 2)),
-        "carries": True, "entities": (),
+        "carries": True, "entities": (), "version": 1, "wants_answer": False, "nodes": (PEER,),
+        "changes": (),
     }  # fmt: skip
     return cls(**{field.name: values[field.name] for field in fields(cls)})
 

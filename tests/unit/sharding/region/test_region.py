@@ -25,6 +25,7 @@ from shardbus.sharding.region.route import (
     RouteBuffers,
 )
 from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, SUSPECT_HOPS
+from shardbus.sharding.table_state import pack_homes
 
 ME, B, C, RULER, CLIENT = (NodeId(name, 1, 1) for name in ("me", "b", "c", "ruler", "client"))
 LAYOUT = "crc32/8"
@@ -94,6 +95,11 @@ def homes(node: NodeId, fence: int, epoch: int = 1) -> msg.ShardHomes:
 
 def sent(effects: list[ev.RegionEffect]) -> list[ev.Message]:
     return [effect.message for effect in effects if isinstance(effect, ev.SendCoordinator)]
+
+
+def sent_to(effects: list[ev.RegionEffect], node: NodeId) -> list[ev.Message]:
+    """Messages to one node."""
+    return [one.message for one in effects if isinstance(one, ev.Send) and one.to == node]
 
 
 def released(effects: list[ev.RegionEffect]) -> list[tuple[NodeId, list[str]]]:
@@ -534,6 +540,47 @@ def test_a_home_that_a_refused_region_learns_is_closed_by_the_next_refusal() -> 
     assert ev.SetRoute("1", None) in driver.receive(refused)
     assert not [one for one in driver.receive(refused) if isinstance(one, ev.SetRoute)]
     assert ev.Reject("1", Message("m"), REJECT_REFUSED) in driver.send("m")
+
+
+def table_of(epoch: int, version: int, *homes: Home) -> msg.TableState:
+    nodes = (ME, B, C)
+    return msg.TableState(epoch, version, nodes, pack_homes(homes, nodes))
+
+
+def test_S3_45_a_home_that_another_region_reports_is_used_by_its_fence() -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 6))
+    driver.receive(table_of(1, 1, home(C, 5)), sender=C)
+    assert driver.region.home_of("1") == home(B, 6), "an older fence"
+    effects = driver.receive(table_of(1, 2, home(B, 6), home(C, 9, "2")), sender=C)
+    assert ev.SetRoute("2", C) in effects
+    assert ev.Send(B, msg.TableStatus(1, 2)) in effects
+
+
+def test_a_table_of_a_former_coordinator_is_not_used() -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 6, epoch=3))
+    driver.receive(table_of(2, 9, home(C, 7)), sender=C)
+    assert driver.region.home_of("1") == home(B, 6)
+    assert driver.region.table_gossip.state is None
+
+
+def test_the_table_by_gossip_ends_with_its_coordinator() -> None:
+    driver = RegionDriver()
+    driver.receive(table_of(1, 9, home(C, 7)), sender=C)
+    assert driver.region.table_gossip.version == (1, 9)
+    driver.receive(msg.RegisterAck(2, RULER, ()))
+    assert driver.region.table_gossip.state is None
+
+
+def test_a_client_gets_every_home_with_its_first_request_if_homes_travel_by_gossip() -> None:
+    driver = RegionDriver()
+    driver.receive(table_of(1, 1, home(B, 6), home(C, 9, "2")), sender=C)
+    client = NodeId("client", 0, 7)
+    told = sent_to(driver.receive(msg.GetShardHome(("2",)), sender=client), client)
+    assert told == [msg.ShardHomes(1, (home(C, 9, "2"), home(B, 6)))]
+    again = sent_to(driver.receive(msg.GetShardHome(("2",)), sender=client), client)
+    assert again == [msg.ShardHomes(1, (home(C, 9, "2"),))]
 
 
 def test_a_leaving_region_asks_until_the_coordinator_confirms() -> None:

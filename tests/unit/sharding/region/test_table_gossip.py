@@ -1,0 +1,213 @@
+"""The table by gossip: what one region answers, and how a version reaches many."""
+
+from __future__ import annotations
+
+from math import log2
+from random import Random
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding.messages import Home, TableState, TableStatus
+from shardbus.sharding.region.table_gossip import (
+    NO_VERSION,
+    REQUEST_S,
+    STATUS_S,
+    TableGossip,
+    TableVersion,
+)
+from shardbus.sharding.table_state import pack_homes
+
+NODES = tuple(NodeId("n", port, 1) for port in range(1, 6))
+ME, B, C, D, E = NODES
+HOMES = (Home("1", B, 5), Home("2", C, 6))
+
+
+def table(number: int = 1, epoch: int = 1, nodes: tuple[NodeId, ...] = NODES) -> TableState:
+    homes = [home for home in HOMES if home.node in nodes]
+    return TableState(epoch, number, nodes, pack_homes(homes, nodes))
+
+
+class One:
+    """One region's part, and what it has sent."""
+
+    def __init__(self, me: NodeId | None = ME) -> None:
+        self.out: list[ev.RegionEffect] = []
+        self.gossip = TableGossip(me, self.out)
+
+    def sent(self) -> list[tuple[NodeId, object]]:
+        found = [(one.to, one.message) for one in self.out if isinstance(one, ev.Send)]
+        self.out.clear()
+        return found
+
+
+def test_a_newer_table_is_used_and_reported_to_the_fingers() -> None:
+    one = One()
+    assert sorted(one.gossip.on_state(B, table(), 0.0)) == sorted(HOMES)
+    assert one.gossip.version == (1, 1)
+    assert one.sent() == [(C, TableStatus(1, 1)), (E, TableStatus(1, 1))]  # B has it
+
+
+@pytest.mark.parametrize("again", [table(1), table(0), table(9, epoch=0)])
+def test_a_table_that_is_not_newer_is_ignored(again: TableState) -> None:
+    one = One()
+    one.gossip.on_state(B, table(), 0.0)
+    one.sent()
+    assert one.gossip.on_state(C, again, 1.0) == ()
+    assert (one.gossip.version, one.sent()) == ((1, 1), [])
+
+
+def test_a_malformed_table_is_noted_and_not_used() -> None:
+    one = One()
+    assert one.gossip.on_state(B, TableState(1, 1, NODES, b"no table"), 0.0) == ()
+    assert [n.kind for n in one.out if isinstance(n, ev.Note)] == ["table_refused"]
+    assert one.gossip.version == NO_VERSION
+
+
+STATE = table(5)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "wants", "answer"),
+    [
+        ((1, 4), False, STATE),
+        ((0, 9), True, STATE),
+        ((1, 5), False, None),
+        ((1, 5), True, TableStatus(1, 5)),
+        ((1, 6), False, TableStatus(1, 5)),
+        ((2, 1), True, TableStatus(1, 5)),
+    ],
+)
+def test_of_two_versions_the_newer_one_travels(
+    theirs: TableVersion, wants: bool, answer: object
+) -> None:
+    one = One()
+    one.gossip.on_state(ME, STATE, 0.0)
+    one.sent()
+    one.gossip.on_status(D, TableStatus(*theirs, wants), 0.0)
+    assert one.sent() == ([(D, answer)] if answer else [])
+
+
+def test_one_version_is_asked_of_one_node_at_a_time() -> None:
+    one = One()
+    for sender, at in ((B, 0.0), (C, REQUEST_S / 2), (D, REQUEST_S)):
+        one.gossip.on_status(sender, TableStatus(1, 3), at)
+    one.gossip.on_status(E, TableStatus(1, 4), REQUEST_S)
+    assert [to for to, _ in one.sent()] == [B, D, E]
+
+
+def test_every_second_another_finger_is_asked() -> None:
+    one = One()
+    one.gossip.on_state(ME, table(), 0.0)
+    one.sent()
+    asked = []
+    for turn in range(1, 5):
+        one.gossip.tick(turn * STATUS_S - 0.01)
+        assert one.sent() == []
+        one.gossip.tick(turn * STATUS_S)
+        asked += [to for to, _ in one.sent()]
+        assert one.gossip.due == (turn + 1) * STATUS_S
+    assert sorted(asked) == sorted([B, C, E, asked[0]])
+
+
+def test_nothing_is_sent_to_nodes_that_are_gone() -> None:
+    one = One()
+    one.gossip.on_state(ME, table(), 0.0)
+    for node in (B, C, E):
+        one.gossip.on_node_gone(node)
+    one.sent()
+    one.gossip.on_state(ME, table(2), 1.0)
+    assert one.sent() == [(D, TableStatus(1, 2))]
+    one.gossip.on_node_back(C)
+    one.gossip.on_state(ME, table(3), 2.0)
+    assert [to for to, _ in one.sent()] == [C, D]
+
+
+def test_a_table_of_an_earlier_coordinator_is_forgotten() -> None:
+    one = One()
+    one.gossip.on_state(ME, table(4), 0.0)
+    one.gossip.forget_before(1)
+    assert one.gossip.version == (1, 4)
+    one.gossip.forget_before(2)
+    assert (one.gossip.version, one.gossip.due) == (NO_VERSION, None)
+    one.sent()
+    one.gossip.tick(10.0)
+    assert one.sent() == []
+
+
+def test_a_client_takes_no_part() -> None:
+    one = One(None)
+    assert one.gossip.on_state(B, table(), 0.0) == ()
+    one.gossip.on_status(B, TableStatus(1, 3, wants_answer=True), 0.0)
+    assert (one.gossip.version, one.sent()) == (NO_VERSION, [])
+
+
+def test_N_17_who_is_behind_is_asked_and_known_once_it_answers() -> None:
+    one = One()
+    one.gossip.on_state(ME, table(2), 0.0)
+    one.gossip.on_status(B, TableStatus(1, 2), 0.0)
+    one.gossip.on_node_gone(C)
+    one.sent()
+    assert one.gossip.behind((1, 2)) == [D, E]
+    one.gossip.ask_versions()
+    assert one.sent() == [(D, TableStatus(1, 2, True)), (E, TableStatus(1, 2, True))]
+    one.gossip.on_status(D, TableStatus(1, 1), 0.0)
+    one.gossip.on_status(E, TableStatus(1, 3), 0.0)
+    assert one.gossip.behind((1, 2)) == [D]
+    assert one.gossip.behind((1, 1)) == []
+
+
+class Cluster:
+    """Many regions whose messages take one step each, or are lost."""
+
+    def __init__(self, count: int, seed: int, lost: float) -> None:
+        self.nodes = tuple(NodeId("n", port, 1) for port in range(1, count + 1))
+        self.regions = {node: One(node) for node in self.nodes}
+        self.dice, self.lost, self.now, self.messages = Random(seed), lost, 0.0, 0
+
+    def step(self, seconds: float = 0.01) -> None:
+        self.now += seconds
+        sent = [(node, *row) for node, one in self.regions.items() for row in one.sent()]
+        self.messages += len(sent)
+        for source, to, message in sent:
+            if self.dice.random() < self.lost:
+                continue
+            gossip = self.regions[to].gossip
+            if isinstance(message, TableState):
+                gossip.on_state(source, message, self.now)
+            else:
+                assert isinstance(message, TableStatus)
+                gossip.on_status(source, message, self.now)
+        for one in self.regions.values():
+            if one.gossip.due is not None and one.gossip.due <= self.now:
+                one.gossip.tick(self.now)
+
+    def behind(self, version: TableVersion) -> int:
+        return sum(one.gossip.version < version for one in self.regions.values())
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 17, 100])
+def test_a_version_reaches_all_in_logarithmic_steps(count: int) -> None:
+    cluster = Cluster(count, 1, 0.0)
+    for number in (1, 2):
+        source = cluster.nodes[number % count]
+        cluster.regions[source].gossip.on_state(source, table(number, nodes=cluster.nodes), 0.0)
+        steps = 0
+        while cluster.behind((1, number)):
+            cluster.step()
+            steps += 1
+            assert steps <= 3 * (log2(count) + 1)
+        assert cluster.messages <= number * 3 * count * (log2(count) + 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_version_reaches_all_though_a_third_of_the_messages_are_lost(seed: int) -> None:
+    cluster = Cluster(50, seed, 0.33)
+    source = cluster.nodes[seed]
+    cluster.regions[source].gossip.on_state(source, table(1, nodes=cluster.nodes), 0.0)
+    steps = 0
+    while cluster.behind((1, 1)):
+        cluster.step(0.25)
+        steps += 1
+        assert steps < 200
