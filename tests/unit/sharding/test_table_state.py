@@ -79,12 +79,16 @@ ONE = zlib.decompress(pack_homes([Home("3", NODES[0], 9)], NODES))
         packed(HEAD.pack(NAMED, 2, 0) + b"a\x00"),
         packed(HEAD.pack(NAMED, 1, 0) + b"\xff\x00\x01\x00\x01\x00"),
         packed(HEAD.pack(NAMED, 1, 0) + b"a" * 257 + b"\x00\x01\x00\x01\x00"),
-        packed(bytes(9 * 2**20)),
     ],
 )
 def test_bytes_that_are_no_table_are_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         unpack_homes(data, NODES)
+
+
+def test_a_table_that_inflates_beyond_its_bound_is_not_inflated() -> None:
+    with pytest.raises(RemoteProtocolError, match="over 8388608 bytes"):
+        unpack_homes(packed(bytes(9 * 2**20)), NODES)
 
 
 @given(st.binary(max_size=60), st.integers(0, 3), st.integers(0, 200))
