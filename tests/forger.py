@@ -25,6 +25,7 @@ from shardbus.membership.messages import (
 from shardbus.membership.singleton import messages as handover
 from shardbus.sharding import messages
 from shardbus.sharding.messages import Home
+from shardbus.sharding.table_state import pack_homes
 from shardbus.wire import gossip
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -76,8 +77,10 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
         "moves": (messages.ShardMove(home, home._replace(fence=HUGE + 1)),),
         "move": messages.ShardMove(home, home._replace(fence=HUGE + 1)),
         "entities": (messages.CarriedEntity("page", "x", None, b"forged"),),
+        "version": 2**53,
     }
     values |= {"shards": 1} if cls is TypeInfo else {}
+    values |= {"homes": pack_homes((home,), (node,))} if cls is messages.TableState else {}
     values |= {f.name: f.default for f in fields(cls) if f.name not in values}
     assert MISSING not in values.values(), f"a forged {cls.__name__} needs a value of each field"
     return cls(**{field.name: values[field.name] for field in fields(cls)})

@@ -37,6 +37,11 @@ WithHomes = Annotated[
     str, typer.Option("--homes", help="With --sharding: how nodes learn homes, ask or gossip.")
 ]
 
+WithInstances = Annotated[
+    int,
+    typer.Option("--instances", min=0, max=9, help="With --sharding: a type with N instances."),
+]
+
 SEEDS = 100
 SEEDS_PER_TURN = 4
 """Seeds that a process takes from the queue at once."""
@@ -71,6 +76,7 @@ def simulate(
     splits: WithSplits = False,
     handoff: WithHandoff = "buffer",
     homes: WithHomes = "ask",
+    instances: WithInstances = 0,
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -93,7 +99,7 @@ def simulate(
     numbers = range(seed or 0, (seed or 0) + count)
     drawn: list[Options | NodeOptions] = [draw(n, nodes, seconds, strategy) for n in numbers]
     if sharding:
-        more = (nodes, seconds, strategy, load, splits or None, handoff, homes)
+        more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances)
         drawn = [draw_node_options(number, *more) for number in numbers]
     _report(drawn, jobs, as_json)
 

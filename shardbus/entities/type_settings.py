@@ -24,7 +24,7 @@ TABLE_SETTINGS = (
     "updating_state_timeout", "shard_region_query_timeout", "min_members", "allocation",
     "rebalance_interval", "rebalance_threshold", "max_simultaneous_rebalance",
     "rebalance_absolute_limit", "rebalance_relative_limit", "load", "rebalance_load_tolerance",
-    "rebalance_move_cost", "rebalance_cool_down", "use_lease",
+    "rebalance_move_cost", "rebalance_cool_down", "use_lease", "homes",
     "lease_ttl", "lease_retry_interval", "max_moves_in_flight", "max_moves_per_minute", "handoff",
 )  # fmt: skip
 """Settings of the shards and their table. A type that lives within another has that one's."""

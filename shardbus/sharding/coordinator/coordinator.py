@@ -299,7 +299,7 @@ class Coordinator:
             self._stops.add([row for row in homes if not rows.exists(row)])
         known = (*homes, *self._ledger.wanted) if changed else self._home_requests.shards()
         for row in [row for row in self._ledger.wanted if not rows.exists(row)]:
-            del self._ledger.wanted[row]
+            self._ledger.forget_wanted(row)
         for row in known:
             for sibling in rows.siblings(row):
                 if self._settled(sibling) is None and self._ledger.is_nowhere(sibling):

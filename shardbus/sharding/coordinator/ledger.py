@@ -99,6 +99,7 @@ class Ledger:
     __slots__ = (
         "_fence",
         "_ops",
+        "_unwanted",
         "adopted",
         "freed",
         "history",
@@ -120,6 +121,8 @@ class Ledger:
         self.history = ShardHistory()
         self.rows = False
         """The type has instances: its shards are rows."""
+        self._unwanted: dict[str, None] = {}
+        """Shards that have lost their home and get no other: the store may still have the row."""
         self._ops = 0
         self._fence = 0
 
@@ -163,6 +166,11 @@ class Ledger:
         `wanted` has others."""
         if wanted != ANY_HOME or shard not in self.wanted:
             self.wanted[shard] = wanted
+
+    def forget_wanted(self, shard: str) -> None:
+        """Get no home for the shard after all. What the store has of it is removed."""
+        if self.wanted.pop(shard, None) is not None and shard not in self.table.homes:
+            self._unwanted[shard] = None
 
     def free(self, home: Home, why: str, since: float) -> None:
         """Record that the shard stopped at its home, why, and when that began."""
@@ -242,7 +250,8 @@ class Ledger:
         Without any host there are no new homes."""
         if self.writing is not None:
             return None
-        homes: dict[str, Home | None] = dict.fromkeys(self.freed)
+        homes: dict[str, Home | None] = dict.fromkeys((*self._unwanted, *self.freed))
+        self._unwanted = {}
         homes.update(
             {s: home for s, home in self.adopted.items() if home.node in self.table.regions}
         )

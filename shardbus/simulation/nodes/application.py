@@ -1,8 +1,9 @@
 """The application of simulated nodes: the entities that receive, and the senders.
 
 Three entity types, for the three ways of keeping state: `plain` keeps nothing, `kept` saves its
-state with each message, `remembered` is restarted by itself. Each reports to the checker. In some
-runs their starts wait or fail, and their ends wait.
+state with each message, `remembered` is restarted by itself. In runs with instances there is a
+fourth, `spread`, whose entities run several times. Each reports to the checker. In some runs their
+starts wait or fail, and their ends wait.
 
 Senders live in nodes and in clients. Each sends messages in bursts, tells and asks mixed, to drawn
 entities, until it is stopped or its process ends. `NodeOptions` has the counts. In a dense run some
@@ -28,7 +29,7 @@ from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import SimClient, SimNode, SimProcess
 
-PLAIN, KEPT, REMEMBERED = "plain", "kept", "remembered"
+PLAIN, KEPT, REMEMBERED, SPREAD = "plain", "kept", "remembered", "spread"
 KINDS = {
     "thin": (PLAIN, PLAIN, KEPT, REMEMBERED),
     "dense": (PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, KEPT, REMEMBERED),
@@ -130,7 +131,7 @@ class SimApplication:
     def _types(
         self, load: NodeOptions, plain: type, kept: type, remembered: type
     ) -> tuple[dict[str, type], dict[str, HandoffMode | None]]:
-        """Declare the three types; return their classes and the modes of their hand-offs."""
+        """Declare the types; return their classes and the modes of their hand-offs."""
         entity, limit = partial(self.bus.entity, shards=load.shards), load.limit
         mode, other = load.handoff, load.handoff_of(stateful=True)
         classes = {
@@ -138,7 +139,14 @@ class SimApplication:
             KEPT: entity(KEPT, handoff=other, carry=other == "ordered")(kept),
             REMEMBERED: entity(REMEMBERED, remember=True, handoff=other)(remembered),
         }
-        return classes, {PLAIN: MODES[mode], KEPT: MODES[other], REMEMBERED: MODES[other]}
+        modes = {PLAIN: MODES[mode], KEPT: MODES[other], REMEMBERED: MODES[other]}
+        if load.instances:
+            own = type("Spread", (plain,), {})
+            classes[SPREAD] = entity(
+                SPREAD, instances=load.instances, router="random", handoff=mode
+            )(own)
+            modes[SPREAD] = MODES[mode]
+        return classes, modes
 
     def calm(self) -> None:
         """Let every start succeed at once from now on."""
@@ -175,7 +183,7 @@ class SimSender:
         self.name, self.stopped = name, False
         self._home, self._application, self._dice, self._load = home, application, dice, load
         self._checker = application.checker
-        self._kinds = KINDS[load.density]
+        self._kinds = KINDS[load.density] + ((SPREAD, SPREAD) if load.instances else ())
         self._fresh = 0
         home.spawn(self._run())
 

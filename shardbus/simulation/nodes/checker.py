@@ -8,7 +8,8 @@ sent, when an entity handles it, and when its sender receives an answer or an er
          the store lets it neither load nor save any more
     I2   per sender and entity the numbers handled only grow, and none comes twice
     I6   an epoch has one coordinator, and epochs grow
-         (I1 not in modes that overlap, I2 not in modes without an order: `handoff_modes`)
+         (I1 not in modes that overlap, I2 not in modes without an order: `handoff_modes`; of a type
+         with instances, I1 is for each instance, and of I2 that none comes twice)
     said a message that was definitely refused was not handled, and one that was answered was
 
     carry  what an entity carries to another node is what it saved, or carried away, last
@@ -30,7 +31,7 @@ Source: docs/simulation.md; N.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
@@ -90,12 +91,19 @@ class DeliveryChecker:
     """Records each message, and checks the rules of the module's text."""
 
     def __init__(
-        self, world: NodeWorld, modes: Mapping[str, HandoffMode | None] = MappingProxyType({})
+        self,
+        world: NodeWorld,
+        modes: Mapping[str, HandoffMode | None] = MappingProxyType({}),
+        with_instances: Container[str] = (),
     ) -> None:
         self.world = world
         self._overlap = {kind for kind, mode in modes.items() if mode and mode.overlaps}
         """Types with two activations of an entity for a moment."""
-        self._unordered = {kind for kind, mode in modes.items() if mode and not mode.keeps_order}
+        self._unordered = {
+            kind
+            for kind, mode in modes.items()
+            if kind in with_instances or (mode and not mode.keeps_order)
+        }
         """Types whose messages may be handled in another order."""
         self.violation: Violation | None = None
         """The first violation."""
@@ -168,10 +176,10 @@ class DeliveryChecker:
 
     def on_started(self, activation: Context) -> None:
         """Record that an entity's object was made."""
-        self.unsaved.discard((activation.entity_type, activation.entity_id))
+        self.unsaved.discard((activation.entity_type, activation.key))
         self.activations += 1
         self._note(activation, "started")
-        key = (activation.entity_type, activation.entity_id)
+        key = (activation.entity_type, activation.key)
         node = NodeId.parse(activation.node)
         if self._removed(node):
             return
@@ -264,7 +272,7 @@ class DeliveryChecker:
             if sim_node.ended_at is not None or sim_node.process.id == node:
                 continue
             kind = sim_node.node.regions[activation.entity_type]
-            other = kind.host.find(activation.entity_id, activation.shard_id)
+            other = kind.host.find(activation.key, activation.shard_id)
             if other is not None and other.state < LifeState.REFUSING:
                 yield sim_node.process.id
 

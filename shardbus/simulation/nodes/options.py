@@ -114,6 +114,8 @@ class NodeOptions:
     """The mode of hand-offs, of types that can bear it."""
     homes: str = "ask"
     """How nodes learn where shards live: the setting `sharding.homes`."""
+    instances: int = 0
+    """Instances of the entities of a fourth type; 0: there is no such type."""
 
     @property
     def seed(self) -> int:
@@ -152,7 +154,10 @@ class NodeOptions:
         forced = " --splits" if self.splits + stops else ""
         mode = "" if self.handoff == "buffer" else f" --handoff {self.handoff}"
         homes = "" if self.homes == "ask" else f" --homes {self.homes}"
-        return f"{self.faults.command()} --sharding --load {self.density}{forced}{mode}{homes}"
+        rows = f" --instances {self.instances}" if self.instances else ""
+        return (
+            f"{self.faults.command()} --sharding --load {self.density}{forced}{mode}{homes}{rows}"
+        )
 
 
 def draw_node_options(
@@ -164,10 +169,12 @@ def draw_node_options(
     splits: bool | None = None,
     handoff: str = "buffer",
     homes: str = "ask",
+    instances: int = 0,
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
-    there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs and the
-    way of homes change no other option; with a direct mode, shards move more often."""
+    there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
+    way of homes and the number of instances change no other option; with a direct mode, shards move
+    more often."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -203,7 +210,7 @@ def draw_node_options(
         thin = _split(thin, dice)
     if handoff != "buffer":
         thin = _moving(thin, handoff)
-    thin = replace(thin, homes=homes)
+    thin = replace(thin, homes=homes, instances=instances)
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shardbus.simulation.nodes.world import NodeWorld
 
 EntityKey = tuple[str, str]
-"""Entity type and entity id."""
+"""Entity type and entity id, with the number of an instance."""
 
 
 class OnePlace:
@@ -57,7 +57,7 @@ class OnePlace:
         Raises:
             Violation: another activation handles messages.
         """
-        key = (activation.entity_type, activation.entity_id)
+        key = (activation.entity_type, activation.key)
         latest = self._latest.get(key)
         if latest is not activation and latest is not None:
             former = self._former.setdefault(key, {})
@@ -76,7 +76,7 @@ class OnePlace:
         Raises:
             Violation: another activation has handled a message since.
         """
-        latest = self._latest.get((activation.entity_type, activation.entity_id), activation)
+        latest = self._latest.get((activation.entity_type, activation.key), activation)
         if latest is not activation:
             self._two(activation, latest, "continues a handler")
 
@@ -87,13 +87,13 @@ class OnePlace:
     def opened(self, activation: Context) -> None:
         """Record that a handler begins which may wait."""
         self.begins(activation)
-        key = (activation.entity_type, activation.entity_id)
+        key = (activation.entity_type, activation.key)
         handlers = self._open.setdefault(key, {})
         handlers[activation] = handlers.get(activation, 0) + 1
 
     def closed(self, activation: Context) -> None:
         """Record that such a handler has ended."""
-        key = (activation.entity_type, activation.entity_id)
+        key = (activation.entity_type, activation.key)
         handlers = self._open[key]
         handlers[activation] -= 1
         if not handlers[activation]:
@@ -103,7 +103,7 @@ class OnePlace:
 
     def _two(self, former: Context, latest: Context, what: str) -> None:
         if former.entity_type not in self._overlap and not self._excused(former):
-            key = (former.entity_type, former.entity_id)
+            key = (former.entity_type, former.key)
             raise self._broken(
                 "place", f"{key} {what} at {former.node}, its place is {latest.node}"
             )

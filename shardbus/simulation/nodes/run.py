@@ -27,6 +27,8 @@ from shardbus.membership.member import Status
 from shardbus.node.node import Node
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.instances import split_row
+from shardbus.sharding.messages import Home
 from shardbus.sharding.table_state import unpack_homes
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.faults import Faults
@@ -40,7 +42,7 @@ from shardbus.simulation.membership.run import (
     stop_all,
     unsettled,
 )
-from shardbus.simulation.nodes.application import SimApplication, SimSender
+from shardbus.simulation.nodes.application import SPREAD, SimApplication, SimSender
 from shardbus.simulation.nodes.checker import DeliveryChecker, waiting
 from shardbus.simulation.nodes.faults import NodeFaults
 from shardbus.simulation.nodes.options import NodeOptions
@@ -66,7 +68,7 @@ class NodeRun:
             self.application.bus.types,
         )
         modes = self.application.modes
-        self.checker = self.application.checker = DeliveryChecker(self.world, modes)
+        self.checker = self.application.checker = DeliveryChecker(self.world, modes, (SPREAD,))
         self.world.on_start = self._add_sender
         self.world.on_step = Checks(self.world, gentle=False).after
         self.senders: list[SimSender] = []
@@ -132,6 +134,8 @@ class NodeRun:
                 raise self.checker.violation
             if self.world.defects:
                 raise Violation("raised", self.world.defects[0])
+            if self.load.instances and not self.world.store.lied:
+                self._check_rows()
 
         end = self.world.now + seconds
         while (left := end - self.world.now) > 0.0:
@@ -220,7 +224,27 @@ class NodeRun:
         stored = {s: (str(node), fence) for s, (node, fence) in held.homes.items()} if held else {}
         if stored != table and not self.world.store.lied:
             return f"{name}: the table has {table}, the store {stored}"
+        if name == SPREAD and (why := self._rows_differ(coordinator, working)):
+            return why
         return self._gossip_differs(name, coordinator, working) if self.load.homes != "ask" else ""
+
+    def _check_rows(self) -> None:
+        """Check that the instances of each shard are on distinct nodes."""
+        for sim_node in self._working():
+            coordinator = sim_node.node.singletons[SPREAD].coordinator.machine
+            if coordinator is None or coordinator.state is not CoordinatorState.RULING:
+                continue
+            for shard, rows in rows_of(coordinator).items():
+                if len({home.node for home in rows.values()}) < len(rows):
+                    raise Violation("rows", f"instances of shard {shard} share a node: {rows}")
+
+    def _rows_differ(self, ruler: Coordinator, working: list[SimNode]) -> str:
+        """Return which shard has other instances than its type wants on this many nodes."""
+        wanted = min(self.load.instances, len(working))
+        for shard, rows in rows_of(ruler).items():
+            if sorted(rows) != list(range(1, wanted + 1)):
+                return f"shard {shard} has the instances {sorted(rows)}, not {wanted}"
+        return ""
 
     def _gossip_differs(self, name: str, ruler: Coordinator, working: list[SimNode]) -> str:
         """Return which node lacks the coordinator's last version of the table (I7)."""
@@ -256,6 +280,15 @@ class NodeRun:
             return
         if why := self.checker.lost():
             raise Violation("I3", why)
+
+
+def rows_of(coordinator: Coordinator) -> dict[str, dict[int, Home]]:
+    """Return the homes of the instances of each shard, by their numbers."""
+    found: dict[str, dict[int, Home]] = {}
+    for row, home in coordinator.table.homes.items():
+        shard, instance = split_row(row)
+        found.setdefault(shard, {})[instance] = home
+    return found
 
 
 def has_coordinator(node: Node, name: str) -> bool:

@@ -15,7 +15,15 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages as handover
 from shardbus.sharding import messages
-from shardbus.sharding.messages import MESSAGES, CarriedEntity, Home, ShardMove
+from shardbus.sharding.messages import (
+    MESSAGES,
+    CarriedEntity,
+    Home,
+    PartitionChange,
+    ShardMove,
+    TableState,
+    TableStatus,
+)
 from shardbus.wire.batch import Control
 from shardbus.wire.control import (
     Describe,
@@ -56,7 +64,10 @@ VALUES: dict[str, object] = {
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
     for cls in (*MESSAGES, *handover.MESSAGES)
+    if cls not in (TableStatus, TableState)
 ] + [
+    TableStatus(7, 2**40, wants_answer=True),
+    TableState(7, 3, (A, B), b"homes", (PartitionChange("17", A, None, "awaiting"),)),
     Describe(),
     TypeInfo(True, "crc32/100", 100),
     TypeInfo(False, "", 0, similar="counter"),

@@ -1312,6 +1312,8 @@ def test_S3_48_fewer_nodes_mean_fewer_instances_after_a_while() -> None:
     driver.handle(ev.MembersChanged((A,)))
     sent = driver.wait(SHRINK_AFTER_S + 1.0)
     assert (A, msg.InstanceCount(1, 1)) in sent
+    assert driver.writes[-1].homes == {"7~2": None}, "the store forgets the row of the dead node"
+    driver.persisted()
     driver.handle(ev.MembersChanged((A, C)))
     sent = driver.register(C)
     assert (C, msg.InstanceCount(1, 2)) in sent
