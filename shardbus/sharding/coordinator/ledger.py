@@ -319,10 +319,18 @@ class Ledger:
             else:
                 groups.setdefault(able[wanted.avoid], []).append(shard)
         table = self._without(shards)
-        for nodes, group in groups.items():
+
+        def allocate(group: list[str], nodes: tuple[NodeId, ...]) -> None:
             homes = (Home(shard, node, table.next_fence) for shard, node in chosen.items())
             so_far = table.updated_all(ShardHomeAllocated(home) for home in homes)
             chosen.update(strategy.allocate(so_far, {}, group, nodes))
+
+        for nodes, group in groups.items():
+            allocate(group, nodes)
+        # The other nodes may host siblings of a row: then a node to avoid is the only one left.
+        avoiding = [shard for shard in shards if shard not in chosen and self.wanted[shard].avoid]
+        if avoiding:
+            allocate(avoiding, hosts(()))
         first = self._next_fence()
         self._fence = first + len(shards) - 1
         return {

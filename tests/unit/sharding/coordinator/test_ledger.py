@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardbus.ids import NodeId
+from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.strategies import LeastShard
 from shardbus.sharding.coordinator.ledger import ANY_HOME, Ledger, WantedHome, no_hosts
 from shardbus.sharding.messages import Home
@@ -123,3 +124,21 @@ def test_fences_of_a_write_that_came_to_nothing_are_not_used_again() -> None:
     assert second is not None
     fences = [write.homes["1"].fence for write in (first, second) if write.homes["1"] is not None]
     assert fences[0] < fences[1]
+
+
+def test_a_row_goes_to_a_node_to_avoid_if_every_other_one_hosts_a_sibling() -> None:
+    """A region that is late to acknowledge a hand-off is avoided if there are others. Of a row,
+    nodes with another instance are no others."""
+    made = ledger(A, B)
+    made.rows = True
+    strategy = DistinctRows(LeastShard())
+    made.want("7~1", WantedHome(target=A))
+    writing = made.plan(strategy, lambda avoid: (A, B))
+    assert writing is not None
+    made.apply_write(1.0)
+    made.want("7~2", WantedHome(avoid=(B,)))
+    made.want("8~1", WantedHome(avoid=(B,)))
+    writing = made.plan(strategy, lambda avoid: (A,) if avoid else (A, B))
+    assert writing is not None
+    found = {row: home.node for row, home in writing.homes.items() if home is not None}
+    assert found == {"7~2": B, "8~1": A}
