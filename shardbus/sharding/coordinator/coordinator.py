@@ -74,7 +74,7 @@ from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Reg
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
 from shardbus.sharding.coordinator.stops import PendingStops
 from shardbus.sharding.coordinator.table_versions import AWAITING, COMPLETE, TableVersions
-from shardbus.sharding.instances import Instances
+from shardbus.sharding.instances import Instances, split_row
 from shardbus.sharding.messages import Home, PartitionChange, ShardMove
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import (
@@ -295,13 +295,17 @@ class Coordinator:
         if changed:
             self._note("instances", f"{rows.count} instances of each entity")
         homes = self.table.homes
-        if changed or rows.is_new(self.table):
+        known = self._home_requests.shards()
+        if rows.is_new(self.table) or changed:
             self._stops.add([row for row in homes if not rows.exists(row)])
-        known = (*homes, *self._ledger.wanted) if changed else self._home_requests.shards()
+            stopping = {split_row(row)[0] for row in self._stops.shards if rows.exists(row)}
+            for row in (*homes, *self._ledger.wanted):
+                if (changed or rows.exists(row)) and split_row(row)[0] not in stopping:
+                    known[row] = None
         for row in [row for row in self._ledger.wanted if not rows.exists(row)]:
             self._ledger.forget_wanted(row)
-        for row in known:
-            for sibling in rows.siblings(row):
+        for shard in dict.fromkeys(split_row(row)[0] for row in known):
+            for sibling in rows.rows_of(shard):
                 if self._settled(sibling) is None and self._ledger.is_nowhere(sibling):
                     self._ledger.want(sibling)
         for node in rows.to_inform(self._registry.registered):

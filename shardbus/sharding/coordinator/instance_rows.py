@@ -95,7 +95,8 @@ class InstanceRows:
         self._seen: ShardTable | None = None
 
     def is_new(self, table: ShardTable) -> bool:
-        """True once for each table; rows above N are looked for in a new one only."""
+        """True once for each table; rows above N, and those that are missing, are looked for in a
+        new one only."""
         before, self._seen = self._seen, table
         return table is not before
 
@@ -134,7 +135,10 @@ class InstanceRows:
 
     def siblings(self, row: str) -> list[str]:
         """Return all rows of the shard that a row belongs to."""
-        shard, _ = split_row(row)
+        return self.rows_of(split_row(row)[0])
+
+    def rows_of(self, shard: str) -> list[str]:
+        """Return all rows of a shard."""
         return [row_of(shard, k) for k in range(1, self.count + 1)]
 
     def to_inform(self, nodes: Iterable[NodeId]) -> list[NodeId]:

@@ -1320,6 +1320,41 @@ def test_S3_48_fewer_nodes_mean_fewer_instances_after_a_while() -> None:
     assert driver.writes[-1].homes["7~2"][0] == C
 
 
+def test_a_row_that_the_stored_table_lacks_gets_a_home_without_a_request() -> None:
+    """The coordinator before may have ended between two instances of a shard."""
+    homes = {"7~1": (A, FENCE), "8~1": (B, FENCE + 1), "8~2": (A, FENCE + 2)}
+    stored = StoredTable(1, LAYOUT, homes)
+    driver = CoordinatorDriver(stored=stored, instances=Instances(exact=2))
+    hosted = {
+        A: (Home("7~1", A, FENCE), Home("8~2", A, FENCE + 2)),
+        B: (Home("8~1", B, FENCE + 1),),
+    }
+    driver.handle(
+        *(ev.MessageReceived(n, msg.Register(n, False, LAYOUT, row)) for n, row in hosted.items())
+    )
+    assert {row: home and home[0] for row, home in driver.writes[-1].homes.items()} == {"7~2": B}
+
+
+def test_instances_that_an_operator_stops_stay_stopped_until_a_message_comes() -> None:
+    driver = pair_of_instances()
+    driver.ask(A, "7~1")
+    driver.persisted()
+    first, second = (driver.coordinator.table.homes[row] for row in ("7~1", "7~2"))
+    driver.handle(*(ev.MessageReceived(h.node, msg.ShardStarted((h,))) for h in (first, second)))
+    driver.handle(ev.StopShards(("7~1", "7~2")))
+    for home in (first, second):
+        for node in (A, B):
+            driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, (home,))))
+        driver.handle(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
+        driver.persisted()
+    assert driver.coordinator.table.homes == {}
+    assert set(driver.stopped_shards) == {"7~1", "7~2"}
+    driver.wait(30.0)
+    assert driver.coordinator.table.homes == {}
+    driver.ask(A, "7~2")
+    assert set(driver.writes[-1].homes) == {"7~1", "7~2"}
+
+
 def test_S3_47_rows_go_to_distinct_zones_first() -> None:
     driver = CoordinatorDriver(instances=Instances(exact=2), live=(A, B, C))
     driver.handle(ev.MembersChanged((A, B, C), zones={A: "west", B: "west", C: "east"}))
