@@ -3,7 +3,7 @@ each is in one place, and in the end there are as many as the type wants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -53,13 +53,6 @@ def instances_share_nodes(patch: Patch) -> None:
     patch.setattr(DistinctRows, "allocate", allocate)
 
 
-def one_instance_is_enough(patch: Patch) -> None:
-    def siblings(self: InstanceRows, row: str) -> Iterator[str]:
-        yield row
-
-    patch.setattr(InstanceRows, "siblings", siblings)
-
-
 def instances_above_the_number_stay(patch: Patch) -> None:
     patch.setattr(InstanceRows, "is_new", lambda self, table: False)
     update = InstanceRows.update
@@ -75,7 +68,6 @@ def instances_above_the_number_stay(patch: Patch) -> None:
     ("plant", "rule"),
     [
         (instances_share_nodes, "rows"),
-        (one_instance_is_enough, "I11"),
         (instances_above_the_number_stay, "I11"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_suspended_node_resumes_after_the_heal(world: NodeWorld) -> None:
 class Activated:
     """An activation, as the rule sees one."""
 
-    entity_type, entity_id = PLAIN, "e1"
+    entity_type, key = PLAIN, "e1"
 
     def __init__(self, node: str, fence: int) -> None:
         self.node, self.fence = node, fence
