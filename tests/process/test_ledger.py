@@ -162,14 +162,17 @@ async def test_B85_a_limit_set_by_command_under_load_loses_and_reorders_nothing(
 
 
 @pytest.mark.long
-async def test_joining_and_leaving_lose_and_reorder_nothing(lab: Processes, redis_url: str) -> None:
-    lab.store = redis_url
-    await lab.cluster(3)
+@pytest.mark.parametrize("homes", ["ask", "gossip"])
+async def test_joining_and_leaving_lose_and_reorder_nothing(
+    lab: Processes, redis_url: str, homes: str
+) -> None:
+    lab.store, learns = redis_url, (f"sharding.homes={homes}",)
+    await lab.cluster(3, settings=learns)
     async with lab.client() as a, lab.client() as b:
         load = Load(a, b)
         await load.rounds(10)
         for _ in range(3):
-            await lab.start()
+            await lab.start(settings=learns)
             await load.rounds(10)
             assert await lab.live[0].terminate() == 0
             await load.rounds(10)
@@ -187,20 +190,23 @@ async def test_joining_and_leaving_lose_and_reorder_nothing(lab: Processes, redi
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("store_kind", ["redis", "sqlite"])
+@pytest.mark.parametrize(
+    ("store_kind", "homes"), [("redis", "ask"), ("sqlite", "ask"), ("redis", "gossip")]
+)
 async def test_kills_cost_what_the_dead_had_and_nothing_else(
-    lab: Processes, store_kind: str, request: pytest.FixtureRequest
+    lab: Processes, store_kind: str, homes: str, request: pytest.FixtureRequest
 ) -> None:
     if store_kind == "redis":
         lab.store = request.getfixturevalue("redis_url")
-    await lab.cluster(3)
+    learns = (f"sharding.homes={homes}",)
+    await lab.cluster(3, settings=learns)
     async with lab.client() as a, lab.client() as b:
         load = Load(a, b)
         await load.rounds(10)
         for victim in (0, 1):
             lab.live[victim].kill()
             await load.rounds(10)
-            await lab.start()
+            await lab.start(settings=learns)
             await load.rounds(20)
         await load.end()
     tells, asks = load.producers
