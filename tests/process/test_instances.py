@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -82,3 +83,41 @@ async def test_threads_and_the_command_line_choose_a_router(lab: Processes) -> N
     command = lab.run("ask", "quote", "x", "who", "--to", "all", "--node", url)
     assert await command.ended() == 0, command.err.read_text()
     assert json.loads(command.out.read_text()) == found
+
+
+async def spread(node: NodeProcess, hosts: int) -> dict[str, int] | None:
+    """The number of instances that each node has, once every shard has three on distinct nodes;
+    None before."""
+    page = await node.page("/v1/partitions/quote")
+    counts: Counter[str] = Counter()
+    for partition in page["partitions"] if page else ():
+        at = [one["node"] for one in partition["instances"] if one["state"] == "running"]
+        if len(at) != 3 or len(set(at)) != 3:
+            return None
+        counts.update(at)
+    return dict(counts) if len(counts) == hosts else None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("homes", ["ask", "gossip"])
+async def test_S3_47_three_instances_on_five_nodes_survive_two_kills(
+    lab: Processes, homes: str
+) -> None:
+    learns = (f"sharding.homes={homes}",)
+    nodes = await lab.cluster(5, settings=learns, APP_QUOTES="1")
+    await told(lab, 3)
+    ids = [f"q{number}" for number in range(150)]
+    async with lab.client(*nodes[:3]) as client:
+        quote = client.to("round-robin")
+        await asyncio.gather(*(quote.call("quote", i, "who") for i in ids))
+        counts = await until(lambda: spread(nodes[0], 5), "three of each shard on five nodes")
+        for victim in nodes[3:]:
+            victim.kill()
+        answers = await asyncio.gather(
+            *(quote.call("quote", i, "who") for i in ids), return_exceptions=True
+        )
+        assert {type(one) for one in answers if isinstance(one, Exception)} <= {NodeLost}
+        after = await until(lambda: spread(nodes[0], 3), "three of each shard on three nodes")
+        assert len(set(after.values())) == 1, "each shard has one on each node"
+        assert sum(after.values()) == sum(counts.values())
+        await asyncio.gather(*(quote.call("quote", i, "who") for i in ids))
