@@ -89,6 +89,8 @@ __all__ = [
 
 POLL_S = 0.02
 """Seconds between two looks at what other nodes have told."""
+ASK_AGAIN_S = 0.2
+"""Seconds after which nodes that have not answered are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,8 @@ class Cluster:
             TimeoutError: they had not within `timeout` seconds, or no table travels by gossip.
             UnknownEntityType: this application has no such type.
         """
-        region = region_of(self._node.regions, entity_type)
+        region, loop = region_of(self._node.regions, entity_type), asyncio.get_running_loop()
+        ask_at = loop.time()
         async with asyncio.timeout(timeout):
             while True:
                 gossip = self._gossip(entity_type)
@@ -193,7 +196,9 @@ class Cluster:
                 if gossip.state is not None and version is not None and gossip.version >= version:
                     if not gossip.behind(version):
                         return _partition_table(gossip.state)
-                    region.router.handle(sharding_events.AskTableVersions())
+                    if loop.time() >= ask_at:
+                        region.router.handle(sharding_events.AskTableVersions())
+                        ask_at = loop.time() + ASK_AGAIN_S
                 await asyncio.sleep(POLL_S)
 
     def _gossip(self, entity_type: str | type) -> TableGossip:
