@@ -34,6 +34,7 @@ def test_instances_hold_what_they_promise() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("homes", ["ask", "gossip"])
 @pytest.mark.parametrize("mode", ["buffer", "ordered", "forward", "drop"])
 def test_instances_hold_what_they_promise_in_every_mode(mode: str, homes: str) -> None:
