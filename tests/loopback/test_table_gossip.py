@@ -6,31 +6,15 @@ import asyncio
 
 import pytest
 
-from shardbus import Entity, ShardBus, UnknownEntityType, handler
+from shardbus import UnknownEntityType
 from shardbus.admin.pages import AdminPages
 from shardbus.cluster import Cluster, PartitionTable
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
+from tests.loopback.test_placement import SHARDS, application
 from tests.waiting import until
 
-SHARDS = 24
 IDS = [str(number) for number in range(200)]
-
-
-def application() -> ShardBus:
-    bus = ShardBus("shop")
-
-    @bus.entity("counter", shards=SHARDS)
-    class Counter(Entity):
-        def __init__(self) -> None:
-            self.value = 0
-
-        @handler
-        def add(self, amount: int) -> int:
-            self.value += amount
-            return self.value
-
-    return bus
 
 
 def homes_at(node: Node) -> dict[str, object]:

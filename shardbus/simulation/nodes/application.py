@@ -142,10 +142,9 @@ class SimApplication:
         modes = {PLAIN: MODES[mode], KEPT: MODES[other], REMEMBERED: MODES[other]}
         if load.instances:
             own = type("Spread", (plain,), {})
-            classes[SPREAD] = entity(
-                SPREAD, instances=load.instances, router="random", handoff=mode
-            )(own)
-            modes[SPREAD] = MODES[mode]
+            spread = entity(SPREAD, instances=load.instances, router="random", handoff="buffer")
+            classes[SPREAD] = spread(own)  # direct moves do not keep instances apart
+            modes[SPREAD] = MODES["buffer"]
         return classes, modes
 
     def calm(self) -> None:
