@@ -26,6 +26,7 @@ from itertools import accumulate
 from shardbus.bounds import FENCE_MAX, ID_CHARACTERS_MAX, SHARDS_MAX
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.inflate import inflate
 from shardbus.sharding.messages import TABLE_BYTES_MAX, Home
 
 NUMBERED, NAMED = 0, 1
@@ -63,7 +64,7 @@ def unpack_homes(packed: bytes, nodes: Sequence[NodeId]) -> tuple[Home, ...]:
     Raises:
         RemoteProtocolError: the bytes are not packed homes, or exceed a bound.
     """
-    body = _inflate(packed)
+    body = inflate(packed, TABLE_BYTES_MAX, "shard table")
     try:
         kind, count, floor = HEAD.unpack_from(body)
         if count > SHARDS_MAX or kind not in (NUMBERED, NAMED):
@@ -117,14 +118,3 @@ def _names(body: bytes, at: int, count: int) -> tuple[list[str], int]:
     if len(names) < count:
         raise ValueError(f"{len(names)} names of {count}")
     return [name.decode() for name in names], at + sum(len(name) + 1 for name in names)
-
-
-def _inflate(packed: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        body = inflater.decompress(packed, TABLE_BYTES_MAX)
-    except zlib.error as e:
-        raise RemoteProtocolError(f"a malformed table: {e}") from None
-    if not inflater.eof or inflater.unused_data:
-        raise RemoteProtocolError(f"a table over {TABLE_BYTES_MAX} bytes, or cut off")
-    return body

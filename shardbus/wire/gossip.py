@@ -25,6 +25,7 @@ from msgspec.structs import astuple
 
 from shardbus.bounds import Host, Millis, Port, Version
 from shardbus.errors import RemoteProtocolError
+from shardbus.inflate import inflate
 from shardbus.membership import messages as m
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.membership.vitals import Vitals
@@ -193,7 +194,7 @@ def decode(data: bytes) -> m.Message:
     """
     if len(data) < 2 or data[0] != FORMAT or data[1] not in (PLAIN, COMPRESSED):
         raise RemoteProtocolError("not a membership message of a known format")
-    body = data[2:] if data[1] == PLAIN else _inflate(data[2:])
+    body = data[2:] if data[1] == PLAIN else inflate(data[2:], BODY_MAX, "membership message")
     try:
         return _from_wire(_decode_body(body))
     except MALFORMED as error:
@@ -212,17 +213,6 @@ def kind_of(data: bytes) -> type | None:
     except (zlib.error, IndexError):
         return None
     return _CLASSES.get(tag)
-
-
-def _inflate(data: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        body = inflater.decompress(data, BODY_MAX)
-    except zlib.error as error:
-        raise RemoteProtocolError(f"malformed membership message: {error}") from None
-    if not inflater.eof or inflater.unused_data:
-        raise RemoteProtocolError(f"membership message over {BODY_MAX} bytes, or cut off")
-    return body
 
 
 def _to_wire(message: m.Message) -> Wire:
