@@ -464,8 +464,8 @@ class ShardRegion:
             self._routing.on_home(home, epoch, now)
 
     def _on_table(self, sender: NodeId, state: msg.TableState, now: float) -> None:
-        """Use the homes of a newer table. They are believed by their fences: the sender need not be
-        the coordinator, and the table is not newer than what that has told."""
+        """Use the homes of a newer table. Any region may have sent it: homes are believed by their
+        fences."""
         if state.epoch >= self.epoch:
             self._on_homes(self.table_gossip.on_state(sender, state, now), state.epoch, now)
 
