@@ -77,36 +77,37 @@ class Multipart:
         if self._skipping:
             self._skip()
             return None
-        recv, counter, parts = self._recv, None, list[bytes]()
+        # Asking the socket whether more parts follow takes a microsecond. Frames know it, but to
+        # receive frames took a node 12 % more of its processor for an ask at a time.
+        recv, get = self._recv, self._get
+        parts = [recv(NOBLOCK)]
+        counter = None
         if self._guard is not None:
-            routing_id = recv(NOBLOCK)  # which is always followed by a part
-            parts.append(routing_id)
-            counter = self._counters.get(routing_id)
-        # A frame knows whether more parts follow: that is less work than to ask the socket.
-        frame = recv(NOBLOCK, False)
-        parts.append(frame.bytes)
-        if self._guard is not None and counter is None:
-            counter = self._introduce(self._guard, parts[0], frame)
-        while frame.more:
+            counter = self._counters.get(parts[0])
+            if counter is None:
+                counter = self._introduce(self._guard, parts)
+            else:
+                parts.append(recv(NOBLOCK))  # a routing id is always followed by a part
+        while get(RCVMORE):
             if len(parts) == PARTS_MAX:
                 return self._refuse()
-            frame = recv(NOBLOCK, False)
-            parts.append(frame.bytes)
+            parts.append(recv(NOBLOCK))
         if counter is not None:
             for part in parts[1:]:
                 size = len(part) + self._overhead
                 counter.taken += size + (SHORT_HEAD if size < SHORT else LONG_HEAD)
         return parts
 
-    def _introduce(
-        self, guard: ConnectionGuard, routing_id: bytes, frame: zmq.Frame
-    ) -> ReadCounter:
-        """Report the first message of a connection to the guard."""
+    def _introduce(self, guard: ConnectionGuard, parts: list[bytes]) -> ReadCounter:
+        """Receive the second part of the first message of a connection, and report it to the
+        guard."""
+        frame = self._socket.recv(NOBLOCK, copy=False)
+        parts.append(frame.bytes)
         counter = guard.introduce(source(frame))
         counter.user = user_of(frame) if self._overhead else None
         if len(self._counters) >= COUNTERS_MAX:
             self._counters = {i: s for i, s in self._counters.items() if not s.gone}
-        self._counters[routing_id] = counter
+        self._counters[parts[0]] = counter
         return counter
 
     def _refuse(self) -> list[bytes] | None:
