@@ -82,7 +82,8 @@ class Dispatcher:
     def on_tells(self, session: Session, run: TellRun) -> None:
         """Hand tells to the region of their type."""
         permissions = session.permissions
-        if TellRun not in RUNS[permissions.role] or not permissions.may_use(run.type):
+        types = permissions.types  # as `may_use`, without a call
+        if TellRun not in RUNS[permissions.role] or (types is not None and run.type not in types):
             self._not_allowed(session, run)
             mark = session.mark or self._drops.mark(session)
             self._drops.drop(mark, run.type, "not_allowed", len(run.ids))
@@ -98,15 +99,15 @@ class Dispatcher:
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Hand asks to the region of their type, and questions of nodes to the answers."""
-        permissions, role = session.permissions, session.permissions.role
-        allowed = AskRun in RUNS[role] and permissions.may_use(run.type)
-        if not allowed or (run.type == NodeRpc.TYPE and role not in QUESTIONERS):
+        permissions = session.permissions
+        role, types = permissions.role, permissions.types
+        allowed = AskRun in RUNS[role] and (types is None or run.type in types)
+        region = self._regions.get(run.type)
+        if not allowed or (region is None and run.type == NodeRpc.TYPE and role not in QUESTIONERS):
             self._not_allowed(session, run)
             for corr in run.corrs:
                 session.fail(corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}"))
-            return
-        region = self._regions.get(run.type)
-        if region is not None:
+        elif region is not None:
             region.on_asks(session, run)
         elif run.type == NodeRpc.TYPE:
             self._rpc.asked(session, run)

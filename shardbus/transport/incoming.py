@@ -125,9 +125,10 @@ class IncomingSessions:
     ) -> bool:
         """Hand one frame to the listener. Returns False if it has no room now."""
         result = self._send(identity, uid, kind, seq, ack, body)
-        if result is SendResult.UNROUTABLE:
-            return kind not in NUMBERED  # these wait until the peer connects again
-        return result is SendResult.TAKEN
+        if result is SendResult.TAKEN:
+            return True
+        # Numbered frames wait until the peer connects again.
+        return result is SendResult.UNROUTABLE and kind not in NUMBERED
 
     def _send(
         self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
