@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from shardbus.entities.entity_type import EntityType
-    from shardbus.store.listing import ListingStore, StoredState
+    from shardbus.store.protocol import StateStore
     from shardbus.wire.stored_state import StateCodec
 
 app = typer.Typer(help="The stored states of entities.", no_args_is_help=True)
@@ -52,10 +52,12 @@ def list_(
     """List entities that have a stored state, in the order of the store."""
     import asyncio
 
-    async def first(listed: ListingStore) -> list[StoredState]:
+    from shardbus.store.listing import stored_pages
+
+    async def first(opened: StateStore) -> list[tuple[str, bytes]]:
         found: dict[str, bytes] = {}
-        async for page in listed.stored_states(kind):
-            found |= {key: data for key, data in page if key.startswith(prefix)}
+        async for page in stored_pages(opened, kind, prefix):
+            found |= dict(page.states)
             if len(found) > limit:
                 break
         return list(found.items())[: limit + 1]
@@ -83,8 +85,9 @@ def show(
     """Show the stored state of one entity, as JSON."""
     import asyncio
 
-    async def one(listed: ListingStore) -> bytes | None:
-        return await listed.stored_state(kind, entity_id)
+    async def one(opened: StateStore) -> bytes | None:
+        [data] = await opened.read_states(kind, [entity_id])
+        return data
 
     data = asyncio.run(_with_store(store, cluster or _name(node), one))
     if data is None:
@@ -118,7 +121,7 @@ def check(
             raise CommandFailure(f"{name!r} {why}", code=ExitCode.USAGE)
     chosen = {name: kind for name, kind in chosen.items() if not types or name in types}
 
-    async def read(listed: ListingStore) -> dict[str, dict[str, Any]]:
+    async def read(listed: StateStore) -> dict[str, dict[str, Any]]:
         return {name: await _checked(listed, kind) for name, kind in chosen.items()}
 
     found = asyncio.run(_with_store(store, cluster or bus.name, read))
@@ -136,16 +139,17 @@ def check(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-async def _checked(listed: ListingStore, kind: EntityType) -> dict[str, Any]:
+async def _checked(listed: StateStore, kind: EntityType) -> dict[str, Any]:
     """Return how many states of a type can be read, and the first that cannot."""
     from shardbus.errors import StateUnreadable
+    from shardbus.store.listing import stored_pages
     from shardbus.wire.stored_state import split
 
     states: StateCodec = kind.states  # type: ignore[assignment]
     read, failed, versions = 0, 0, dict[int, int]()
     named: list[str] = []
-    async for page in listed.stored_states(kind.name):
-        for entity_id, data in page:
+    async for page in stored_pages(listed, kind.name):
+        for entity_id, data in page.states:
             try:
                 states.read(entity_id, data)
             except StateUnreadable as error:
@@ -190,13 +194,11 @@ def _plain(value: Any) -> Any:
             return str(value)
 
 
-async def _with_store(url: str, cluster: str, read: Callable[[ListingStore], Awaitable[T]]) -> T:
+async def _with_store(url: str, cluster: str, read: Callable[[StateStore], Awaitable[T]]) -> T:
     """Return what is read from the opened store."""
-    from shardbus.store.listing import listing
-
     store = await opened(url, cluster)
     try:
-        return await read(listing(store))
+        return await read(store)
     finally:
         await store.close()
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
 from shardbus.task_set import TaskSet
@@ -154,7 +154,7 @@ class SaveGroup:
                 size += len(save.data or b"")
         return batch
 
-    async def _save(self, saves: list[Save]) -> list[StaleFence | None]:
+    async def _save(self, saves: list[Save]) -> list[StoreError | None]:
         definite, end = True, self._clock() + self._within
         for attempt in range(1, self._attempts + 1):
             try:

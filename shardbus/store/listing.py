@@ -1,9 +1,8 @@
-"""List and read stored states without a node: for people, and before a new version of a class runs.
+"""Read what is stored page by page, beside nodes or without any.
 
-A store that can do this offers `ListingStore` besides `StateStore`. A listing raises no fence and
-writes nothing, so it may run beside nodes. It comes in pages, because there may be millions; an
-entity that is saved or removed meanwhile may be in it or not, and none is in it twice unless the
-store says otherwise.
+A store lists ids (`StateStore.page_stored`) and reads the states of some of them (`read_states`).
+Neither raises a fence nor writes. There may be millions of entities, so what reads them all keeps
+one page; an entity that is saved or removed meanwhile may be in the list or not.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -11,32 +10,42 @@ Source: docs/how-to/keep-state.md.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import NamedTuple
 
-from shardbus.errors import StoreError
 from shardbus.store.protocol import StateStore
 
-StoredState = tuple[str, bytes]
-"""An entity's id, and its state as it is stored."""
+PAGE = 200
+"""Entities, about, of one page: their states may be long."""
 
 
-class ListingStore(Protocol):
-    """What a store offers besides `StateStore` if its states can be listed."""
+class StoredPage(NamedTuple):
+    """Entities and their states. `cursor`: where the page began, None at the start."""
 
-    def stored_states(self, entity_type: str) -> AsyncIterator[list[StoredState]]:
-        """Yield the entities of a type that have a state, in pages."""
-        ...
-
-    async def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
-        """Return the state of one entity, None if there is none."""
+    cursor: str | None
+    states: list[tuple[str, bytes]]
 
 
-def listing(store: StateStore) -> ListingStore:
-    """Return the store as one whose states can be listed.
+async def stored_pages(
+    store: StateStore,
+    entity_type: str,
+    prefix: str = "",
+    cursor: str | None = None,
+    limit: int = PAGE,
+) -> AsyncIterator[StoredPage]:
+    """Yield the entities of a type that have a state, from `cursor` on. An entity may be in more
+    than one page.
 
     Raises:
-        StoreError: it offers no list.
+        StoreUnavailable: the store does not answer. StoreError: the cursor is not of this store.
     """
-    if not hasattr(store, "stored_states"):
-        raise StoreError("this store cannot list its states", hint="it needs stored_states")
-    return store  # type: ignore[return-value]
+    following: str | None = cursor
+    while True:
+        began = following
+        ids, following = await store.page_stored(entity_type, prefix, began, limit)
+        for first in range(0, len(ids), limit):
+            named = ids[first : first + limit]
+            states = await store.read_states(entity_type, named)
+            rows = zip(named, states, strict=True)
+            yield StoredPage(began, [(one, data) for one, data in rows if data is not None])
+        if following is None:
+            return

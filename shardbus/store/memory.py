@@ -12,17 +12,23 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right, insort
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
-from shardbus.errors import LayoutDiffers, StaleEpoch, StaleFence, StoreUnavailable
+from shardbus.errors import (
+    LayoutDiffers,
+    StaleEpoch,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.ids import NodeId
-from shardbus.store.listing import StoredState
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
-from shardbus.store.rows import epoch_of, table_of
+from shardbus.store.rows import epoch_of, fence_of, table_of
 
-PAGE = 1_000
-"""States in one page of a list."""
+LOOKED_AT = 10
+"""Rows that are looked at, at most, for each id of a page."""
 
 
 @dataclass(slots=True)
@@ -39,6 +45,7 @@ class _State:
     fence: int
     op_id: int | None = None
     data: bytes | None = None
+    idle_since: float | None = None
 
 
 @dataclass(slots=True)
@@ -141,22 +148,44 @@ class MemoryStore:
         state = self._data().states.setdefault((entity_type, entity_id), _State(fence))
         if state.fence > fence:
             raise StaleFence(entity_type, entity_id, fence, state.fence)
-        state.fence = fence
+        state.fence, state.idle_since = fence, None
         return state.data
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         states = self._data().states
         return [_save(states, save) for save in saves]
 
-    async def stored_states(self, entity_type: str) -> AsyncIterator[list[StoredState]]:
-        kept = [(key, state.data) for (kind, key), state in self._data().states.items()
-                if kind == entity_type and state.data is not None]  # fmt: skip
-        for first in range(0, len(kept), PAGE):
-            yield kept[first : first + PAGE]
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """As the protocol says. The cursor is a place in `states`, in which rows never move."""
+        first, most, page = int(cursor or 0), limit * LOOKED_AT, list[str]()
+        seen = first
+        for (kind, entity_id), state in islice(self._data().states.items(), first, first + most):
+            seen += 1
+            if kind == entity_type and state.data is not None and entity_id.startswith(prefix):
+                page.append(entity_id)
+                if len(page) == limit:
+                    break
+        return page, str(seen) if seen < len(self._data().states) else None
 
-    async def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
-        state = self._data().states.get((entity_type, entity_id))
-        return None if state is None else state.data
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        states = (self._data().states.get((entity_type, one)) for one in entity_ids)
+        return [None if state is None else state.data for state in states]
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        removed = []
+        for entity_id in entity_ids:
+            state = self._data().states.get((entity_type, entity_id))
+            if state is None or state.data is None:
+                continue
+            state.idle_since = now if state.idle_since is None else min(now, state.idle_since)
+            if state.idle_since <= since:
+                state.data, state.idle_since = None, None
+                removed.append(entity_id)
+        return removed
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -229,11 +258,16 @@ def _stored(entity_type: str, table: _Table) -> StoredTable:
     return table_of(entity_type, table.epoch, table.layout, rows)
 
 
-def _save(states: dict[tuple[str, str], _State], save: Save) -> StaleFence | None:
+def _save(states: dict[tuple[str, str], _State], save: Save) -> StoreError | None:
     state = states.setdefault((save.entity_type, save.entity_id), _State(save.fence))
     if state.op_id == save.op_id:
         return None
-    if state.fence > save.fence:
-        return StaleFence(save.entity_type, save.entity_id, save.fence, state.fence)
+    try:
+        stored = fence_of(save.entity_type, save.entity_id, state.fence)
+    except StoreError as damaged:
+        return damaged
+    if stored > save.fence:
+        return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
     state.fence, state.op_id, state.data = save.fence, save.op_id, save.data
+    state.idle_since = None
     return None

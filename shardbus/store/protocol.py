@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
-from shardbus.errors import StaleFence
+from shardbus.errors import StoreError
 from shardbus.ids import NodeId
 
 
@@ -134,10 +134,41 @@ class StateStore(Protocol):
             StaleFence: the stored fence is higher. Nothing changed.
         """
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         """Write the states of many entities in one round trip. Each write is atomic by itself. The
         answers are in the order of `saves`: None for a write that was applied (now, or earlier
-        under this operation id), StaleFence for one that was refused."""
+        under this operation id), StaleFence for one that was refused, StoreError for one whose
+        stored fence is unreadable. The last two changed nothing."""
+        ...
+
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """Return about `limit` ids, after `cursor`, of entities that have a state and whose ids
+        begin with `prefix`, and the next cursor, None at the end. A page may be empty before the
+        end. An entity that has a state all the time is in at least one page; pages may repeat an
+        entity. A cursor is valid for every store object with the same data.
+
+        Raises:
+            StoreError: the cursor is of another server, so the list must begin anew.
+        """
+        ...
+
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        """Return the states of these entities, None for one without. Writes nothing and raises no
+        fence, unlike `load_state`."""
+        ...
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        """Remove the states of those of these entities that are idle since `since` or longer.
+        Returns the ids of these; their fences stay.
+
+        An entity is idle from the `now` of the first call that names it after its last load or
+        save, which the store keeps until it is loaded or saved again. It is compared in the same
+        atomic step as the state is removed. If it is later than `now`, because a clock was set
+        back, `now` is kept instead. Times are in seconds; only this method compares them."""
         ...
 
     async def add_remembered(

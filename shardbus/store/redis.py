@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
-from redis.exceptions import RedisError
-
 from shardbus.errors import (
     ConfigError,
     LayoutDiffers,
@@ -30,11 +28,11 @@ from shardbus.errors import (
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
-from shardbus.store.listing import StoredState
 from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, RedisSession, Value
+from shardbus.store.redis_scan import KeyScan
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.repair import RawFence, RawTable
@@ -60,7 +58,7 @@ CHUNK_SAVES = 128
 CHUNK_KEYS = 1000
 """Keys of entities in one step of a repair."""
 CHUNK_BYTES = 512 * 1024
-LISTED_KEYS = 100
+READ_KEYS = 100
 """Entities whose states are read in one step."""
 
 
@@ -96,6 +94,7 @@ class RedisStore:
         self._second_link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
         """Only for loads and saves, while the first is busy."""
         self._loads = LoadGroup(self._load_all)
+        self._keys = KeyScan(self._connect, self._shown, timeout=timeout, one=one)
 
     async def start(self) -> None:
         client = self._connect()
@@ -122,6 +121,7 @@ class RedisStore:
             await asyncio.wait([watch])
         await self._link.close()
         await self._second_link.close()
+        await self._keys.close()
 
     @property
     def on_new_server(self) -> Callable[[], None]:
@@ -230,8 +230,8 @@ class RedisStore:
         replies = await link.call(scripts.LOAD_STATES, keys, *fences)
         return [_loaded(load, reply) for load, reply in zip(loads, replies, strict=True)]
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
-        answers: list[StaleFence | None] = [None] * len(saves)
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        answers: list[StoreError | None] = [None] * len(saves)
         chunks = list(_chunks(saves))
         link = self._second_link if self._link.busy else self._link
         if len(chunks) == 1:
@@ -247,6 +247,35 @@ class RedisStore:
                 i = chunk[place - 1]
                 answers[i] = _stale(saves[i], stored)
         return answers
+
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        pattern = self._key(entity_type, "entity", prefix) + "*"
+        keys, after = await self._page_keys(pattern, cursor, limit)
+        has: list[int] = []
+        for first in range(0, len(keys), CHUNK_KEYS):
+            has += await self._link.call(scripts.HAVE_STATES, keys[first : first + CHUNK_KEYS])
+        return [_id_of(key) for key, stored in zip(keys, has, strict=True) if stored], after
+
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        prefix, found = self._key(entity_type, "entity", ""), list[bytes | None]()
+        for first in range(0, len(entity_ids), READ_KEYS):
+            keys = [prefix + quoted(one) for one in entity_ids[first : first + READ_KEYS]]
+            found += await self._link.call(scripts.ENTITY_STATES, keys)
+        return found
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        prefix, removed = self._key(entity_type, "entity", ""), list[str]()
+        for first in range(0, len(entity_ids), READ_KEYS):
+            named = entity_ids[first : first + READ_KEYS]
+            keys = [prefix + quoted(one) for one in named]
+            times = (_milliseconds(now), _milliseconds(since))
+            places = await self._link.call(scripts.EXPIRE_STATES, keys, *times)
+            removed += [named[place - 1] for place in places]
+        return removed
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -309,43 +338,25 @@ class RedisStore:
         yield [RawFence(f"list of shard {_text(shard)!r}", shard, fence) for shard, fence in lists]
         async for keys in self._entity_keys(entity_type):
             fences = await self._link.call(scripts.ENTITY_FENCES, keys)
-            names = (unquote(key.rpartition(":")[2]) for key in keys)
-            rows = zip(names, keys, fences, strict=True)
+            rows = zip(map(_id_of, keys), keys, fences, strict=True)
             yield [RawFence(f"entity {name!r:.60}", key, fence) for name, key, fence in rows]
 
-    async def stored_states(self, entity_type: str) -> AsyncIterator[list[StoredState]]:
-        """As `ListingStore` says. An entity may come twice."""
-        async for keys in self._entity_keys(entity_type, LISTED_KEYS):
-            states = await self._link.call(scripts.ENTITY_STATES, keys)
-            names = (unquote(key.rpartition(":")[2]) for key in keys)
-            rows = zip(names, states, strict=True)
-            yield [(name, data) for name, data in rows if data is not None]
-
-    async def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
-        key = self._key(entity_type, "entity", entity_id)
-        [data] = await self._link.call(scripts.ENTITY_STATES, (key,))
-        return data if isinstance(data, bytes) else None
-
-    async def _entity_keys(
-        self, entity_type: str, most: int = CHUNK_KEYS
-    ) -> AsyncIterator[list[str]]:
+    async def _entity_keys(self, entity_type: str) -> AsyncIterator[list[str]]:
         """Yield the keys of the entities of a type, in pages. A key may come twice."""
-        client: Any = self._connect()
-        pattern, page = self._key(entity_type, "entity", "") + "*", list[str]()
-        try:
-            async for key in client.scan_iter(match=pattern, count=CHUNK_KEYS):
-                page.append(key.decode())
-                if len(page) == most:
-                    yield page
-                    page = []
-        except (RedisError, OSError, TimeoutError) as error:
-            hint = "the user needs the command SCAN"
-            why = f"{self._shown} does not list its keys: {error}"
-            raise StoreUnavailable(why, hint=hint, definite=True) from None
-        finally:
-            await _close(client)
-        if page:
-            yield page
+        pattern, cursor = self._key(entity_type, "entity", "") + "*", None
+        while True:
+            keys, cursor = await self._page_keys(pattern, cursor, CHUNK_KEYS)
+            for first in range(0, len(keys), CHUNK_KEYS):
+                yield keys[first : first + CHUNK_KEYS]
+            if cursor is None:
+                return
+
+    async def _page_keys(
+        self, pattern: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        if self._watch is None:
+            raise StoreUnavailable(f"the store {self._shown} is not open")
+        return await self._keys.page(pattern, cursor, limit)
 
     async def mend_table(
         self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]
@@ -435,16 +446,15 @@ def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
 def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:
     """Return what the script has answered for one load. A stored fence that is damaged is the
     error of this one alone."""
-    if not isinstance(reply, list):
-        return reply
+    return _stale(load, reply[0]) if isinstance(reply, list) else reply
+
+
+def _stale(one: Load | Save, stored: bytes) -> StoreError:
+    """Return the error for a stored fence that is higher, or damaged."""
     try:
-        return _stale(load, reply[0])
-    except StoreError as error:
-        return error
-
-
-def _stale(one: Load | Save, stored: bytes) -> StaleFence:
-    fence = fence_of(one.entity_type, one.entity_id, stored)
+        fence = fence_of(one.entity_type, one.entity_id, stored)
+    except StoreError as damaged:
+        return damaged
     return StaleFence(one.entity_type, one.entity_id, one.fence, fence)
 
 
@@ -457,6 +467,11 @@ def _rows(flat: list[bytes]) -> Iterator[Row]:
     for shard, home in zip(flat[::2], flat[1::2], strict=True):
         fence, _, node = home.partition(b" ")
         yield shard, node, fence
+
+
+def _id_of(key: str) -> str:
+    """Return the entity's id in a key."""
+    return unquote(key.rpartition(":")[2])
 
 
 def _text(data: bytes) -> str:

@@ -13,7 +13,7 @@ of a fixed width, which compare as the numbers do.
 |---|---|---|
 | `<prefix>:{<type>}:table` | hash | `epoch`, `layout`, `claimer`, `op`, `sign` |
 | `<prefix>:{<type>}:homes` | hash | shard -> `<fence> <node>` |
-| `<prefix>:{<type>}:entity:<id>` | hash | `v` = fence, signature, op; `data` |
+| `<prefix>:{<type>}:entity:<id>` | hash | `v` = fence, signature, op; `data`; `idle` = `<v> <ms>` |
 | `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
 | `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
@@ -271,15 +271,12 @@ end
 return redis.call('HGET', KEYS[1], 'identity')
 """)
 
-# Repair. The cluster is stopped, so no signature or operation of an earlier write matters any more.
-
-# KEYS entities. Returns the fence of each, or all of `v` if that has another length than written.
-ENTITY_FENCES = Script(
+# KEYS entities. Returns 1 for each that has a state.
+HAVE_STATES = Script(
     """
 local found = {}
 for i, key in ipairs(KEYS) do
-  local v = redis.call('HGET', key, 'v')
-  found[i] = v and v:sub(1, (#v == 44 or #v == 60) and 19 or #v) or ''
+  found[i] = redis.call('HEXISTS', key, 'data')
 end
 return found
 """,
@@ -292,6 +289,43 @@ ENTITY_STATES = Script(
 local found = {}
 for i, key in ipairs(KEYS) do
   found[i] = redis.call('HGET', key, 'data')
+end
+return found
+""",
+    writes=False,
+)
+
+# KEYS entities; ARGV 3 now, 4 since, in ms. `idle` is the time of the first call after the last
+# load or save, behind the `v` of that time; every load and save changes `v`. Returns the places of
+# those whose states are removed.
+EXPIRE_STATES = Script("""
+local now, since, removed = tonumber(ARGV[3]), tonumber(ARGV[4]), {}
+for i, key in ipairs(KEYS) do
+  local kept = redis.call('HMGET', key, 'v', 'idle')
+  local v, idle = kept[1], kept[2]
+  if v and redis.call('HEXISTS', key, 'data') == 1 then
+    local known = idle and idle:sub(1, #v) == v and tonumber(idle:sub(#v + 2))
+    local began = known and math.min(now, known) or now
+    if began <= since then
+      redis.call('HDEL', key, 'data', 'idle')
+      removed[#removed + 1] = i
+    elseif began ~= known then
+      redis.call('HSET', key, 'idle', v .. ' ' .. string.format('%.0f', began))
+    end
+  end
+end
+return removed
+""")
+
+# Repair. The cluster is stopped, so no signature or operation of an earlier write matters any more.
+
+# KEYS entities. Returns the fence of each, or all of `v` if that has another length than written.
+ENTITY_FENCES = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do
+  local v = redis.call('HGET', key, 'v')
+  found[i] = v and v:sub(1, (#v == 44 or #v == 60) and 19 or #v) or ''
 end
 return found
 """,
@@ -342,6 +376,7 @@ redis.call('HINCRBY', KEYS[1], 'n', 1)
 redis.call('HSETNX', KEYS[1], 'n', 1)
 redis.call('HGET', KEYS[1], 'n')
 redis.call('HMGET', KEYS[1], 'n')
+redis.call('HEXISTS', KEYS[1], 'n')
 redis.call('HLEN', KEYS[1])
 redis.call('HKEYS', KEYS[1])
 redis.call('HGETALL', KEYS[1])

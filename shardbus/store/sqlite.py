@@ -13,17 +13,14 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from shardbus.errors import StaleFence
+from shardbus.errors import StoreError
 from shardbus.ids import NodeId
 from shardbus.store.clock import machine_clock
-from shardbus.store.listing import StoredState
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.sqlite_worker import SqliteWorker
 
 PAGE = 10_000
-LISTED_PAGE = 1_000
-"""States, which may be long, in one page of a list."""
 """Fences that are read in one step of a repair."""
 
 
@@ -92,9 +89,30 @@ class SqliteStore:
             lambda steps: steps.load_state(entity_type, entity_id, fence)
         )
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         kept = tuple(saves)
         return await self._worker.call(lambda steps: steps.save_states(kept))
+
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        return await self._worker.call(
+            lambda steps: steps.page_stored(entity_type, prefix, cursor, limit), writes=False
+        )
+
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        kept = tuple(entity_ids)
+        return await self._worker.call(
+            lambda steps: steps.read_states(entity_type, kept), writes=False
+        )
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        kept = tuple(entity_ids)
+        return await self._worker.call(
+            lambda steps: steps.expire_states(entity_type, kept, now, since)
+        )
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -132,20 +150,6 @@ class SqliteStore:
 
     async def release_lease(self, lease: Lease) -> None:
         await self._worker.call(lambda steps: steps.release_lease(lease))
-
-    async def stored_states(self, entity_type: str) -> AsyncIterator[list[StoredState]]:
-        after = -1
-        while page := await self._worker.call(
-            lambda steps, after=after: steps.stored_states(entity_type, after, LISTED_PAGE),  # type: ignore[misc]
-            writes=False,
-        ):
-            after = page[-1][0]
-            yield [(entity_id, data) for _, entity_id, data in page]
-
-    async def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
-        return await self._worker.call(
-            lambda steps: steps.stored_state(entity_type, entity_id), writes=False
-        )
 
     async def raw_table(self, entity_type: str) -> RawTable | None:
         return await self._worker.call(lambda steps: steps.raw_table(entity_type), writes=False)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardbus.errors import ConfigError, LayoutDiffers, StaleEpoch, StaleFence
+from shardbus.errors import ConfigError, LayoutDiffers, StaleEpoch, StaleFence, StoreError
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Lease, Save, StoredTable
 from shardbus.store.repair import RawFence, RawTable
@@ -45,8 +45,13 @@ SCHEMA = (
 )
 
 IDENTITY = "CREATE TABLE IF NOT EXISTS identity (cluster INTEGER PRIMARY KEY, text TEXT NOT NULL)"
-"""Not in `SCHEMA`: files of an earlier version get it when they are opened, and an earlier version
-can still use them."""
+IDLE = """CREATE TABLE IF NOT EXISTS idle (entity INTEGER PRIMARY KEY, fence INTEGER NOT NULL,
+ op_id INTEGER, since REAL NOT NULL)"""
+"""By the row number of an entity: its fence and operation when it was found idle. A row is void
+once one of them has changed, so only a load under the same fence must remove it.
+
+`IDENTITY` and `IDLE` are not in `SCHEMA`: files of an earlier version get them when they are
+opened, and an earlier version can still use them."""
 
 TABLE = "SELECT epoch, layout, claimer, op_id FROM shard_table WHERE cluster = ? AND type = ?"
 ANY_HOME = "SELECT 1 FROM home WHERE cluster = ? AND type = ?"
@@ -56,8 +61,11 @@ REMEMBERED_SHARDS = """SELECT shard FROM shard_fence f WHERE cluster = ? AND typ
 HOMES = "SELECT shard, node, fence FROM home WHERE cluster = ? AND type = ?"
 FENCES = """SELECT rowid, id, fence FROM entity WHERE cluster = ? AND type = ? AND rowid > ?
  ORDER BY rowid LIMIT ?"""
-STATES = """SELECT rowid, id, data FROM entity WHERE cluster = ? AND type = ? AND rowid > ?
- AND data IS NOT NULL ORDER BY rowid LIMIT ?"""
+STORED = """SELECT id, data IS NOT NULL FROM entity WHERE cluster = ? AND type = ? AND id {above} ?
+ ORDER BY id LIMIT ?"""
+IDLE_ENTITY = """SELECT e.rowid, e.fence, e.op_id, i.since FROM entity e LEFT JOIN idle i
+ ON i.entity = e.rowid AND i.fence = e.fence AND i.op_id IS e.op_id
+ WHERE e.cluster = ? AND e.type = ? AND e.id = ? AND e.data IS NOT NULL"""
 STATE = "SELECT data FROM entity WHERE cluster = ? AND type = ? AND id = ?"
 SHARD_FENCES = "SELECT shard, fence FROM shard_fence WHERE cluster = ? AND type = ?"
 LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND name = ?"
@@ -86,6 +94,7 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute(IDENTITY)
+    db.execute(IDLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,7 @@ class Steps:
     def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         key = (self.cluster, entity_type, entity_id)
         row = self.db.execute(
-            "SELECT fence, data FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
+            "SELECT fence, data, rowid FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
         ).fetchone()
         if row is None:
             self.db.execute(
@@ -193,19 +202,23 @@ class Steps:
                 "UPDATE entity SET fence = ? WHERE cluster = ? AND type = ? AND id = ?",
                 (fence, *key),
             )
+        self.db.execute("DELETE FROM idle WHERE entity = ?", (row[2],))
         return data
 
-    def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         return [self._save(save) for save in saves]
 
-    def _save(self, save: Save) -> StaleFence | None:
+    def _save(self, save: Save) -> StoreError | None:
         key = (self.cluster, save.entity_type, save.entity_id)
         row = self.db.execute(
             "SELECT fence, op_id FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
         ).fetchone()
         if row is not None and row[1] == save.op_id:
             return None
-        stored = 0 if row is None else fence_of(save.entity_type, save.entity_id, row[0])
+        try:
+            stored = 0 if row is None else fence_of(save.entity_type, save.entity_id, row[0])
+        except StoreError as damaged:
+            return damaged
         if stored > save.fence:
             return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
         self.db.execute(
@@ -215,6 +228,45 @@ class Steps:
             (*key, save.fence, save.op_id, save.data),
         )
         return None
+
+    def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """As the protocol says. The cursor is the last id that was looked at."""
+        above, after = (">=", prefix) if cursor is None else (">", cursor)
+        key = (self.cluster, entity_type, after, limit)
+        rows = self.db.execute(STORED.format(above=above), key).fetchall()
+        page = [entity_id for entity_id, stored in rows if stored and entity_id.startswith(prefix)]
+        ended = len(rows) < limit or not rows[-1][0].startswith(prefix)
+        return page, None if ended else rows[-1][0]
+
+    def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for entity_id in entity_ids:
+            row = self.db.execute(STATE, (self.cluster, entity_type, entity_id)).fetchone()
+            found.append(None if row is None else row[0])
+        return found
+
+    def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        removed = []
+        for entity_id in entity_ids:
+            key = (self.cluster, entity_type, entity_id)
+            row = self.db.execute(IDLE_ENTITY, key).fetchone()
+            if row is None:
+                continue
+            number, fence, op_id, known = row
+            began = now if known is None else min(now, known)
+            if began <= since:
+                self.db.execute("UPDATE entity SET data = NULL WHERE rowid = ?", (number,))
+                self.db.execute("DELETE FROM idle WHERE entity = ?", (number,))
+                removed.append(entity_id)
+            elif began != known:
+                self.db.execute(
+                    "REPLACE INTO idle VALUES (?, ?, ?, ?)", (number, fence, op_id, began)
+                )
+        return removed
 
     def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -287,16 +339,6 @@ class Steps:
         """Return fences of entities whose row number is higher than `after`."""
         rows = self.db.execute(FENCES, (self.cluster, entity_type, after, limit))
         return [RawFence(f"entity {name!r:.60}", row, fence) for row, name, fence in rows]
-
-    def stored_states(
-        self, entity_type: str, after: int, limit: int
-    ) -> list[tuple[int, str, bytes]]:
-        """Return row number, id and state of entities whose row number is higher than `after`."""
-        return self.db.execute(STATES, (self.cluster, entity_type, after, limit)).fetchall()
-
-    def stored_state(self, entity_type: str, entity_id: str) -> bytes | None:
-        row = self.db.execute(STATE, (self.cluster, entity_type, entity_id)).fetchone()
-        return None if row is None else row[0]
 
     def raw_shard_fences(self, entity_type: str) -> list[RawFence]:
         rows = self.db.execute(SHARD_FENCES, (self.cluster, entity_type))

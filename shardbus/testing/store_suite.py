@@ -70,6 +70,17 @@ async def remembered(store: StateStore, shard: str = "7", limit: int = 100) -> s
     return {entity_id for page in await pages(store, shard, limit) for entity_id in page}
 
 
+async def stored(store: StateStore, prefix: str = "", limit: int = 100) -> list[str]:
+    """Return the ids of a list, each once."""
+    found: dict[str, None] = {}
+    cursor, first = None, True
+    while first or cursor is not None:
+        page, cursor = await store.page_stored("counter", prefix, cursor, limit)
+        found.update(dict.fromkeys(page))
+        first = False
+    return list(found)
+
+
 class StoreSuite:
     """The tests. Subclass it, and give it a `store_factory`."""
 
@@ -375,6 +386,101 @@ class StoreSuite:
         assert await store.save_states(saves) == [None] * 5000
         for n in (1, 128, 129, 2500, 5000):
             assert await store.load_state("counter", f"e-{n}", 1) == b"%d" % n
+
+    # What is stored
+
+    @pytest.mark.parametrize("limit", [1, 7, 100])
+    async def test_stored_ids_come_in_pages(
+        self, store: StateStore, other: StateStore, limit: int
+    ) -> None:
+        kept = {f"e-{n}": b"%d" % n for n in range(40)} | {"empty": b""}
+        saves = [save(key, 1, data, n) for n, (key, data) in enumerate(kept.items(), 1)]
+        saves += [save("gone", 1, b"x", 90), Save("other", "e-1", 1, b"other", 91)]
+        assert set(await store.save_states(saves)) == {None}
+        assert await store.save_states([save("gone", 1, None, 92)]) == [None]
+        assert await store.load_state("counter", "never saved", 1) is None
+        assert sorted(await stored(other, limit=limit)) == sorted(kept)
+        assert sorted(await stored(other, "e-1", limit)) == sorted(
+            key for key in kept if key.startswith("e-1")
+        )
+        assert await stored(other, "x", limit) == []
+
+    async def test_a_prefix_is_a_value(self, store: StateStore) -> None:
+        saves = [save(name, 1, b"x", number) for number, name in enumerate(NASTY_IDS, start=1)]
+        assert set(await store.save_states(saves)) == {None}
+        for prefix in NASTY_IDS:
+            found = await stored(store, prefix)
+            assert sorted(found) == sorted(name for name in NASTY_IDS if name.startswith(prefix))
+
+    async def test_a_list_has_what_is_stored_throughout(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        saves = [save(f"stay-{n:03}", 1, b"x", n) for n in range(1, 121)]
+        saves += [save(f"go-{n:03}", 1, b"x", n) for n in range(200, 260)]
+        assert set(await store.save_states(saves)) == {None}
+        found, cursor, op_id = list[str](), None, 1000
+        while op_id == 1000 or cursor is not None:
+            page, cursor = await store.page_stored("counter", "", cursor, 20)
+            found += page
+            going = [save(f"go-{n:03}", 1, None, op_id + n) for n in range(200, 260, 7)]
+            coming = [save(f"new-{op_id + n}", 1, b"x", op_id + 500 + n) for n in range(9)]
+            await other.save_states([*going, *coming])
+            op_id += 1000
+            assert op_id < 200_000
+        assert {f"stay-{n:03}" for n in range(1, 121)} <= set(found)
+
+    async def test_states_are_read_without_a_fence(self, store: StateStore) -> None:
+        names = [f"e-{n}" for n in range(300)]
+        saves = [save(name, 5, name.encode(), n) for n, name in enumerate(names, 1)]
+        assert set(await store.save_states(saves)) == {None}
+        found = await store.read_states("counter", [*names, "unknown", "e-0"])
+        assert found == [*(name.encode() for name in names), None, b"e-0"]
+        assert await store.read_states("counter", []) == []
+        assert await store.read_states("other", ["e-0"]) == [None]
+        assert await store.save_states([save("e-0", 5, b"new", 999)]) == [None]
+
+    async def test_a_state_expires_once_it_was_idle_for_long(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        await store.save_states([save("a", 5, b"a", 1), save("b", 5, b"b", 2)])
+        both = ["a", "b", "unknown"]
+        assert await store.expire_states("counter", both, 1000, 900) == []
+        assert await other.expire_states("counter", both, 1060, 999) == []
+        assert await store.expire_states("other", both, 5000, 4000) == []
+        assert await other.expire_states("counter", ["a"], 1100, 1000) == ["a"]
+        assert await store.expire_states("counter", both, 1101, 1000) == ["b"]
+        assert await store.expire_states("counter", both, 9000, 8000) == []
+        assert await store.read_states("counter", both) == [None, None, None]
+        [refused] = await store.save_states([save("a", 4, b"late", 3)])
+        assert isinstance(refused, StaleFence)
+        assert await store.load_state("counter", "a", 5) is None
+
+    async def test_a_load_or_a_save_ends_the_idle_time(self, store: StateStore) -> None:
+        names = ["saved", "loaded", "loaded again", "left"]
+        await store.save_states([save(name, 5, b"x", n) for n, name in enumerate(names, 1)])
+        assert await store.expire_states("counter", names, 1000, 900) == []
+        await store.save_states([save("saved", 5, b"new", 9)])
+        await store.load_state("counter", "loaded", 6)
+        await store.load_state("counter", "loaded again", 5)
+        assert await store.expire_states("counter", names, 1100, 1050) == ["left"]
+        assert await store.expire_states("counter", names, 1200, 1099) == []
+        assert await store.expire_states("counter", names, 1200, 1100) == names[:3]
+
+    async def test_a_save_after_its_state_has_expired_counts_anew(self, store: StateStore) -> None:
+        await store.save_states([save("a", 5, b"a", 1)])
+        await store.expire_states("counter", ["a"], 1000, 900)
+        assert await store.expire_states("counter", ["a"], 1100, 1000) == ["a"]
+        assert await store.save_states([save("a", 5, b"b", 2)]) == [None]
+        assert await store.expire_states("counter", ["a"], 1200, 1100) == []
+        assert await store.load_state("counter", "a", 5) == b"b"
+
+    async def test_a_clock_that_was_set_back_starts_the_idle_time_anew(
+        self, store: StateStore
+    ) -> None:
+        await store.save_states([save("a", 5, b"a", 1)])
+        assert await store.expire_states("counter", ["a"], 9000, 8900) == []
+        assert await store.expire_states("counter", ["a"], 1000, 900) == []
+        assert await store.expire_states("counter", ["a"], 1100, 1000) == ["a"]
 
     # Remembered entities
 

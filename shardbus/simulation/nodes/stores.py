@@ -20,7 +20,7 @@ from copy import deepcopy
 from random import Random
 from typing import Any, TypeVar
 
-from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
@@ -50,6 +50,8 @@ class StoreServer:
         """The longest latency beyond the usual."""
         self.lied = False
         self.on_stale: Callable[[str], object] = lambda _: None
+        self.on_expired: Callable[[str, str], object] = lambda entity_type, entity_id: None
+        """Called with each entity whose state has expired."""
         self.saves: dict[int, None] = {}
         """Operation ids of the saves that were done: a repeated one does nothing, and is not
         counted."""
@@ -214,18 +216,40 @@ class SimStore:
 
         return await self._ask(load)
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         batch = list(saves)
 
-        async def save() -> list[StaleFence | None]:
+        async def save() -> list[StoreError | None]:
             results = await self._store.save_states(batch)
-            for one, stale in zip(batch, results, strict=True):
-                if stale is None and one.op_id not in self._server.saves:
+            for one, refused in zip(batch, results, strict=True):
+                if refused is None and one.op_id not in self._server.saves:
                     self._server.saves[one.op_id] = None
                     self._server.record_access("saved", one.entity_type, one.entity_id, one.fence)
             return results
 
         return await self._ask(save)
+
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        return await self._ask(lambda: self._store.page_stored(entity_type, prefix, cursor, limit))
+
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        ids = list(entity_ids)
+        return await self._ask(lambda: self._store.read_states(entity_type, ids))
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        ids = list(entity_ids)
+
+        async def expire() -> list[str]:
+            removed = await self._store.expire_states(entity_type, ids, now, since)
+            for entity_id in removed:
+                self._server.on_expired(entity_type, entity_id)
+            return removed
+
+        return await self._ask(expire)
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int

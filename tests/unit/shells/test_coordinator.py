@@ -112,7 +112,7 @@ class Stuck(MemoryStore):
         await self._hang("read", fence)
         return await super().load_state(entity_type, entity_id, fence)
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         await self._hang("save", saves[0].fence)
         return await super().save_states(saves)
 

@@ -18,7 +18,7 @@ from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import StateStore
 from shardbus.store.redis import RedisStore
 from shardbus.store.sqlite import SqliteStore
-from shardbus.testing.store_suite import HUGE, A, B
+from shardbus.testing.store_suite import HUGE, A, B, save
 from tests.waiting import PATIENCE_S
 
 Answer = TypeVar("Answer")
@@ -44,9 +44,24 @@ Spoil = Callable[..., Awaitable[None]]
 
 
 async def by_hand(store: Any, what: str, *row: str) -> None:
-    """Write into the stored table of `counter` past the store: a `home` (shard, node, fence), or an
-    `epoch`."""
+    """Write past the store: into the table of `counter` a `home` (shard, node, fence) or an
+    `epoch`, or the `fence` of an entity (id, fence)."""
     match store:
+        case MemoryStore() if what == "fence":
+            store._held.states["counter", row[0]].fence = row[1]  # type: ignore[assignment]
+        case SqliteStore() if what == "fence":
+            await store._worker.call(
+                lambda steps: steps.db.execute(
+                    f"UPDATE entity SET fence = ? WHERE cluster = {steps.cluster} AND id = ?",
+                    row[::-1],
+                )
+            )
+        case RedisStore() if what == "fence":
+            client = store._connect()
+            key = store._key("counter", "entity", row[0])
+            await client.hset(key, "v", f"{row[1]:>19}{'0' * 41}")
+            with contextlib.suppress(Exception):
+                await client.aclose()
         case MemoryStore():
             table: Any = store._held.tables["counter"]
             if what == "epoch":
@@ -122,6 +137,19 @@ class DamagedTables:
         table = await store.load_table("counter")
         assert table is not None
         assert (dict(table.homes), table.dropped) == ({"7": (A, 5)}, ())
+
+    async def test_a_damaged_fence_fails_the_save_of_its_own_entity_alone(
+        self, store: StateStore, spoil: Spoil
+    ) -> None:
+        saves = [save(f"e-{n}", 1, b"old", n) for n in range(1, 6)]
+        assert await store.save_states(saves) == [None] * 5
+        await spoil(store, "fence", "e-3", "x" * 19)
+        saves = [save(f"e-{n}", 1, b"new", n + 10) for n in range(1, 6)]
+        answers = await store.save_states(saves)
+        assert [answer is None for answer in answers] == [True, True, False, True, True]
+        assert "the stored fence of 'e-3' of 'counter' is damaged" in str(answers[2])
+        found = await store.read_states("counter", ["e-1", "e-3", "e-5"])
+        assert found == [b"new", b"old", b"new"]
 
     @pytest.mark.parametrize("epoch", ["soon", "-1", "", str(EPOCH_MAX + 1)])
     async def test_a_table_without_a_readable_epoch_is_a_store_error(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.store import group_commit as group_module
 from shardbus.store.group_commit import SaveGroup, op_ids
 from shardbus.store.memory import MemoryStore
@@ -29,7 +29,7 @@ class Script(MemoryStore):
         self.lose_answers = False
         self.defect: Exception | None = None
 
-    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         self.batches.append(list(saves))
         await self.gate.wait()
         if self.defect is not None:
@@ -267,7 +267,7 @@ async def test_a_refusal_is_definite_only_if_every_attempt_was_refused(
 ) -> None:
     left = list(answers)
 
-    async def fail(saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def fail(saves: Sequence[Save]) -> list[StoreError | None]:
         raise StoreUnavailable("is full", definite=left.pop(0))
 
     store.save_states = fail  # type: ignore[method-assign]
@@ -282,7 +282,7 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
 ) -> None:
     """As a plugged-in store with a defect: the callers whose answer is missing get an error."""
 
-    async def short(saves: Sequence[Save]) -> list[StaleFence | None]:
+    async def short(saves: Sequence[Save]) -> list[StoreError | None]:
         return [None] * (len(saves) - 1)
 
     group = SaveGroup(store, itertools.count(1), Observer())

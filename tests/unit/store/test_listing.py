@@ -1,4 +1,4 @@
-"""Stored states are listed without a node: every store of shardbus, a real Redis among them."""
+"""Stored states are read page by page: every store of shardbus, a real Redis among them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from shardbus.errors import StoreError
-from shardbus.store import memory, redis, sqlite
-from shardbus.store.listing import listing
+from shardbus.store import redis_scan
+from shardbus.store.listing import stored_pages
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save, StateStore
 from shardbus.store.redis import RedisStore
@@ -22,10 +23,8 @@ STATES = {f"e{n}": b"state %d" % n for n in range(30)} | {"a:b%2F{}*?": b"\x00",
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str
 ) -> AsyncIterator[Any]:
-    for module, name in ((memory, "PAGE"), (sqlite, "LISTED_PAGE"), (redis, "LISTED_KEYS")):
-        monkeypatch.setattr(module, name, 7)
     made: StateStore = {
         "memory": MemoryStore,
         "sqlite": lambda: SqliteStore(tmp_path / "bus.db", timeout=LONG_S),
@@ -41,25 +40,61 @@ async def store(
     await made.close()
 
 
-async def test_every_state_of_a_type_is_listed_in_pages(store: Any) -> None:
-    pages = [page async for page in listing(store).stored_states("cart")]
-    found = [row for page in pages for row in page]
+async def test_every_state_of_a_type_is_read_in_pages(store: Any) -> None:
+    pages = [page async for page in stored_pages(store, "cart", limit=7)]
+    found = [row for page in pages for row in page.states]
     assert dict(found) == STATES
-    assert len(found) == len(STATES)
-    assert len(pages) > 3
-    assert all(len(page) <= 7 for page in pages)
-    assert [page async for page in listing(store).stored_states("nothing")] in ([], [[]])
+    assert all(len(page.states) <= 7 for page in pages)
+    assert pages[0].cursor is None
+    assert [p.states async for p in stored_pages(store, "nothing")] in ([], [[]])
+    some = [p.states async for p in stored_pages(store, "cart", "e1")]
+    assert {key for page in some for key, _ in page} == {key for key in STATES if key[:2] == "e1"}
 
 
-async def test_one_state_is_read_and_raises_no_fence(store: Any) -> None:
-    kept = listing(store)
-    assert await kept.stored_state("cart", "a:b%2F{}*?") == b"\x00"
-    assert await kept.stored_state("cart", "empty") == b""
-    for missing in ("removed", "never saved", "unknown"):
-        assert await kept.stored_state("cart", missing) is None
-    assert await store.save_states([Save("cart", "e1", 5, b"new", 99)]) == [None]
+async def test_reading_goes_on_from_any_page(store: Any) -> None:
+    pages = [page async for page in stored_pages(store, "cart", limit=7)]
+    for page in pages:
+        rest = [p.states async for p in stored_pages(store, "cart", "", page.cursor, 7)]
+        behind = {key for later in pages[pages.index(page) :] for key, _ in later.states}
+        assert behind <= {key for one in rest for key, _ in one}
 
 
-def test_a_store_without_a_list_says_so() -> None:
-    with pytest.raises(StoreError, match="cannot list its states; it needs stored_states"):
-        listing(object())  # type: ignore[arg-type]
+async def test_a_cursor_of_another_server_is_refused(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_scan, "SCAN_KEYS", 10)
+    monkeypatch.setattr(redis_scan, "SCANS_MAX", 1)
+    store = RedisStore(redis_url, timeout=LONG_S)
+    await store.start()
+    saves = [Save("cart", f"e{n}", 5, b"x", n) for n in range(1, 200)]
+    assert set(await store.save_states(saves)) == {None}
+    _, cursor = await store.page_stored("cart", "", None, 10)
+    assert cursor is not None
+    name, run_id, place = cursor.split(" ")
+    assert len(run_id) == 12
+    for wrong, why in (
+        (f"{name} {'0' * 12} {place}", "another server than when the list began"),
+        (f"elsewhere {run_id} {place}", "another server than when the list began"),
+        ("7", "no cursor of this store"),
+    ):
+        with pytest.raises(StoreError, match=why):
+            await store.page_stored("cart", "", wrong, 10)
+    await store.close()
+
+
+async def test_a_list_survives_a_lost_connection(redis_url: str) -> None:
+    store = RedisStore(redis_url, timeout=LONG_S)
+    await store.start()
+    await store.save_states([Save("cart", "a", 5, b"x", 1)])
+    assert await store.page_stored("cart", "", None, 10) == (["a"], None)
+    client: Any = Redis.from_url(redis_url)
+    await client.client_kill_filter(_type="normal", skipme=True)
+    for _ in range(2):  # the client library may notice with the first call only
+        try:
+            found = await store.page_stored("cart", "", None, 10)
+        except StoreError:
+            continue
+        break
+    assert found == (["a"], None)
+    await client.aclose()
+    await store.close()
