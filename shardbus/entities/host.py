@@ -383,13 +383,13 @@ class Host:
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too."""
-        key, fence = activation.key, activation.shard.fence
+        key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         try:
             if self.carrying is None:
-                await self._keeper.save(self.name, key, fence, data)
+                await self._keeper.save(self.name, shard, key, fence, data)
             else:
                 with self.carrying.saving(activation):
-                    await self._keeper.save(self.name, key, fence, data)
+                    await self._keeper.save(self.name, shard, key, fence, data)
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise

@@ -52,7 +52,7 @@ async def raise_fences(
         attempts = 0
         while left:
             outcomes = await asyncio.gather(
-                *(states.load(entity_type, a.key, a.shard.fence) for a in left),
+                *(states.load(entity_type, a.shard.shard, a.key, a.shard.fence) for a in left),
                 return_exceptions=True,
             )
             stale += sum(isinstance(outcome, StaleFence) for outcome in outcomes)

@@ -56,9 +56,11 @@ store_log.addFilter(LogRateLimiter())
 class StateLoader(Protocol):
     """Loads and saves the state of entities."""
 
-    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None: ...
+    async def load(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None: ...
     def save(
-        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
     ) -> Awaitable[None]: ...
 
 
@@ -278,8 +280,8 @@ class Supervisor:
             await self._load(activation, self._kind.states)
 
     async def _load(self, activation: Activation, states: StateCodec) -> None:
-        key, fence = activation.key, activation.shard.fence
-        data = await self._keeper.load(self._kind.name, key, fence)
+        key, shard = activation.key, activation.shard
+        data = await self._keeper.load(self._kind.name, shard.shard, key, shard.fence)
         activation.entity.state = states.cls() if data is None else states.read(key, data)
 
     def _backoff(self, activation: Activation) -> float:

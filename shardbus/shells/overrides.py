@@ -24,6 +24,9 @@ RESERVED = "$directions"
 """The entity type under which they are kept; names of applications cannot begin with $."""
 
 
+SHARD = "all"
+
+
 class _Stored(msgspec.Struct, omit_defaults=True):
     places: dict[str, str] = {}
     paused: bool = False
@@ -43,7 +46,7 @@ class OverridesStore:
             StaleFence: a coordinator with a higher epoch has read or written them.
             StoreUnavailable: the store does not answer.
         """
-        data = await self._states.load(RESERVED, self._name, epoch)
+        data = await self._states.load(RESERVED, SHARD, self._name, epoch)
         if data is None:
             return Overrides()
         try:
@@ -59,4 +62,5 @@ class OverridesStore:
         ones are stored."""
         places = {shard: str(place) for shard, place in overrides.places.items()}
         stored = _Stored(places, overrides.paused, overrides.moves)
-        await self._states.save(RESERVED, self._name, epoch, msgspec.msgpack.encode(stored))
+        data = msgspec.msgpack.encode(stored)
+        await self._states.save(RESERVED, SHARD, self._name, epoch, data)

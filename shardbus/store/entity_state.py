@@ -28,11 +28,11 @@ class EntityStates:
         self.seconds = 0.0
         self.calls = 0
 
-    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         """Return the stored state, None if there is none; raise its stored fence to `fence`."""
         began = time.perf_counter()
         try:
-            return await self._store.load_state(entity_type, entity_id, fence)
+            return await self._store.load_state(entity_type, shard, entity_id, fence)
         except Exception as e:
             self.failed(e)
             raise
@@ -40,11 +40,11 @@ class EntityStates:
             self.called(1, time.perf_counter() - began)
 
     def save(
-        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
     ) -> asyncio.Future[None]:
         """Write the state; the future is done when the store has it. `data` None removes the
         state."""
-        return self._group.save(entity_type, entity_id, fence, data)
+        return self._group.save(entity_type, shard, entity_id, fence, data)
 
     @property
     def silent_ago(self) -> float | None:

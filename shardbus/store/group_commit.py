@@ -72,7 +72,7 @@ class SaveGroup:
         self._pause = pause
         self._within, self._clock = within, clock
         self._waiting: deque[_Waiting] = deque()
-        self._in_flight: set[tuple[str, str]] = set()
+        self._in_flight: set[tuple[str, str, str]] = set()
         """The entities whose saves are in flight."""
         self._idle_writers = WRITERS
         self._writing = 0
@@ -80,7 +80,7 @@ class SaveGroup:
         self._tasks = TaskSet()
 
     def save(
-        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
     ) -> asyncio.Future[None]:
         """Return a future that is done once the store has the state. If it is cancelled, the state
         may still be written. Its errors:
@@ -88,7 +88,7 @@ class SaveGroup:
             StaleFence: a newer activation loaded or saved the state. Nothing was written.
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
-        save = Save(entity_type, entity_id, fence, data, next(self._op_ids))
+        save = Save(entity_type, shard, entity_id, fence, data, next(self._op_ids))
         answer: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
         self._waiting.append((save, answer, perf_counter()))
         idle = self._idle_writers
@@ -106,7 +106,7 @@ class SaveGroup:
                     await self._write_batch(batch)
                 finally:
                     self._writing -= 1
-                    self._in_flight.difference_update(save[:2] for save, _, _ in batch)
+                    self._in_flight.difference_update(save[:3] for save, _, _ in batch)
         finally:
             self._idle_writers += 1
 
@@ -144,7 +144,7 @@ class SaveGroup:
         most, size = min(share, BATCH_SAVES), 0
         while waiting and len(batch) < most and size < BATCH_BYTES:
             save, answer, _ = waiting[0]
-            entity = save[:2]
+            entity = save[:3]
             if entity in in_flight:
                 break
             one = waiting.popleft()

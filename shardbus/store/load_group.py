@@ -30,6 +30,7 @@ class Load(NamedTuple):
     """A load of one entity's state, which raises its stored fence."""
 
     entity_type: str
+    shard: str
     entity_id: str
     fence: int
 
@@ -53,13 +54,15 @@ class LoadGroup:
         """The number of the last load."""
         self._tasks = TaskSet()
 
-    def load(self, entity_type: str, entity_id: str, fence: int) -> asyncio.Future[bytes | None]:
+    def load(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> asyncio.Future[bytes | None]:
         """Return a future of the state, None if there is none. Its errors are those of the store's
         `load_state`."""
         answer: asyncio.Future[bytes | None]
         answer = asyncio.Future(loop=asyncio.get_running_loop())
         self._number += 1
-        self._waiting.append((Load(entity_type, entity_id, fence), answer, self._number))
+        self._waiting.append((Load(entity_type, shard, entity_id, fence), answer, self._number))
         idle = self._idle_readers
         if idle == READERS or (idle and len(self._waiting) >= ALONGSIDE):
             self._idle_readers -= 1

@@ -144,7 +144,9 @@ class MemoryStore:
         table.homes = {}
         return True
 
-    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
         state = self._data().states.setdefault((entity_type, entity_id), _State(fence))
         if state.fence > fence:
             raise StaleFence(entity_type, entity_id, fence, state.fence)

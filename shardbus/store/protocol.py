@@ -43,6 +43,9 @@ class Save(NamedTuple):
     """One write of one entity's state. `data` None removes the state and keeps the fence."""
 
     entity_type: str
+    shard: str
+    """The entity's shard. A store may place the state by it, so all loads and saves of an entity
+    name the same one."""
     entity_id: str
     fence: int
     data: bytes | None
@@ -126,9 +129,11 @@ class StateStore(Protocol):
         """
         ...
 
-    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
-        """Return the entity's state, None if there is none; raise the stored fence to `fence` in
-        the same atomic step.
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
+        """Return the state of this entity of the shard, None if there is none; raise the stored
+        fence to `fence` in the same atomic step.
 
         Raises:
             StaleFence: the stored fence is higher. Nothing changed.

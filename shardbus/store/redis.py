@@ -217,9 +217,11 @@ class RedisStore:
     async def remove_table(self, entity_type: str) -> bool:
         return bool(await self._link.call(scripts.REMOVE_TABLE, self._table(entity_type)))
 
-    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
         check_fence(fence)
-        return await self._loads.load(entity_type, entity_id, fence)
+        return await self._loads.load(entity_type, shard, entity_id, fence)
 
     async def _load_all(self, loads: Sequence[Load]) -> list[Loaded]:
         """Load entities of one type."""
@@ -390,7 +392,7 @@ class RedisStore:
         keys: list[Value] = []
         args: list[Value] = []
         for i in chunk:
-            _, entity_id, fence, data, op_id = saves[i]
+            _, _, entity_id, fence, data, op_id = saves[i]
             keys.append((prefix + quoted(entity_id)).encode())
             check_fence(fence)
             if data is None:

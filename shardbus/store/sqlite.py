@@ -84,7 +84,9 @@ class SqliteStore:
     async def remove_table(self, entity_type: str) -> bool:
         return await self._worker.call(lambda steps: steps.remove_table(entity_type))
 
-    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
         return await self._worker.call(
             lambda steps: steps.load_state(entity_type, entity_id, fence)
         )

@@ -19,6 +19,7 @@ from typing import Any
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import check_id
+from shardbus.routing.paths import shard_function_of
 from shardbus.simulation.membership.world import World
 from shardbus.simulation.nodes.stores import StoreServer, run_at_once
 from shardbus.store.memory import MemoryStore
@@ -76,10 +77,11 @@ class ClusterStore:
         what it has, and its next save replaces this one."""
         known, server = self._type(kind), self._server
         key = (known.name, check_id("an entity id", entity_id))
+        shard = shard_function_of(known.interface)(entity_id)
         row = server.data.states.get(key)
         fence = 0 if row is None else row.fence
         data = encode_value(state) if known.states is None else known.states.write(state)
-        save = Save(*key, fence, data, server.rng.getrandbits(63))
+        save = Save(known.name, shard, entity_id, fence, data, server.rng.getrandbits(63))
         store = MemoryStore(server.data)
         run_at_once(store.start())
         run_at_once(store.save_states([save]))

@@ -53,8 +53,8 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(0.01)
 
 
-def save(entity_id: str, fence: int, data: bytes | None, op_id: int) -> Save:
-    return Save("counter", entity_id, fence, data, op_id)
+def save(entity_id: str, fence: int, data: bytes | None, op_id: int, shard: str = "7") -> Save:
+    return Save("counter", shard, entity_id, fence, data, op_id)
 
 
 async def pages(store: StateStore, shard: str, limit: int) -> list[list[str]]:
@@ -321,37 +321,37 @@ class StoreSuite:
     async def test_state_comes_back_as_it_was_saved(
         self, store: StateStore, other: StateStore
     ) -> None:
-        assert await store.load_state("counter", "a", 1) is None
+        assert await store.load_state("counter", "7", "a", 1) is None
         for op_id, data in enumerate((b"", b"\x00\xff\r\n", bytes(range(256)) * 4096), start=1):
             assert await store.save_states([save("a", 1, data, op_id)]) == [None]
-            assert await other.load_state("counter", "a", 1) == data
-        assert await store.load_state("other", "a", 1) is None
+            assert await other.load_state("counter", "7", "a", 1) == data
+        assert await store.load_state("other", "7", "a", 1) is None
 
     async def test_a_load_locks_the_predecessor_out(
         self, store: StateStore, other: StateStore
     ) -> None:
         await store.save_states([save("a", 7, b"old", 1)])
-        assert await other.load_state("counter", "a", 8) == b"old"
+        assert await other.load_state("counter", "7", "a", 8) == b"old"
         [refused] = await store.save_states([save("a", 7, b"late", 2)])
         assert isinstance(refused, StaleFence)
         assert (refused.entity_id, refused.fence, refused.stored) == ("a", 7, 8)
         with pytest.raises(StaleFence):
-            await store.load_state("counter", "a", 7)
-        assert await other.load_state("counter", "a", 8) == b"old"
+            await store.load_state("counter", "7", "a", 7)
+        assert await other.load_state("counter", "7", "a", 8) == b"old"
 
     async def test_a_load_of_nothing_locks_the_predecessor_out_too(self, store: StateStore) -> None:
-        assert await store.load_state("counter", "a", HUGE) is None
+        assert await store.load_state("counter", "7", "a", HUGE) is None
         [refused] = await store.save_states([save("a", HUGE - 1, b"late", 1)])
         assert isinstance(refused, StaleFence)
         assert refused.stored == HUGE
         assert await store.save_states([save("a", HUGE, b"new", 2)]) == [None]
 
     async def test_fences_are_compared_as_numbers(self, store: StateStore) -> None:
-        await store.load_state("counter", "a", 9)
+        await store.load_state("counter", "7", "a", 9)
         assert await store.save_states([save("a", 10, b"ten", 1)]) == [None]
         [refused] = await store.save_states([save("a", 9, b"nine", 2)])
         assert isinstance(refused, StaleFence)
-        assert await store.load_state("counter", "a", 2**53 + 1) == b"ten"
+        assert await store.load_state("counter", "7", "a", 2**53 + 1) == b"ten"
         [refused] = await store.save_states([save("a", 2**53, b"late", 3)])
         assert isinstance(refused, StaleFence)
 
@@ -359,9 +359,9 @@ class StoreSuite:
         for _ in range(2):
             assert await store.save_states([save("a", 1, b"one", HUGE)]) == [None]
         assert await store.save_states([save("a", 1, b"two", HUGE)]) == [None]
-        assert await store.load_state("counter", "a", 2) == b"one"
+        assert await store.load_state("counter", "7", "a", 2) == b"one"
         assert await store.save_states([save("a", 1, b"one", HUGE)]) == [None]
-        assert await store.load_state("counter", "a", 2) == b"one"
+        assert await store.load_state("counter", "7", "a", 2) == b"one"
 
     async def test_a_cleared_state_keeps_its_fence(self, store: StateStore) -> None:
         assert await store.save_states([save("a", 5, b"x", 1), save("a", 5, None, 2)]) == [
@@ -370,22 +370,41 @@ class StoreSuite:
         ]
         [refused] = await store.save_states([save("a", 4, b"late", 3)])
         assert isinstance(refused, StaleFence)
-        assert await store.load_state("counter", "a", 5) is None
+        assert await store.load_state("counter", "7", "a", 5) is None
 
     async def test_saves_of_one_call_are_judged_one_by_one(self, store: StateStore) -> None:
-        await store.load_state("counter", "b", 9)
+        await store.load_state("counter", "7", "b", 9)
         answers = await store.save_states(
-            [save("a", 1, b"a", 1), save("b", 8, b"b", 2), Save("other", "c", 1, b"c", 3)]
+            [save("a", 1, b"a", 1), save("b", 8, b"b", 2), Save("other", "7", "c", 1, b"c", 3)]
         )
         assert [answer is None for answer in answers] == [True, False, True]
-        assert await store.load_state("other", "c", 1) == b"c"
+        assert await store.load_state("other", "7", "c", 1) == b"c"
         assert await store.save_states([]) == []
 
     async def test_five_thousand_saves_in_one_call(self, store: StateStore) -> None:
         saves = [save(f"e-{n}", 1, b"%d" % n, n) for n in range(1, 5001)]
         assert await store.save_states(saves) == [None] * 5000
         for n in (1, 128, 129, 2500, 5000):
-            assert await store.load_state("counter", f"e-{n}", 1) == b"%d" % n
+            assert await store.load_state("counter", "7", f"e-{n}", 1) == b"%d" % n
+
+    async def test_a_call_may_have_entities_of_many_shards(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        shards = [*NASTY_IDS, *map(str, range(60))]
+        places = {f"e-{n}": shards[n % len(shards)] for n in range(300)}
+        await other.load_state("counter", places["e-5"], "e-5", 9)
+        saves = [
+            save(name, 8, name.encode(), n, shard) for n, (name, shard) in enumerate(places.items())
+        ]
+        answers = dict(zip(places, await store.save_states(saves), strict=True))
+        refused = answers.pop("e-5")
+        assert isinstance(refused, StaleFence)
+        assert (refused.entity_id, refused.fence, refused.stored) == ("e-5", 8, 9)
+        assert set(answers.values()) == {None}
+        loads = (other.load_state("counter", places[name], name, 9) for name in places)
+        found = dict(zip(places, await asyncio.gather(*loads), strict=True))
+        assert found.pop("e-5") is None
+        assert found == {name: name.encode() for name in found}
 
     # What is stored
 
@@ -395,10 +414,10 @@ class StoreSuite:
     ) -> None:
         kept = {f"e-{n}": b"%d" % n for n in range(40)} | {"empty": b""}
         saves = [save(key, 1, data, n) for n, (key, data) in enumerate(kept.items(), 1)]
-        saves += [save("gone", 1, b"x", 90), Save("other", "e-1", 1, b"other", 91)]
+        saves += [save("gone", 1, b"x", 90), Save("other", "7", "e-1", 1, b"other", 91)]
         assert set(await store.save_states(saves)) == {None}
         assert await store.save_states([save("gone", 1, None, 92)]) == [None]
-        assert await store.load_state("counter", "never saved", 1) is None
+        assert await store.load_state("counter", "7", "never saved", 1) is None
         assert sorted(await stored(other, limit=limit)) == sorted(kept)
         assert sorted(await stored(other, "e-1", limit)) == sorted(
             key for key in kept if key.startswith("e-1")
@@ -453,15 +472,15 @@ class StoreSuite:
         assert await store.read_states("counter", both) == [None, None, None]
         [refused] = await store.save_states([save("a", 4, b"late", 3)])
         assert isinstance(refused, StaleFence)
-        assert await store.load_state("counter", "a", 5) is None
+        assert await store.load_state("counter", "7", "a", 5) is None
 
     async def test_a_load_or_a_save_ends_the_idle_time(self, store: StateStore) -> None:
         names = ["saved", "loaded", "loaded again", "left"]
         await store.save_states([save(name, 5, b"x", n) for n, name in enumerate(names, 1)])
         assert await store.expire_states("counter", names, 1000, 900) == []
         await store.save_states([save("saved", 5, b"new", 9)])
-        await store.load_state("counter", "loaded", 6)
-        await store.load_state("counter", "loaded again", 5)
+        await store.load_state("counter", "7", "loaded", 6)
+        await store.load_state("counter", "7", "loaded again", 5)
         assert await store.expire_states("counter", names, 1100, 1050) == ["left"]
         assert await store.expire_states("counter", names, 1200, 1099) == []
         assert await store.expire_states("counter", names, 1200, 1100) == names[:3]
@@ -472,7 +491,7 @@ class StoreSuite:
         assert await store.expire_states("counter", ["a"], 1100, 1000) == ["a"]
         assert await store.save_states([save("a", 5, b"b", 2)]) == [None]
         assert await store.expire_states("counter", ["a"], 1200, 1100) == []
-        assert await store.load_state("counter", "a", 5) == b"b"
+        assert await store.load_state("counter", "7", "a", 5) == b"b"
 
     async def test_a_clock_that_was_set_back_starts_the_idle_time_anew(
         self, store: StateStore
@@ -547,7 +566,8 @@ class StoreSuite:
             await store.add_remembered("counter", name, NASTY_IDS[:number], number)
             assert await store.acquire_lease(name, name, 60.0) is not None
         saves = [
-            save(name, 1, name.encode(), number) for number, name in enumerate(NASTY_IDS, start=1)
+            save(name, 1, name.encode(), number, name)
+            for number, name in enumerate(NASTY_IDS, start=1)
         ]
         assert await store.save_states(saves) == [None] * len(saves)
         for number, name in enumerate(NASTY_IDS, start=1):
@@ -556,7 +576,7 @@ class StoreSuite:
             assert dict(table.homes) == dict.fromkeys(NASTY_IDS, (A, number))
             for limit in (1, 100):
                 assert await remembered(store, name, limit) == set(NASTY_IDS[:number])
-            assert await store.load_state("counter", name, 1) == name.encode()
+            assert await store.load_state("counter", name, name, 1) == name.encode()
             assert await store.acquire_lease(name, "another", 60.0) is None
 
     async def test_two_stores_that_race_write_one_history(
@@ -564,7 +584,7 @@ class StoreSuite:
     ) -> None:
         async def activation(by: StateStore, fence: int) -> int:
             try:
-                data = await by.load_state("counter", "a", fence)
+                data = await by.load_state("counter", "7", "a", fence)
                 for step in range(3):
                     op_id = fence * 10 + step
                     [refused] = await by.save_states([save("a", fence, b"%d" % fence, op_id)])
@@ -575,14 +595,14 @@ class StoreSuite:
                 return -1
 
         await asyncio.gather(*(activation((store, other)[n % 2], n) for n in range(1, 31)))
-        assert await store.load_state("counter", "a", 30) == b"30"
+        assert await store.load_state("counter", "7", "a", 30) == b"30"
 
     async def test_a_cancelled_call_never_mixes_answers(self, store: StateStore) -> None:
         dice = random.Random(7)
         await store.save_states([save(f"e-{n}", 1, b"%d" % n, n) for n in range(1, 101)])
 
         async def load(n: int) -> None:
-            assert await store.load_state("counter", f"e-{n}", 1) == b"%d" % n
+            assert await store.load_state("counter", "7", f"e-{n}", 1) == b"%d" % n
 
         for _ in range(60):
             tasks = [asyncio.create_task(load(dice.randint(1, 100))) for _ in range(5)]

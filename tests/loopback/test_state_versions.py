@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from shardbus import ConfigError, Entity, EntityFailed, ShardBus, StateUnreadable, handler
+from shardbus.ids import shard_of
 from shardbus.store.protocol import Save
 from shardbus.wire.schema import encode_value
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
 IDS = [f"c-{n}" for n in range(12)]
+SHARDS = 12
 
 
 @dataclass
@@ -31,7 +33,7 @@ class NewState:
 def old() -> tuple[ShardBus, Any]:
     bus = ShardBus("shop")
 
-    @bus.entity("cart", shards=12)
+    @bus.entity("cart", shards=SHARDS)
     class Cart(Entity):
         state: OldState
 
@@ -47,7 +49,7 @@ def old() -> tuple[ShardBus, Any]:
 def new() -> tuple[ShardBus, Any, Any]:
     bus = ShardBus("shop")
 
-    @bus.entity("cart", shards=12, state_version=2)
+    @bus.entity("cart", shards=SHARDS, state_version=2)
     class Cart(Entity):
         state: NewState
 
@@ -61,7 +63,7 @@ def new() -> tuple[ShardBus, Any, Any]:
             await self.save()
             return self.state.items[item]
 
-    @bus.entity("clerk", shards=12)
+    @bus.entity("clerk", shards=SHARDS)
     class Clerk(Entity):
         @handler
         async def look(self, cart: str) -> dict[str, int]:
@@ -87,7 +89,7 @@ async def test_a_newer_class_reads_what_the_older_one_has_saved(nodes: Nodes) ->
     client = await nodes.client()
     shown = await asyncio.gather(*(client.ref(cart, entity_id).show() for entity_id in IDS))
     assert shown == [{"tea": 2, "cake": 1}] * len(IDS)
-    stored = await nodes.all[-1].store.load_state("cart", IDS[0], 2**40)
+    stored = await nodes.all[-1].store.load_state("cart", shard_of(IDS[0], SHARDS), IDS[0], 2**40)
     assert stored == encode_value(OldState(["tea", "cake", "tea"])), "it is written with a save"
 
 
@@ -98,7 +100,10 @@ async def test_what_no_version_can_read_is_an_error_at_once(nodes: Nodes) -> Non
     client = await nodes.client()
     for entity_id in IDS:
         assert await client.ref(cart, entity_id).add("tea") == 1
-    saves = [Save("cart", f"x{entity_id}", 0, bad, n) for n, entity_id in enumerate(IDS)]
+    saves = [
+        Save("cart", shard_of(f"x{entity_id}", SHARDS), f"x{entity_id}", 0, bad, n)
+        for n, entity_id in enumerate(IDS)
+    ]
     assert set(await first.store.save_states(saves)) == {None}
     for entity_id in (f"x{i}" for i in IDS):
         with pytest.raises(StateUnreadable) as caught:

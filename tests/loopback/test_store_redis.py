@@ -91,12 +91,12 @@ async def test_a_killed_server_is_unavailable_and_used_again_when_it_is_back(
 ) -> None:
     await store.claim_epoch("counter", 1, "crc32/100")
     await store.write_homes("counter", 1, {"7": (A, 1)}, 1)
-    await insist(lambda: hasty.load_state("counter", "a", 1))
+    await insist(lambda: hasty.load_state("counter", "7", "a", 1))
     own_redis.kill()
 
     async def named() -> bool:
         with pytest.raises(StoreUnavailable, match=r"no answer within 1 s: ") as error:
-            await hasty.load_state("counter", "a", 1)
+            await hasty.load_state("counter", "7", "a", 1)
         return "Connect call failed" in str(error.value)
 
     await until(named)
@@ -120,9 +120,9 @@ async def test_a_call_outlives_a_short_absence(own_redis: RedisServer) -> None:
 async def test_a_stopped_server_is_unavailable_in_time(
     own_redis: RedisServer, hasty: StateStore
 ) -> None:
-    await insist(lambda: hasty.load_state("counter", "a", 1))
+    await insist(lambda: hasty.load_state("counter", "7", "a", 1))
     own_redis.pause()
-    calls = [hasty.load_state("counter", f"e-{n}", 1) for n in range(1000)]
+    calls = [hasty.load_state("counter", "7", f"e-{n}", 1) for n in range(1000)]
     async with asyncio.timeout(PATIENCE_S):
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
@@ -155,7 +155,7 @@ async def test_another_server_is_noticed_and_the_same_one_is_not(
     """A new connection to the same server has lost nothing; a restarted server may have."""
     met: list[str] = []
     on_new_server(store, lambda: met.append("another"))
-    await store.load_state("counter", "a", 1)
+    await store.load_state("counter", "7", "a", 1)
     with own_redis.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
     await until(lambda: answers(store))
@@ -219,13 +219,13 @@ async def test_a_refused_write_is_not_applied(
         for name, value in before.items():
             client.config_set(name, value)
     possible = {b"old"} if refused.value.definite else {b"old", b"new"}
-    assert await insist(lambda: hasty.load_state("counter", "a", 1)) in possible
+    assert await insist(lambda: hasty.load_state("counter", "7", "a", 1)) in possible
 
 
 async def test_a_save_without_an_answer_is_in_doubt(
     own_redis: RedisServer, hasty: StateStore
 ) -> None:
-    await insist(lambda: hasty.load_state("counter", "a", 1))
+    await insist(lambda: hasty.load_state("counter", "7", "a", 1))
     own_redis.pause()
     with pytest.raises(StoreUnavailable) as lost:
         await hasty.save_states([save("a", 1, b"new", 2)])
@@ -269,7 +269,7 @@ async def test_a_user_who_may_not_run_every_command_is_refused_at_the_start(
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(
     own_redis: RedisServer, store: StateStore
 ) -> None:
-    await store.load_state("counter", "a", 1)
+    await store.load_state("counter", "7", "a", 1)
     with own_redis.client() as client:
         client.script_flush()
     saves = (store.save_states([save(f"e-{n}", 1, b"x", n)]) for n in range(1, 300))
@@ -283,7 +283,7 @@ async def test_two_clusters_share_a_server(own_redis: RedisServer, store: StateS
     await store.save_states([save("a", 5, b"shop", 1)])
     assert await store.acquire_lease("sbr", "a", 60.0) is not None
     assert await other.load_table("counter") is None
-    assert await other.load_state("counter", "a", 1) is None
+    assert await other.load_state("counter", "7", "a", 1) is None
     assert await other.acquire_lease("sbr", "b", 60.0) is not None
     await other.close()
 
@@ -291,7 +291,7 @@ async def test_two_clusters_share_a_server(own_redis: RedisServer, store: StateS
 async def test_ids_do_not_shape_keys(own_redis: RedisServer, store: StateStore) -> None:
     for name in NASTY_IDS:
         await store.claim_epoch(name, 1, "crc32/100")
-        await store.load_state("counter", name, 1)
+        await store.load_state("counter", "7", name, 1)
         await store.add_remembered("counter", name, ["a"], 1)
         await store.acquire_lease(name, name, 60.0)
     with own_redis.client() as client:
@@ -304,7 +304,7 @@ async def test_ids_do_not_shape_keys(own_redis: RedisServer, store: StateStore) 
 async def test_a_replica_of_the_moment_is_left_for_the_master(
     own_redis: RedisServer, hasty: StateStore
 ) -> None:
-    await insist(lambda: hasty.load_state("counter", "a", 1))
+    await insist(lambda: hasty.load_state("counter", "7", "a", 1))
     with own_redis.client() as client:
         client.replicaof("127.0.0.1", 1)
         with pytest.raises(StoreUnavailable, match="read only"):
@@ -457,10 +457,10 @@ async def test_sentinels_name_the_master(tmp_path: Path, own_redis: RedisServer)
 
 
 async def test_no_task_or_socket_is_left_behind(own_redis: RedisServer, hasty: StateStore) -> None:
-    await insist(lambda: hasty.load_state("counter", "a", 1))
+    await insist(lambda: hasty.load_state("counter", "7", "a", 1))
     own_redis.kill()
     with pytest.raises(StoreUnavailable):
-        await hasty.load_state("counter", "a", 1)
+        await hasty.load_state("counter", "7", "a", 1)
     await hasty.close()
 
     async def alone() -> bool:

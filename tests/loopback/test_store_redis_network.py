@@ -120,7 +120,7 @@ async def through(proxy: Proxy, redis_url: str, timeout: float) -> AsyncIterator
     store = open_store(f"redis://127.0.0.1:{proxy.port}/{db}", cluster="shop", timeout=timeout)
     await insist(store.start)
     await insist(lambda: store.claim_epoch("counter", 1, "crc32/100"))
-    await insist(lambda: store.load_state("counter", "a", 1))
+    await insist(lambda: store.load_state("counter", "7", "a", 1))
     await insist(lambda: store.add_remembered("counter", "7", [], 1))
     yield store
     await store.close()
@@ -131,7 +131,7 @@ async def test_a_step_whose_answer_was_lost_counts_once(proxy: Proxy, store: Sta
         lambda: store.claim_epoch("counter", 2, "crc32/100"),
         lambda: store.write_homes("counter", 2, {"7": (A, 1)}, 1),
         lambda: store.save_states([save("a", 1, b"x", 1)]),
-        lambda: store.load_state("counter", "a", 1),
+        lambda: store.load_state("counter", "7", "a", 1),
         lambda: store.add_remembered("counter", "7", ["e"], 1),
         lambda: store.acquire_lease("sbr", "a", 60.0),
     ):
@@ -167,7 +167,7 @@ async def test_a_write_that_arrives_after_its_sender_gave_up_undoes_nothing(
         assert table is not None
         assert dict(table.homes) == {"7": (B, 1)}
         assert await insist(lambda: remembered(hasty)) == {"e"}
-    assert await insist(lambda: hasty.load_state("counter", "a", 1)) == b"new"
+    assert await insist(lambda: hasty.load_state("counter", "7", "a", 1)) == b"new"
 
 
 async def test_a_load_keeps_earlier_writes_of_its_own_node_out(
@@ -177,10 +177,10 @@ async def test_a_load_keeps_earlier_writes_of_its_own_node_out(
     with pytest.raises(StoreUnavailable):
         await hasty.save_states([save("a", 1, b"late", 1)])
     proxy.holding = False
-    assert await insist(lambda: hasty.load_state("counter", "a", 1)) is None
+    assert await insist(lambda: hasty.load_state("counter", "7", "a", 1)) is None
     await proxy.release()
     for _ in range(20):
-        assert await insist(lambda: hasty.load_state("counter", "a", 1)) is None
+        assert await insist(lambda: hasty.load_state("counter", "7", "a", 1)) is None
 
 
 async def test_a_master_that_was_demoted_is_left_for_its_successor(
@@ -205,7 +205,7 @@ async def test_answers_are_never_mixed_while_connections_break(
     await store.save_states([save(f"e-{n}", 1, b"%d" % n, n) for n in range(1, 101)])
 
     async def load(n: int) -> None:
-        assert await store.load_state("counter", f"e-{n}", 1) == b"%d" % n
+        assert await store.load_state("counter", "7", f"e-{n}", 1) == b"%d" % n
 
     for turn in range(100):
         tasks = [asyncio.create_task(load(dice.randint(1, 100))) for _ in range(5)]

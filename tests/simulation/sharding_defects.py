@@ -102,7 +102,7 @@ def nothing_is_sent_again(patch: Patch) -> None:
 
 def a_load_does_not_raise_the_fence(patch: Patch) -> None:
     async def open_door(
-        self: memory.MemoryStore, entity_type: str, entity_id: str, fence: int
+        self: memory.MemoryStore, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None:
         state = self._data().states.get((entity_type, entity_id))
         return None if state is None else state.data

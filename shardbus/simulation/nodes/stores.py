@@ -208,9 +208,11 @@ class SimStore:
     async def remove_table(self, entity_type: str) -> bool:
         return await self._ask(lambda: self._store.remove_table(entity_type))
 
-    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
         async def load() -> bytes | None:
-            data = await self._store.load_state(entity_type, entity_id, fence)
+            data = await self._store.load_state(entity_type, shard, entity_id, fence)
             self._server.record_access("loaded", entity_type, entity_id, fence)
             return data
 

@@ -90,15 +90,17 @@ async def test_a_node_that_starts_after_the_jump_gets_a_lease_until_it_is_renewe
 async def test_saves_stay_fenced_whatever_the_clock_says(server: RedisServer, clock: Shim) -> None:
     """Two owners of one lease cannot both write: fences need no clock."""
     async with node_on(server) as former:
-        assert await former.load_state("cart", "c", 1 << 32) is None
-        assert await former.save_states([Save("cart", "c", 1 << 32, b"one", 1)]) == [None]
+        assert await former.load_state("cart", "7", "c", 1 << 32) is None
+        assert await former.save_states([Save("cart", "7", "c", 1 << 32, b"one", 1)]) == [None]
         jump(server, clock)
         async with node_on(server) as successor:
-            assert await successor.load_state("cart", "c", 2 << 32) == b"one"
-            [refused] = await former.save_states([Save("cart", "c", 1 << 32, b"late", 2)])
+            assert await successor.load_state("cart", "7", "c", 2 << 32) == b"one"
+            [refused] = await former.save_states([Save("cart", "7", "c", 1 << 32, b"late", 2)])
             assert refused is not None
-            assert await successor.save_states([Save("cart", "c", 2 << 32, b"two", 3)]) == [None]
+            assert await successor.save_states([Save("cart", "7", "c", 2 << 32, b"two", 3)]) == [
+                None
+            ]
         jump(server, clock)
-        [refused] = await former.save_states([Save("cart", "c", 1 << 32, b"later", 4)])
+        [refused] = await former.save_states([Save("cart", "7", "c", 1 << 32, b"later", 4)])
         assert refused is not None
-        assert await former.load_state("cart", "c", 3 << 32) == b"two"
+        assert await former.load_state("cart", "7", "c", 3 << 32) == b"two"

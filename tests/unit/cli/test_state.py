@@ -53,9 +53,11 @@ def url(tmp_path: Path) -> str:
             "a/2": V2 + encode_value({"lines": {"tea": 2}}),
             "b/1": encode_value({"items": []}),
         }
-        saves = [Save("cart", key, 1, data, n) for n, (key, data) in enumerate(states.items(), 1)]
+        saves = [
+            Save("cart", "7", key, 1, data, n) for n, (key, data) in enumerate(states.items(), 1)
+        ]
         raw = encode_value({"items": [b"\x00\xff"], 7: 1.5})
-        assert set(await store.save_states([*saves, Save("raw", "r", 1, raw, 9)])) == {None}
+        assert set(await store.save_states([*saves, Save("raw", "7", "r", 1, raw, 9)])) == {None}
         await store.close()
 
     asyncio.run(fill())
@@ -66,7 +68,7 @@ def spoil(url: str, count: int) -> None:
     async def spoil_them() -> None:
         store = open_store(url, cluster="shop")
         await store.start()
-        saves = [Save("cart", f"x{n}", 1, b"\xc1\x00\x09\x80", 100 + n) for n in range(count)]
+        saves = [Save("cart", "7", f"x{n}", 1, b"\xc1\x00\x09\x80", 100 + n) for n in range(count)]
         await store.save_states(saves)
         await store.close()
 

@@ -153,14 +153,16 @@ class Keeper:
         self.fail_saves: list[Exception] = []
         self.loads = 0
 
-    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         await asyncio.sleep(0)
         self.loads += 1
         if self.fail_loads:
             raise self.fail_loads.pop(0)
         return self._checked(entity_type, entity_id, fence)
 
-    async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
+    async def save(
+        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
+    ) -> None:
         await asyncio.sleep(0)
         if self.fail_saves:
             raise self.fail_saves.pop(0)

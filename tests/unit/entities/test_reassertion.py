@@ -47,7 +47,7 @@ async def test_a_former_owner_is_refused_again(bench: Bench) -> None:
     await bench.host.reassert()
     assert bench.keeper.states == {"a": (OURS, data)}
     with pytest.raises(StaleFence):
-        await bench.keeper.save("account", "a", FORMER, b"late")
+        await bench.keeper.save("account", "7", "a", FORMER, b"late")
     assert await bench.ask("a", "add", 1) == 6
 
 

@@ -108,9 +108,11 @@ class Stuck(MemoryStore):
         self._fail("remove")
         await super().remove_remembered(entity_type, shard, entity_ids, fence)
 
-    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
         await self._hang("read", fence)
-        return await super().load_state(entity_type, entity_id, fence)
+        return await super().load_state(entity_type, shard, entity_id, fence)
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         await self._hang("save", saves[0].fence)
@@ -304,7 +306,7 @@ async def test_B69_two_that_tell_at_once_both_count(world: World) -> None:
 async def test_B69_directions_that_cannot_be_read_count_as_none(world: World) -> None:
     states = EntityStates(world.store, 7)
     for broken in (b"", b"\xc1", b"\x81\xa6places\x81\xa1s\xa3???"):
-        await states.save(RESERVED, "t", 0, broken)
+        await states.save(RESERVED, "all", "t", 0, broken)
         assert await OverridesStore("t", states).load(0) == Overrides()
 
 

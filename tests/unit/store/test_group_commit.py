@@ -75,7 +75,7 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_saves_of_one_turn_share_a_call(store: Script, group: SaveGroup) -> None:
-    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"x") for n in range(60)))
+    await asyncio.gather(*(group.save("counter", "7", f"e-{n}", 1, b"x") for n in range(60)))
     assert [len(batch) for batch in store.batches] == [60]
     assert len({save.op_id for save in store.batches[0]}) == 60
 
@@ -88,23 +88,23 @@ async def test_two_writers_share_what_waits(
 ) -> None:
     """Both batches are in flight at once."""
     store.gate.clear()
-    answers = [group.save("counter", f"e-{n}", 1, b"x") for n in range(saves)]
+    answers = [group.save("counter", "7", f"e-{n}", 1, b"x") for n in range(saves)]
     await turns()
     assert [len(batch) for batch in store.batches] == shared
     store.gate.set()
     await asyncio.gather(*answers)
-    assert await store.load_state("counter", f"e-{saves - 1}", 1) == b"x"
+    assert await store.load_state("counter", "7", f"e-{saves - 1}", 1) == b"x"
 
 
 async def test_the_second_writer_begins_once_there_is_enough_for_it(
     store: Script, group: SaveGroup
 ) -> None:
     store.gate.clear()
-    answers = [group.save("counter", "first", 1, b"x")]
+    answers = [group.save("counter", "7", "first", 1, b"x")]
     await turns()
     for n in range(64):
         assert [len(batch) for batch in store.batches] == [1]
-        answers.append(group.save("counter", f"e-{n}", 1, b"x"))
+        answers.append(group.save("counter", "7", f"e-{n}", 1, b"x"))
         await turns()
     assert [len(batch) for batch in store.batches] == [1, 64]
     store.gate.set()
@@ -114,30 +114,32 @@ async def test_the_second_writer_begins_once_there_is_enough_for_it(
 async def test_an_entity_has_one_save_in_flight(store: Script, group: SaveGroup) -> None:
     """Whatever follows an entity's second save waits with it, so that order is kept."""
     store.gate.clear()
-    answers = [group.save("counter", "a", 1, b"1")]
+    answers = [group.save("counter", "7", "a", 1, b"1")]
     await turns()
-    answers += [group.save("counter", f"e-{n}", 1, b"x") for n in range(10)]
-    answers += [group.save("counter", "a", 1, b"2")]
-    answers += [group.save("counter", f"f-{n}", 1, b"x") for n in range(100)]
+    answers += [group.save("counter", "7", f"e-{n}", 1, b"x") for n in range(10)]
+    answers += [group.save("counter", "7", "a", 1, b"2")]
+    answers += [group.save("counter", "7", f"f-{n}", 1, b"x") for n in range(100)]
     await turns()
     assert [len(batch) for batch in store.batches] == [1, 10]
     store.gate.set()
     await asyncio.gather(*answers)
     in_flight = [[save.data for save in batch if save.entity_id == "a"] for batch in store.batches]
     assert [saves for saves in in_flight if saves] == [[b"1"], [b"2"]]
-    assert await store.load_state("counter", "a", 1) == b"2"
+    assert await store.load_state("counter", "7", "a", 1) == b"2"
 
 
 async def test_saves_are_counted_with_their_failures(store: Script) -> None:
     observer = Observer()
     group = SaveGroup(store, itertools.count(1), observer, attempts=1)
-    await store.load_state("counter", "b", 9)
+    await store.load_state("counter", "7", "b", 9)
     await asyncio.gather(
-        *(group.save("counter", entity_id, 1, b"x") for entity_id in "abc"), return_exceptions=True
+        *(group.save("counter", "7", entity_id, 1, b"x") for entity_id in "abc"),
+        return_exceptions=True,
     )
     store.failures = 1
     await asyncio.gather(
-        *(group.save("counter", entity_id, 1, b"x") for entity_id in "de"), return_exceptions=True
+        *(group.save("counter", "7", entity_id, 1, b"x") for entity_id in "de"),
+        return_exceptions=True,
     )
     assert observer.calls == 5
     assert observer.errors == ["StaleFence", "StoreUnavailable", "StoreUnavailable"]
@@ -145,10 +147,10 @@ async def test_saves_are_counted_with_their_failures(store: Script) -> None:
 
 async def test_saves_during_a_write_share_the_next_one(store: Script, group: SaveGroup) -> None:
     store.gate.clear()
-    saves = [asyncio.ensure_future(group.save("counter", "first", 1, b"x"))]
+    saves = [asyncio.ensure_future(group.save("counter", "7", "first", 1, b"x"))]
     await turns()
     for n in range(50):
-        saves.append(asyncio.ensure_future(group.save("counter", f"e-{n}", 1, b"x")))
+        saves.append(asyncio.ensure_future(group.save("counter", "7", f"e-{n}", 1, b"x")))
         await turns(1)
     assert [len(batch) for batch in store.batches] == [1]
     store.gate.set()
@@ -157,9 +159,10 @@ async def test_saves_during_a_write_share_the_next_one(store: Script, group: Sav
 
 
 async def test_a_stale_one_fails_alone(store: Script, group: SaveGroup) -> None:
-    await store.load_state("counter", "b", 9)
+    await store.load_state("counter", "7", "b", 9)
     outcomes = await asyncio.gather(
-        *(group.save("counter", entity_id, 1, b"x") for entity_id in "abc"), return_exceptions=True
+        *(group.save("counter", "7", entity_id, 1, b"x") for entity_id in "abc"),
+        return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [type(None), StaleFence, type(None)]
 
@@ -169,19 +172,19 @@ async def test_batches_are_bounded(
 ) -> None:
     monkeypatch.setattr(group_module, "BATCH_SAVES", 40)
     monkeypatch.setattr(group_module, "BATCH_BYTES", 100)
-    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"") for n in range(100)))
-    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"x" * 50) for n in range(3)))
+    await asyncio.gather(*(group.save("counter", "7", f"e-{n}", 1, b"") for n in range(100)))
+    await asyncio.gather(*(group.save("counter", "7", f"e-{n}", 1, b"x" * 50) for n in range(3)))
     assert [len(batch) for batch in store.batches] == [40, 40, 20, 2, 1]
 
 
 async def test_saves_of_one_entity_keep_their_order_in_batches_of_their_own(
     store: Script, group: SaveGroup
 ) -> None:
-    await asyncio.gather(*(group.save("counter", "a", 1, b"%d" % n) for n in range(5)))
+    await asyncio.gather(*(group.save("counter", "7", "a", 1, b"%d" % n) for n in range(5)))
     assert [[save.data for save in batch] for batch in store.batches] == [
         [b"0"], [b"1"], [b"2"], [b"3"], [b"4"],
     ]  # fmt: skip
-    assert await store.load_state("counter", "a", 1) == b"4"
+    assert await store.load_state("counter", "7", "a", 1) == b"4"
 
 
 @pytest.mark.parametrize("lose_answers", [False, True])
@@ -189,7 +192,7 @@ async def test_an_absence_is_bridged_with_the_same_operation_ids(
     store: Script, group: SaveGroup, lose_answers: bool
 ) -> None:
     store.failures, store.lose_answers = 2, lose_answers
-    await asyncio.gather(*(group.save("counter", entity_id, 1, b"x") for entity_id in "ab"))
+    await asyncio.gather(*(group.save("counter", "7", entity_id, 1, b"x") for entity_id in "ab"))
     assert len(store.batches) == 3
     assert store.batches[0] == store.batches[1] == store.batches[2]
 
@@ -199,22 +202,23 @@ async def test_a_store_that_stays_away_fails_every_caller_and_then_works_again(
 ) -> None:
     store.failures = 3
     outcomes = await asyncio.gather(
-        *(group.save("counter", entity_id, 1, b"x") for entity_id in "ab"), return_exceptions=True
+        *(group.save("counter", "7", entity_id, 1, b"x") for entity_id in "ab"),
+        return_exceptions=True,
     )
     assert [str(outcome) for outcome in outcomes] == ["away; wait", "away; wait"]
     assert outcomes[0] is not outcomes[1]
     assert len(store.batches) == 3
-    await group.save("counter", "a", 1, b"y")
-    assert await store.load_state("counter", "a", 1) == b"y"
+    await group.save("counter", "7", "a", 1, b"y")
+    assert await store.load_state("counter", "7", "a", 1) == b"y"
 
 
 async def test_a_cancelled_save_leaves_the_others_alone(store: Script, group: SaveGroup) -> None:
     store.gate.clear()
     saves = [
-        asyncio.ensure_future(group.save("counter", entity_id, 1, b"x")) for entity_id in "abc"
+        asyncio.ensure_future(group.save("counter", "7", entity_id, 1, b"x")) for entity_id in "abc"
     ]
     await turns()
-    late = asyncio.ensure_future(group.save("counter", "d", 1, b"x"))
+    late = asyncio.ensure_future(group.save("counter", "7", "d", 1, b"x"))
     await turns()
     saves[1].cancel()
     late.cancel()
@@ -224,15 +228,15 @@ async def test_a_cancelled_save_leaves_the_others_alone(store: Script, group: Sa
     assert [type(outcome) for outcome in outcomes] == [
         type(None), asyncio.CancelledError, type(None),
     ]  # fmt: skip
-    assert await store.load_state("counter", "d", 1) is None
+    assert await store.load_state("counter", "7", "d", 1) is None
 
 
 async def test_a_defect_of_the_store_reaches_the_callers(store: Script, group: SaveGroup) -> None:
     store.defect = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        await group.save("counter", "a", 1, b"x")
+        await group.save("counter", "7", "a", 1, b"x")
     store.defect = None
-    await group.save("counter", "a", 1, b"x")
+    await group.save("counter", "7", "a", 1, b"x")
 
 
 def test_operation_ids_differ_between_nodes_and_fit_63_bits() -> None:
@@ -249,7 +253,7 @@ async def test_a_save_of_a_process_that_stood_still_is_not_sent_again(store: Scr
         store, itertools.count(1), Observer(), pause=0.0, within=6.0, clock=lambda: now[0]
     )
     store.failures, store.gate = 1, asyncio.Event()
-    saving = asyncio.ensure_future(group.save("counter", "a", 1, b"x"))
+    saving = asyncio.ensure_future(group.save("counter", "7", "a", 1, b"x"))
     await turns()
     now[0] += 6.0
     store.gate.set()
@@ -257,7 +261,7 @@ async def test_a_save_of_a_process_that_stood_still_is_not_sent_again(store: Scr
         await saving
     assert len(store.batches) == 1
     store.failures = 1
-    await group.save("counter", "a", 1, b"x")
+    await group.save("counter", "7", "a", 1, b"x")
     assert len(store.batches) == 3
 
 
@@ -272,7 +276,7 @@ async def test_a_refusal_is_definite_only_if_every_attempt_was_refused(
 
     store.save_states = fail  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable) as caught:
-        await group.save("counter", "a", 1, b"x")
+        await group.save("counter", "7", "a", 1, b"x")
     assert caught.value.definite is all(answers)
     assert left == []
 
@@ -287,9 +291,9 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
 
     group = SaveGroup(store, itertools.count(1), Observer())
     monkeypatch.setattr(store, "save_states", short)
-    saves = [group.save("counter", name, 1, b"") for name in "abc"]
+    saves = [group.save("counter", "7", name, 1, b"") for name in "abc"]
     answers = await asyncio.wait_for(asyncio.gather(*saves, return_exceptions=True), 60)
     assert answers[:2] == [None, None]
     assert isinstance(answers[2], ValueError)
     monkeypatch.undo()
-    await group.save("counter", "d", 1, b"")
+    await group.save("counter", "7", "d", 1, b"")

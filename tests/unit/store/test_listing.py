@@ -31,11 +31,14 @@ async def store(
         "redis": lambda: RedisStore(redis_url, timeout=LONG_S),
     }[request.param]()
     await made.start()
-    saves = [Save("cart", key, 5, data, n) for n, (key, data) in enumerate(STATES.items(), 1)]
-    saves += [Save("cart", "removed", 5, b"gone", 90), Save("other", "e1", 5, b"other", 91)]
+    saves = [Save("cart", "7", key, 5, data, n) for n, (key, data) in enumerate(STATES.items(), 1)]
+    saves += [
+        Save("cart", "7", "removed", 5, b"gone", 90),
+        Save("other", "7", "e1", 5, b"other", 91),
+    ]
     assert set(await made.save_states(saves)) == {None}
-    assert await made.save_states([Save("cart", "removed", 5, None, 92)]) == [None]
-    assert await made.load_state("cart", "never saved", 5) is None
+    assert await made.save_states([Save("cart", "7", "removed", 5, None, 92)]) == [None]
+    assert await made.load_state("cart", "7", "never saved", 5) is None
     yield made
     await made.close()
 
@@ -66,7 +69,7 @@ async def test_a_cursor_of_another_server_is_refused(
     monkeypatch.setattr(redis_scan, "SCANS_MAX", 1)
     store = RedisStore(redis_url, timeout=LONG_S)
     await store.start()
-    saves = [Save("cart", f"e{n}", 5, b"x", n) for n in range(1, 200)]
+    saves = [Save("cart", "7", f"e{n}", 5, b"x", n) for n in range(1, 200)]
     assert set(await store.save_states(saves)) == {None}
     _, cursor = await store.page_stored("cart", "", None, 10)
     assert cursor is not None
@@ -85,7 +88,7 @@ async def test_a_cursor_of_another_server_is_refused(
 async def test_a_list_survives_a_lost_connection(redis_url: str) -> None:
     store = RedisStore(redis_url, timeout=LONG_S)
     await store.start()
-    await store.save_states([Save("cart", "a", 5, b"x", 1)])
+    await store.save_states([Save("cart", "7", "a", 5, b"x", 1)])
     assert await store.page_stored("cart", "", None, 10) == (["a"], None)
     client: Any = Redis.from_url(redis_url)
     await client.client_kill_filter(_type="normal", skipme=True)

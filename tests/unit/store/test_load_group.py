@@ -49,7 +49,7 @@ def group(store: Script) -> LoadGroup:
 
 
 async def test_loads_of_one_turn_share_a_step(store: Script, group: LoadGroup) -> None:
-    loads = [group.load("cart", f"e-{n}", 1) for n in range(60)]
+    loads = [group.load("cart", "7", f"e-{n}", 1) for n in range(60)]
     assert await asyncio.gather(*loads) == [b"e-%d" % n for n in range(60)]
     assert store.sizes == [60]
 
@@ -58,11 +58,11 @@ async def test_a_second_group_goes_along_once_there_is_enough_for_it(
     store: Script, group: LoadGroup
 ) -> None:
     store.gate.clear()
-    loads = [group.load("cart", "first", 1)]
+    loads = [group.load("cart", "7", "first", 1)]
     await turns()
     for n in range(64):
         assert store.sizes == [1]
-        loads.append(group.load("cart", f"e-{n}", 1))
+        loads.append(group.load("cart", "7", f"e-{n}", 1))
         await turns()
     assert store.sizes == [1, 64]
     store.gate.set()
@@ -73,20 +73,26 @@ async def test_groups_are_bounded_and_of_one_type_and_have_an_entity_once(
     store: Script, group: LoadGroup
 ) -> None:
     store.gate.clear()
-    loads = [group.load("cart", "a", 1)]
+    loads = [group.load("cart", "7", "a", 1)]
     await turns()
-    loads += [group.load("cart", "a", 2), group.load("cart", "a", 3), group.load("order", "b", 4)]
+    loads += [
+        group.load("cart", "7", "a", 2),
+        group.load("cart", "7", "a", 3),
+        group.load("order", "7", "b", 4),
+    ]
     store.gate.set()
     assert await asyncio.gather(*loads) == [b"a", b"a", b"a", b"b"]
     assert [[load.fence for load in one] for one in store.groups] == [[1], [2], [3], [4]]
     store.groups.clear()
-    await asyncio.gather(*(group.load("cart", f"e-{n}", 1) for n in range(2 * GROUP_LOADS + 5)))
+    await asyncio.gather(
+        *(group.load("cart", "7", f"e-{n}", 1) for n in range(2 * GROUP_LOADS + 5))
+    )
     assert sorted(store.sizes) == [5, GROUP_LOADS, GROUP_LOADS]
 
 
 async def test_a_stale_one_fails_alone(group: LoadGroup) -> None:
     found = await asyncio.gather(
-        *(group.load("cart", name, 1) for name in ("a", "stale", "b")), return_exceptions=True
+        *(group.load("cart", "7", name, 1) for name in ("a", "stale", "b")), return_exceptions=True
     )
     assert (found[0], found[2]) == (b"a", b"b")
     assert isinstance(found[1], StaleFence)
@@ -97,15 +103,15 @@ async def test_a_store_that_does_not_answer_fails_each_with_an_error_of_its_own(
 ) -> None:
     store.error = StoreUnavailable("away", hint="wait", definite=False)
     found = await asyncio.gather(
-        *(group.load("cart", name, 1) for name in "ab"), return_exceptions=True
+        *(group.load("cart", "7", name, 1) for name in "ab"), return_exceptions=True
     )
     assert [str(error) for error in found] == ["away; wait", "away; wait"]
     assert found[0] is not found[1]
     store.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        await group.load("cart", "a", 1)
+        await group.load("cart", "7", "a", 1)
     store.error = None
-    assert await group.load("cart", "a", 1) == b"a"
+    assert await group.load("cart", "7", "a", 1) == b"a"
 
 
 async def test_what_waited_behind_a_group_without_an_answer_fails_with_it(
@@ -114,9 +120,9 @@ async def test_what_waited_behind_a_group_without_an_answer_fails_with_it(
     """Otherwise the last of many would wait for as many groups that the store does not answer."""
     store.gate.clear()
     store.error = StoreUnavailable("away")
-    loads = [group.load("cart", f"e-{n}", 1) for n in range(5 * GROUP_LOADS)]
+    loads = [group.load("cart", "7", f"e-{n}", 1) for n in range(5 * GROUP_LOADS)]
     await turns()
-    later = group.load("cart", "later", 1)
+    later = group.load("cart", "7", "later", 1)
     store.gate.set()
     found = await asyncio.gather(*loads, later, return_exceptions=True)
     assert {type(error) for error in found} == {StoreUnavailable}
@@ -125,9 +131,9 @@ async def test_what_waited_behind_a_group_without_an_answer_fails_with_it(
 
 async def test_a_cancelled_load_leaves_the_others_alone(store: Script, group: LoadGroup) -> None:
     store.gate.clear()
-    first, second = group.load("cart", "a", 1), group.load("cart", "b", 1)
+    first, second = group.load("cart", "7", "a", 1), group.load("cart", "7", "b", 1)
     await turns()
-    late = group.load("cart", "c", 1)
+    late = group.load("cart", "7", "c", 1)
     second.cancel()
     late.cancel()
     store.gate.set()

@@ -47,10 +47,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await made.write_homes("counter", 5, {"7": (A, fence_of(5, 1)), "8": (A, fence_of(5, 2))}, 1)
     for number, entity_id in enumerate(IDS):
         data = entity_id.encode()
-        save = Save("counter", entity_id, fence_of(4, number), data, number + 1)
+        save = Save("counter", "7", entity_id, fence_of(4, number), data, number + 1)
         assert await made.save_states([save]) == [None]
     await made.add_remembered("counter", "7", ["e1", "e2"], fence_of(5, 1))
-    await made.save_states([Save("other", "e1", fence_of(9, 1), b"other", 1)])
+    await made.save_states([Save("other", "7", "e1", fence_of(9, 1), b"other", 1)])
     yield made
     await made.close()
 
@@ -91,8 +91,10 @@ async def the_next_cluster_works(store: Any, ids: list[str], epoch: int = 6) -> 
     await store.write_homes("counter", epoch, {"7": (A, fence_of(epoch, 1))}, 9)
     for number, entity_id in enumerate(ids):
         fence = fence_of(epoch, 1)
-        assert await store.load_state("counter", entity_id, fence) == entity_id.encode()
-        saved = await store.save_states([Save("counter", entity_id, fence, b"new", 1000 + number)])
+        assert await store.load_state("counter", "7", entity_id, fence) == entity_id.encode()
+        saved = await store.save_states(
+            [Save("counter", "7", entity_id, fence, b"new", 1000 + number)]
+        )
         assert saved == [None]
     await store.add_remembered("counter", "7", ["e3"], fence_of(epoch, 1))
     assert (await store.page_remembered("counter", "7", None, 10))[0] == ["e1", "e2", "e3"]
@@ -128,7 +130,7 @@ async def test_fences_ahead_are_lowered_and_what_was_saved_stays(store: Any) -> 
         await set_fence(store, entity_id, fence_of(2**28, 3))
     await set_list_fence(store, "7", FENCE_MAX)
     with pytest.raises(StaleFence):
-        await store.load_state("counter", IDS[0], fence_of(6, 1))
+        await store.load_state("counter", "7", IDS[0], fence_of(6, 1))
     damage = await repair(store, "counter", write=False)
     assert damage.fences == len(IDS[::2]) + 1
     assert len(damage.named) == 5
@@ -139,17 +141,17 @@ async def test_fences_ahead_are_lowered_and_what_was_saved_stays(store: Any) -> 
     await repair(store, "counter", write=True)
     assert (await repair(store, "counter", write=True)).lines() == []
     await the_next_cluster_works(store, IDS)
-    assert await store.load_state("other", "e1", fence_of(9, 1)) == b"other", "another type"
+    assert await store.load_state("other", "7", "e1", fence_of(9, 1)) == b"other", "another type"
 
 
 async def test_a_fence_that_is_no_number_is_one_line_and_then_repaired(store: Any) -> None:
     await set_fence(store, "e1", "x" * 19)
     await set_list_fence(store, "7", "y" * 19)
     with pytest.raises(StoreError, match="the stored fence of 'e1'") as failed:
-        await store.load_state("counter", "e1", 1)
+        await store.load_state("counter", "7", "e1", 1)
     assert "data repair" in failed.value.hint
     assert "\n" not in str(failed.value)
-    [refused] = await store.save_states([Save("counter", "e1", 1, b"", 77)])
+    [refused] = await store.save_states([Save("counter", "7", "e1", 1, b"", 77)])
     assert "the stored fence of 'e1'" in str(refused)
     with pytest.raises(StoreError, match="'7'"):
         await store.add_remembered("counter", "7", [], 1)
@@ -205,8 +207,8 @@ async def test_pages_cover_every_entity(store: Any, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("number", [FENCE_MAX + 1, 2**80])
 async def test_a_number_that_no_store_can_hold_is_a_store_error(store: Any, number: int) -> None:
     for call in (
-        lambda: store.load_state("counter", "new", number),
-        lambda: store.save_states([Save("counter", "new", number, b"", 5)]),
+        lambda: store.load_state("counter", "7", "new", number),
+        lambda: store.save_states([Save("counter", "7", "new", number, b"", 5)]),
         lambda: store.add_remembered("counter", "9", ["x"], number),
         lambda: store.claim_epoch("new", number, "crc32/100"),
     ):
@@ -214,7 +216,9 @@ async def test_a_number_that_no_store_can_hold_is_a_store_error(store: Any, numb
             await call()
         assert "\n" not in str(failed.value)
         assert not isinstance(failed.value, StoreUnavailable)
-    assert await store.load_state("counter", "e1", fence_of(6, 1)) == b"e1", "the store goes on"
+    assert await store.load_state("counter", "7", "e1", fence_of(6, 1)) == b"e1", (
+        "the store goes on"
+    )
 
 
 def test_a_store_without_repair_says_so() -> None:

@@ -48,9 +48,9 @@ async def test_clusters_of_one_file_do_not_meet(path: Path) -> None:
         await store.start()
         await store.claim_epoch("counter", 1, "crc32/100")
         assert await store.acquire_lease("sbr", "a", 60.0) is not None
-    await shop.save_states([Save("counter", "a", 5, b"shop", 1)])
+    await shop.save_states([Save("counter", "7", "a", 5, b"shop", 1)])
     await shop.add_remembered("counter", "7", ["a"], 5)
-    assert await bank.load_state("counter", "a", 1) is None
+    assert await bank.load_state("counter", "7", "a", 1) is None
     assert await bank.page_remembered("counter", "7", None, 10) == ([], None)
     await shop.close()
     await bank.close()
@@ -73,7 +73,7 @@ async def main():
             won += 1
         except StaleEpoch:
             pass
-        await store.save_states([Save("counter", sys.argv[2], 1, b"%d" % epoch, epoch)])
+        await store.save_states([Save("counter", "7", sys.argv[2], 1, b"%d" % epoch, epoch)])
     await store.close()
     print(won)
 
@@ -96,7 +96,7 @@ async def test_processes_that_race_share_the_file(path: Path) -> None:
     assert table is not None
     assert table.epoch == 100
     for name in ("a", "b", "c"):
-        assert await store.load_state("counter", name, 1) == b"100"
+        assert await store.load_state("counter", "7", name, 1) == b"100"
     await store.close()
 
 
@@ -104,9 +104,9 @@ async def test_many_waiting_calls_share_transactions(path: Path) -> None:
     store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     await asyncio.gather(
-        *(store.save_states([Save("counter", f"e-{n}", 1, b"x", n + 1)]) for n in range(2000))
+        *(store.save_states([Save("counter", "7", f"e-{n}", 1, b"x", n + 1)]) for n in range(2000))
     )
-    assert await store.load_state("counter", "e-1999", 1) == b"x"
+    assert await store.load_state("counter", "7", "e-1999", 1) == b"x"
     await store.close()
 
 
@@ -114,13 +114,15 @@ async def test_a_refused_call_undoes_nothing_of_its_neighbours(path: Path) -> No
     store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     answers = await asyncio.gather(
-        store.save_states([Save("counter", "a", 1, b"a", 1)]),
-        store.save_states([Save("counter", "b", 1, b"b", 2), Save("counter", "\ud800", 1, b"", 3)]),
-        store.save_states([Save("counter", "c", 1, b"c", 4)]),
+        store.save_states([Save("counter", "7", "a", 1, b"a", 1)]),
+        store.save_states(
+            [Save("counter", "7", "b", 1, b"b", 2), Save("counter", "7", "\ud800", 1, b"", 3)]
+        ),
+        store.save_states([Save("counter", "7", "c", 1, b"c", 4)]),
         return_exceptions=True,
     )
     assert [isinstance(answer, Exception) for answer in answers] == [False, True, False]
-    loaded = [await store.load_state("counter", entity_id, 1) for entity_id in "abc"]
+    loaded = [await store.load_state("counter", "7", entity_id, 1) for entity_id in "abc"]
     assert loaded == [b"a", None, b"c"]
     await store.close()
 
@@ -153,14 +155,18 @@ async def test_a_file_that_is_no_database_is_named_and_left_alone(
 async def test_a_damaged_file_is_named(path: Path) -> None:
     store = SqliteStore(path, timeout=LONG_S)
     await store.start()
-    await store.save_states([Save("counter", f"e-{n}", 1, b"x" * 1000, n + 1) for n in range(200)])
+    await store.save_states(
+        [Save("counter", "7", f"e-{n}", 1, b"x" * 1000, n + 1) for n in range(200)]
+    )
     await store.close()
     content = path.read_bytes()
     path.write_bytes(content[:8192] + b"\xff" * 4096 * 20 + content[8192 + 4096 * 20 :])
 
     async def use() -> None:
         await store.start()
-        await store.save_states([Save("counter", f"e-{n}", 1, b"y", n) for n in range(201, 400)])
+        await store.save_states(
+            [Save("counter", "7", f"e-{n}", 1, b"y", n) for n in range(201, 400)]
+        )
 
     with pytest.raises(StoreUnavailable, match="damaged"):
         await use()
@@ -194,10 +200,10 @@ async def test_a_full_disk_is_named_and_nothing_is_half_written(path: Path) -> N
     await store._worker.call(lambda steps: steps.db.execute("PRAGMA max_page_count = 20").close())
     with pytest.raises(StoreUnavailable, match="disk is full"):
         await store.save_states(
-            [Save("counter", "a", 1, b"x", 1), Save("counter", "b", 1, b"x" * 10**6, 2)]
+            [Save("counter", "7", "a", 1, b"x", 1), Save("counter", "7", "b", 1, b"x" * 10**6, 2)]
         )
-    assert await store.load_state("counter", "a", 1) is None
-    await store.save_states([Save("counter", "b", 1, b"x" * 10**6, 3)])
+    assert await store.load_state("counter", "7", "a", 1) is None
+    await store.save_states([Save("counter", "7", "b", 1, b"x" * 10**6, 3)])
     await store.close()
 
 
@@ -236,14 +242,14 @@ async def test_answered_writes_survive_the_process(path: Path) -> None:
         "async def main():\n"
         "    store = SqliteStore(sys.argv[1], timeout=60)\n"
         "    await store.start()\n"
-        "    await store.save_states([Save('counter', 'a', 3, b'kept', 1)])\n"
+        "    await store.save_states([Save('counter', '7', 'a', 3, b'kept', 1)])\n"
         "    os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
     assert subprocess.run([sys.executable, "-c", code, path]).returncode == -9
     store = SqliteStore(path, timeout=LONG_S)
     await store.start()
-    assert await store.load_state("counter", "a", 3) == b"kept"
+    assert await store.load_state("counter", "7", "a", 3) == b"kept"
     await store.close()
 
 
