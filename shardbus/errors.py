@@ -9,7 +9,8 @@ ShardBusError
 ├── StoreError
 │   ├── StoreUnavailable     no answer in time; `.definite`: the write was certainly not applied
 │   ├── StaleEpoch           a newer coordinator wrote
-│   └── StaleFence           a newer activation loaded or wrote
+│   ├── StaleFence           a newer activation loaded or wrote
+│   └── StateTooLarge        a state above the limit, not sent to the store
 ├── Refused                the cluster refuses this node or client
 ├── ReentrancyError        an entity waits for itself; `.cycle`
 └── RequestError           a tell or an ask failed; `.definite`: the handler certainly did not run
@@ -108,6 +109,21 @@ class StaleFence(StoreError):
             fence,
             stored,
         )
+
+
+class StateTooLarge(StoreError):
+    """The state is larger than `sharding.state_limit`. The store was not asked: it still has the
+    state of before. Do not save this one again."""
+
+    definite = True
+
+    def __init__(self, entity_type: str, entity_id: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"the state of {entity_type} {entity_id!r:.100} has {size} bytes, the limit is {limit}",
+            hint="keep less in it, or raise state_limit, or set state_compression",
+        )
+        self.entity_type, self.entity_id = entity_type, entity_id
+        self.size, self.limit = size, limit
 
 
 class Refused(ShardBusError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,9 +37,10 @@ ENTER, LEAVE, HOME, CLEAR_LINE, CLEAR_REST = (
 )
 Pages = dict[str, Any]
 NODE_COLUMNS = (
-    "node", "status", "busy", "lag ms", "rss MiB", "msg/s", "mailbox", "shards", "entities", "is",
+    "node", "status", "busy", "lag ms", "rss MiB", "msg/s", "mailbox", "shards", "entities",
+    "state MiB", "is",
 )  # fmt: skip
-TYPE_COLUMNS = ("type", "shards", "entities", "coordinator")
+TYPE_COLUMNS = ("type", "shards", "entities", "state MiB", "coordinator")
 
 
 def top(
@@ -114,9 +115,7 @@ def frame(pages: Mapping[str, Any], url: str, clock: str) -> list[str]:
     head = f"cluster {name}   {up} of {len(members)} nodes up   {clock}   {url}"
     rows = [_node_row(row, busy.get(row["node"], {})) for row in members]
     lines = [head, "", *output.table_lines(NODE_COLUMNS, rows), ""]
-    lines += output.table_lines(
-        ("type", "shards", "entities", "coordinator"), _type_rows(pages, members)
-    )
+    lines += output.table_lines(TYPE_COLUMNS, _type_rows(pages, members))
     hottest = pages["load"].get("hottest", ())[:HOTTEST]
     if hottest:
         lines += ["", *output.table_lines(HOTTEST_COLUMNS, hottest)]
@@ -132,8 +131,15 @@ def _node_row(row: Mapping[str, Any], busy: Mapping[str, Any]) -> dict[str, obje
         "status": row.get("status") if reachable else "unreachable",
         "shards": sum((row.get("shards") or {}).values()),
         "entities": sum((row.get("entities") or {}).values()),
+        "state MiB": _mebibytes((row.get("state_bytes") or {}).values()),
         "is": marks,
     }
+
+
+def _mebibytes(sizes: Iterable[int]) -> str:
+    """Return the sum as a table shows it; empty for nodes or types without state."""
+    found = list(sizes)
+    return f"{sum(found) / 2**20:.1f}" if found else ""
 
 
 def _type_rows(pages: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> list[Pages]:
@@ -145,6 +151,9 @@ def _type_rows(pages: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -
             "type": name,
             "shards": sum((row.get("shards") or {}).get(name, 0) for row in members),
             "entities": sum((row.get("entities") or {}).get(name, 0) for row in members),
+            "state MiB": _mebibytes(
+                sizes[name] for row in members if name in (sizes := row.get("state_bytes") or {})
+            ),
             "coordinator": (coordinators.get(name) or {}).get("node"),
         }
         for name in names

@@ -60,6 +60,7 @@ class NodeAnswers:
         """Answer questions through the node's `NodeRpc` from now on."""
         for answer in (
             self.stats,
+            self.state_bytes,
             self.suspension,
             self.vitals,
             self.table,
@@ -87,6 +88,14 @@ class NodeAnswers:
         return {
             name: {shard: hosted.live for shard, hosted in region.host.shards.items()}
             for name, region in self._node.regions.items()
+        }
+
+    def state_bytes(self) -> dict[str, int]:
+        """Entity types with state to the bytes of the states of their entities in memory here."""
+        return {
+            name: region.host.state_sizes.total
+            for name, region in self._node.regions.items()
+            if region.host.state_sizes is not None
         }
 
     def suspension(self) -> str:

@@ -93,6 +93,8 @@ class _Collector:
         for (name, how), count in sorted(dict(self._node.slow.counts).items()):
             slow.add_metric([name, how], count)
         entities = _gauge("entities", "Entities in memory")
+        states = _gauge("state_bytes", "States of the entities in memory, as they are stored")
+        expired = _counter("states_expired", "States that were idle for state_ttl and are removed")
         limit = _gauge("active_entity_limit", "Entities that may be in memory, 0 for any number")
         shards = _gauge("shards", "Shards hosted here")
         for name, region in self._node.regions.items():
@@ -102,6 +104,9 @@ class _Collector:
             cut_off.add_metric([name], counts.cut_off)
             entities.add_metric([name], region.host.entities)
             limit.add_metric([name], region.host.passivator.limit)
+            if region.host.state_sizes is not None:
+                states.add_metric([name], region.host.state_sizes.total)
+                expired.add_metric([name], region.host.counts.expired)
             shards.add_metric([name], len(region.host.shards))
             for outcome, count in sorted(counts.carried.items()):
                 carried.add_metric([name, outcome], count)
@@ -131,7 +136,8 @@ class _Collector:
                 history = coordinator.history
                 moves.add_metric([name], _buckets(history.moved), history.moved_seconds)
         ends = [started, stopped, failures, evicted, cut_off, carried, slow]
-        return [*ends, entities, limit, shards, handoffs, notes, waiting, moves]
+        sizes = [states, expired]
+        return [*ends, entities, *sizes, limit, shards, handoffs, notes, waiting, moves]
 
     def _cluster(self) -> Iterable[Metric]:
         node = self._node

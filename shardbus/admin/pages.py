@@ -197,10 +197,14 @@ class AdminPages:
         if view is None:
             return {"nodes": []}
         ask_all = self._node.rpc.ask_all
-        stats, suspended = await asyncio.gather(ask_all("stats"), ask_all("suspension"))
+        stats, suspended, sizes = await asyncio.gather(
+            ask_all("stats"), ask_all("suspension"), ask_all("state_bytes")
+        )
         return {
             "nodes": [
-                self._row(m, stats.get(m.node), suspended.get(m.node), view) for m in view.members
+                self._row(m, stats.get(m.node), suspended.get(m.node), view)
+                | {"state_bytes": sizes.get(m.node, {})}
+                for m in view.members
             ]
         }
 
@@ -244,6 +248,7 @@ class AdminPages:
                 "coordinator": str(region.coordinator) if region.coordinator else None,
                 "active_entity_limit": region.host.passivator.limit,
                 "entities_here": region.host.entities,
+                "state_bytes_here": sizes.total if (sizes := region.host.state_sizes) else None,
             }
             for name, region in self._node.regions.items()
         ]

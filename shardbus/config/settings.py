@@ -46,6 +46,9 @@ HANDOFFS = (
 )
 """The modes of `sharding.handoff_modes`."""
 
+COMPRESSIONS = ("none", "zlib")
+"""How a state may be compressed."""
+
 LOADS = ("messages", "time", "memory", "mailbox", "mixed")
 """The kinds of load of `sharding.shard_load`."""
 
@@ -387,6 +390,18 @@ class ShardingSettings:
     max_moves_in_flight: int = count(16, "shards in motion at a time, per source and target")
     max_moves_per_minute: int = count(
         0, "shards that start to move for balance within a minute", off=True
+    )
+    state_limit: int = size(
+        2**20, "the largest state of an entity that is saved, as it is stored", high=512 * 2**20
+    )
+    state_compression: str = text(
+        "none", "how states of 1 KiB and more are compressed in the store", choices=COMPRESSIONS
+    )
+    state_ttl: float = seconds(
+        0.0, "a state that was neither loaded nor saved for that long is removed", off=True
+    )
+    state_sweep_rate: int = count(
+        1000, "stored entities that a node looks at per second to find such states", high=1_000_000
     )
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The overrides of the settings above, per entity type."""

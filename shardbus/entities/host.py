@@ -36,12 +36,14 @@ from shardbus.entities.passivator import Passivator
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
 from shardbus.entities.runner import EntityRunner, failure_for_asker
+from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import ConfigError, StaleFence, Unhandled
+from shardbus.errors import ConfigError, StaleFence, StateTooLarge, Unhandled
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
+from shardbus.wire.stored_state import compressed
 
 log = logging.getLogger("shardbus.entity")
 
@@ -80,6 +82,10 @@ class Host:
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
         self.shards: dict[str, Shard] = {}
+        self.state_sizes: StateSizes | None = None
+        """None for a type without state."""
+        if kind.states is not None:
+            self.state_sizes = self.runner.measure(StateSizes())
         self.carrying: CarriedStates | None = None
         if kind.carries:
             self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
@@ -294,6 +300,8 @@ class Host:
         self.deferred.end(activation)
         self.passivator.forget(activation)
         self.stopper.ended(activation)
+        if self.state_sizes is not None:
+            self.state_sizes.forget(activation)
         if self.carrying is not None:
             self.carrying.ended(activation)
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
@@ -382,8 +390,14 @@ class Host:
         self.stopper.receive_own(activation, message)
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
-        """Write the entity's state under its fence. Return once the node is confirmed, too."""
+        """Write the entity's state under its fence. Return once the node is confirmed, too.
+
+        Raises:
+            StateTooLarge: the store was not asked.
+        """
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
+        if data is not None:
+            data = self._checked(key, data)
         try:
             if self.carrying is None:
                 await self._keeper.save(self.name, shard, key, fence, data)
@@ -393,8 +407,19 @@ class Host:
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
+        if self.state_sizes is not None:
+            self.state_sizes.note(activation, data)
         if self.gate.is_shut():
             await self.gate.passed()
+
+    def _checked(self, entity_id: str, data: bytes) -> bytes:
+        """Return the form in which a state is stored. Raises StateTooLarge."""
+        settings = self.settings
+        if settings.state_compression != "none":
+            data = compressed(data)
+        if len(data) > settings.state_limit:
+            raise StateTooLarge(self.name, entity_id, len(data), settings.state_limit)
+        return data
 
     async def reassert(self) -> None:
         """Write the fences of the entities in memory, and the lists of remembered entities, into a

@@ -64,6 +64,7 @@ from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopRe
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
 from shardbus.entities.running_handlers import RunHeader, RunningHandlers
+from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.supervision import StateLoader, Supervisor
 from shardbus.errors import (
     EntityFailed,
@@ -200,6 +201,11 @@ class EntityRunner:
     def carry(self, carrying: CarriedStates) -> None:
         """Let entities take what they carried when they start. Called once, before any starts."""
         self.carrying = self._supervisor.carrying = carrying
+
+    def measure(self, sizes: StateSizes) -> StateSizes:
+        """Note the size of each state that is loaded. Called once, before any entity starts."""
+        self._supervisor.sizes = sizes
+        return sizes
 
     # ---- runs
 

@@ -43,7 +43,14 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.entity_type import Directive, EntityType, StopReason
-from shardbus.errors import StaleFence, StateUnreadable, StoreError, StoreUnavailable
+from shardbus.entities.state_sizes import StateSizes
+from shardbus.errors import (
+    StaleFence,
+    StateTooLarge,
+    StateUnreadable,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.wire.stored_state import StateCodec
@@ -75,6 +82,7 @@ class EntityCounts:
         "carried",
         "cut_off",
         "dropped",
+        "expired",
         "failures",
         "report_drop",
         "started",
@@ -87,6 +95,8 @@ class EntityCounts:
         self.carried: dict[str, int] = {}
         """By outcome: entities that were to carry what they have in memory."""
         self.cut_off = 0
+        self.expired = 0
+        """States that were removed after `state_ttl`."""
         self.failures = 0
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
@@ -121,7 +131,7 @@ class EntityCounts:
 
 def _may_pass(error: BaseException) -> bool:
     """True if a start that failed so may succeed soon: the store did not answer."""
-    return isinstance(error, StoreError) and not isinstance(error, StaleFence)
+    return isinstance(error, StoreError) and not isinstance(error, StaleFence | StateTooLarge)
 
 
 def _wanted(activation: Activation) -> bool:
@@ -159,6 +169,7 @@ class Supervisor:
         self._end_work = end_work
         self.carrying: CarriedStates | None = None
         """What entities carry, of a type that does."""
+        self.sizes: StateSizes | None = None
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -282,6 +293,8 @@ class Supervisor:
     async def _load(self, activation: Activation, states: StateCodec) -> None:
         key, shard = activation.key, activation.shard
         data = await self._keeper.load(self._kind.name, shard.shard, key, shard.fence)
+        if self.sizes is not None:
+            self.sizes.note(activation, data)
         activation.entity.state = states.cls() if data is None else states.read(key, data)
 
     def _backoff(self, activation: Activation) -> float:

@@ -50,11 +50,13 @@ from shardbus.sharding import events
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
+from shardbus.shells.state_expiry import StateExpiry
 from shardbus.shells.vitals import VitalsSampler
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
@@ -191,6 +193,10 @@ class Node:
         )
         self.load_reports.switch(self._by_load)
         on_new_server(self.store, self._reassert)
+        self.expiry = StateExpiry(
+            self.regions, self.store, self.gate, self._has_no_home, self.environment.wall_clock
+        )
+        self.expiry.start()
         self._add_periodic_tasks()
         self._ticker.start()
 
@@ -465,6 +471,12 @@ class Node:
         """True if this node is a full member, so that its regions may register."""
         return self.view is not None and self.view.status in HOSTING
 
+    def _has_no_home(self, entity_type: str, shard: str) -> bool:
+        """True if this node coordinates the type, and the shard has no home."""
+        machine = self.singletons[entity_type].coordinator.machine
+        rules = machine is not None and machine.state is CoordinatorState.RULING
+        return machine is not None and rules and shard not in machine.table.homes
+
     def may_coordinate(self, node: NodeId, entity_type: str) -> bool:
         """True if the node may run the type's coordinator, now or a moment ago."""
         region, member = self.regions.get(entity_type), self._peers.get(node)
@@ -616,6 +628,7 @@ class Node:
         self._ticker.stop()
         self.vitals.stop()
         self._reassertions.cancel()
+        self.expiry.stop()
         for singleton in self.singletons.values():
             singleton.close()
         self.session_loss.closing()

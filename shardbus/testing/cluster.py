@@ -452,6 +452,7 @@ class TestCluster:
             cpu_time=lambda: 0.0,
             resident_bytes=lambda: 0,
             memory_limit=lambda: 0,
+            wall_clock=lambda: world.now,
         )
         addresses = [f"tcp://{address_of(node.name)}" for node in self.nodes]
         client = AsyncClient(

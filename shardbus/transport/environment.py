@@ -53,7 +53,7 @@ def memory_limit(files: Sequence[str] = CGROUP_LIMITS) -> int:
 class Environment:
     """The surroundings of one process. `secret`: drawn for this incarnation; its uid is a hash of
     it. `clock`: the clock of the cluster thread, in seconds. `cpu_time`: processor time of the
-    calling thread, in seconds."""
+    calling thread, in seconds. `wall_clock`: seconds since 1970."""
 
     secret: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES), repr=False)
     network: Network = field(default_factory=ZmqNetwork)
@@ -62,6 +62,7 @@ class Environment:
     cpu_time: Callable[[], float] = time.thread_time
     resident_bytes: Callable[[], int] = resident_bytes
     memory_limit: Callable[[], int] = memory_limit
+    wall_clock: Callable[[], float] = time.time
 
     @property
     def uid(self) -> int:

@@ -2,6 +2,7 @@
 
     version 1          the value in MessagePack
     version n above 1  the byte 0xC1, which begins no value; n in two bytes; the value
+    compressed         the same with 65535 as n; 1, which is zlib; one of the above, compressed
 
 A class declares its version (`state_version`). A value of an older version goes, as plain dicts and
 lists, through one migration for each version between (`bus.migrate`), and is then decoded as the
@@ -9,6 +10,9 @@ class of today. It is written in the version of the class with its next save, no
 
 A field that is added with a default, or removed, needs no version: the decoder fills in what is
 missing and ignores what it does not know.
+
+A reader that knows no compression takes a compressed state for one of a newer version, and refuses
+it. What is inflated has a bound, for a few bytes may stand for gigabytes.
 
 What cannot be read is StateUnreadable, with the entity, the version and the field: it has a newer
 version, or needs a migration that is not declared or raises, or does not fit the class.
@@ -20,19 +24,30 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardbus.errors import StateUnreadable
+from shardbus.errors import RemoteProtocolError, StateUnreadable
+from shardbus.inflate import inflate
 from shardbus.wire.schema import Decode, decode_value, encode_value
 
 VERSIONED = 0xC1
-VERSION_MAX = 65_535
+VERSION_MAX = 65_534
+COMPRESSED = VERSION_MAX + 1
+"""Stands in the place of a version."""
+ZLIB = 1
+"""The one way of compressing, after which others may come."""
+COMPRESSED_MIN = 1024
+"""Bytes of a state that are worth the time."""
+INFLATED_MAX = 64 * 2**20
+"""Bytes of a state, at most, before it is compressed and after it is inflated."""
 Migration = Callable[[Any], Any]
 """Turns the plain value of one version into that of the next."""
 
 _HEAD = struct.Struct(">BH")
+_COMPRESSED_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((ZLIB,))
 _FIELD = re.compile(r"at `\$\.?([^`]*)`")
 
 
@@ -98,10 +113,33 @@ def split(data: bytes) -> tuple[int, bytes]:
     """Return the version of a stored state and its value.
 
     Raises:
-        ValueError: the version is cut off.
+        ValueError: the version is cut off, or the state is compressed in a way that is not known,
+            or inflates to more than `INFLATED_MAX` bytes.
     """
+    version, value = _split(data)
+    if version == COMPRESSED:
+        if value[:1] != bytes((ZLIB,)):
+            raise ValueError(f"it is compressed in way {value[:1].hex() or 'none'}, not in way 01")
+        try:
+            version, value = _split(inflate(value[1:], INFLATED_MAX, "compressed state"))
+        except RemoteProtocolError as error:
+            raise ValueError(error.message) from None
+        if version == COMPRESSED:
+            raise ValueError("it is compressed twice")
+    return version, value
+
+
+def _split(data: bytes) -> tuple[int, bytes]:
     if data[:1] != bytes((VERSIONED,)):
         return 1, data
     if len(data) < _HEAD.size:
         raise ValueError("the version is cut off")
     return _HEAD.unpack_from(data)[1], data[_HEAD.size :]
+
+
+def compressed(data: bytes) -> bytes:
+    """Return the stored form of a state, compressed if it is long enough, and shorter then."""
+    if not COMPRESSED_MIN <= len(data) <= INFLATED_MAX:
+        return data
+    short = _COMPRESSED_HEAD + zlib.compress(data, 1)
+    return short if len(short) < len(data) else data

@@ -71,6 +71,7 @@ class Host:
         self.passivator = SimpleNamespace(limit=500, evicted=3)
         self.parts: list[list[tuple[str, str]]] = []
         self.takes_limits = True
+        self.state_sizes = SimpleNamespace(total=250)
         self.counts = SimpleNamespace(unreadable={"7": "no migration", "8": "of another node"})
 
     @property

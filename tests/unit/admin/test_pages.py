@@ -95,8 +95,15 @@ async def test_members_that_do_not_answer_have_empty_counts(
 
 async def test_types_show_their_layout_and_what_runs_here(pages: AdminPages) -> None:
     [row] = (await pages.types())["types"]  # type: ignore[misc]
-    wanted = {"type": PAGE, "shards": 3, "layout": "crc32/3", "entities_here": 2}
+    wanted = {
+        "type": PAGE,
+        "shards": 3,
+        "layout": "crc32/3",
+        "entities_here": 2,
+        "state_bytes_here": 250,
+    }
     assert wanted.items() <= row.items()
+    assert row["state_bytes_here"] == 250
     assert (row["coordinator"], row["active_entity_limit"]) == (str(ME), 500)
 
 

@@ -45,6 +45,7 @@ class FakeNode:
             "roles": ["web", "backend"],
             "shards": {"counter": self.left - self.left // 3, "page": self.left // 3},
             "entities": {"counter": 7},
+            "state_bytes": {"counter": 2**19},
             "version": "1.2",
             "oldest": True,
             "leader": True,

@@ -26,7 +26,7 @@ def test_one_picture_is_printed_where_there_is_no_terminal(shell, url):
     assert lines[0].startswith("cluster shop   1 of 2 nodes up")
     [mine] = [line for line in lines if line.startswith(ME)]
     assert mine.split() == [
-        ME, "up", "50%", "4", "50", "1234", "7", "100", "7", "leader,", "oldest",
+        ME, "up", "50%", "4", "50", "1234", "7", "100", "7", "0.5", "leader,", "oldest",
     ]  # fmt: skip
     [other] = [line for line in lines if line.startswith(OTHER)]
     assert other.split()[1:4] == ["unreachable", "-", "-"]

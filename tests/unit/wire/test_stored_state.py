@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +14,15 @@ from hypothesis import strategies as st
 
 from shardbus.errors import StateUnreadable
 from shardbus.wire.schema import decoder, encode_value
-from shardbus.wire.stored_state import VERSION_MAX, VERSIONED, StateCodec, split
+from shardbus.wire.stored_state import (
+    COMPRESSED_MIN,
+    INFLATED_MAX,
+    VERSION_MAX,
+    VERSIONED,
+    StateCodec,
+    compressed,
+    split,
+)
 
 
 @dataclass
@@ -110,3 +120,40 @@ def test_any_bytes_are_read_or_unreadable(data: bytes) -> None:
 def test_the_mark_of_a_version_begins_no_value() -> None:
     with pytest.raises(Exception, match="malformed"):
         decoder(object)(bytes((VERSIONED,)))
+
+
+def test_a_long_state_is_compressed_and_read_by_its_version() -> None:
+    state = Cart({f"item {n}": n for n in range(500)}, "ann")
+    for version in (1, 3):
+        plain = codec(version).write(state)
+        short = compressed(plain)
+        assert len(short) < len(plain) / 2
+        assert short[:4] == b"\xc1\xff\xff\x01"
+        assert split(short) == (version, encode_value(state))
+        assert codec(version).read("7", short) == state
+
+
+def test_what_would_not_be_shorter_is_stored_as_it_is() -> None:
+    for data in (b"x" * (COMPRESSED_MIN - 1), Random(1).randbytes(5000)):
+        assert compressed(data) is data
+
+
+def test_a_reader_without_compression_takes_it_for_a_newer_version() -> None:
+    version = int.from_bytes(compressed(b"x" * 5000)[1:3], "big")
+    assert version == VERSION_MAX + 1
+
+
+def test_a_compressed_state_that_cannot_be_read_says_why() -> None:
+    short = compressed(codec().write(Cart({f"item {n}": n for n in range(500)})))
+    bomb = short[:4] + zlib.compress(bytes(INFLATED_MAX + 1))
+    twice = short[:4] + zlib.compress(short)
+    for data, why in (
+        (short[:3] + b"\x02" + short[4:], "compressed in way 02, not in way 01"),
+        (short[:3], "compressed in way none"),
+        (short[:-5], f"compressed state over {INFLATED_MAX} bytes, or cut off"),
+        (short[:4] + b"nonsense", "malformed compressed state"),
+        (bomb, f"over {INFLATED_MAX} bytes"),
+        (twice, "compressed twice"),
+    ):
+        with pytest.raises(StateUnreadable, match=why):
+            codec().read("7", data)

@@ -1,0 +1,116 @@
+"""States that were neither loaded nor saved for `state_ttl` are removed, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.testing import TestCluster
+
+bus = ShardBus("shop")
+
+
+@dataclass
+class CartState:
+    items: list[str] = field(default_factory=list)
+
+
+@bus.entity("cart", state_ttl="30s", passivate_after=2, shards=10)
+class Cart(Entity):
+    state: CartState
+
+    @handler
+    async def add(self, item: str) -> int:
+        self.state.items.append(item)
+        await self.save()
+        return len(self.state.items)
+
+    @handler
+    def count(self) -> int:
+        return len(self.state.items)
+
+
+@bus.entity("kept", passivate_after=2, shards=10)
+class Kept(Entity):
+    state: CartState
+
+    @handler
+    async def add(self, item: str) -> None:
+        self.state.items.append(item)
+        await self.save()
+
+
+def expired(cluster: TestCluster) -> int:
+    counts = [one.node.regions["cart"].host.counts for one in cluster.world.sim_nodes.values()]  # type: ignore[attr-defined]
+    return sum(count.expired for count in counts)
+
+
+async def test_a_state_lives_for_its_time_after_the_last_save_or_load() -> None:
+    async with TestCluster(bus, nodes=2, seed=3) as cluster:
+        client = cluster.client()
+        for n in range(10):
+            await client.ref(Cart, f"c{n}").add("tea")
+        await client.ref(Kept, "k").add("tea")
+        await cluster.advance(25)
+        assert expired(cluster) == 0
+        assert await client.ref(Cart, "c7").count() == 1  # a load
+        assert await client.ref(Cart, "c8").add("milk") == 2
+        await cluster.advance(20)
+        assert expired(cluster) == 8
+        assert cluster.store.state(Cart, "c0") is None
+        assert [len(cluster.store.state(Cart, c).items) for c in ("c7", "c8")] == [1, 2]
+        assert await client.ref(Cart, "c0").count() == 0
+        await cluster.advance(40)
+        assert expired(cluster) == 10
+        assert cluster.store.state(Kept, "k") is not None
+
+
+async def test_the_state_of_a_running_entity_stays() -> None:
+    async with TestCluster(bus, nodes=1, seed=4) as cluster:
+        client = cluster.client()
+        await client.ref(Cart, "busy").add("tea")
+        await client.ref(Cart, "idle").add("tea")
+        for _ in range(45):
+            await cluster.advance(1)
+            assert await client.ref(Cart, "busy").count() == 1
+        assert cluster.store.state(Cart, "busy") is not None
+        assert cluster.store.state(Cart, "idle") is None
+        await cluster.advance(25)
+        assert cluster.store.state(Cart, "busy") is not None
+        await cluster.advance(20)
+        assert cluster.store.state(Cart, "busy") is None
+
+
+async def test_states_of_before_and_of_shards_without_a_home_count_from_the_first_sweep() -> None:
+    async with TestCluster(bus, nodes=2, seed=5) as cluster:
+        for n in range(30):
+            cluster.store.put(Cart, f"c{n}", CartState(["tea"]))
+        await cluster.advance(25)
+        assert cluster.store.state(Cart, "c0") is not None
+        await cluster.advance(20)
+        assert all(cluster.store.state(Cart, f"c{n}") is None for n in range(30))
+        assert expired(cluster) == 30
+
+
+async def test_a_store_that_fails_delays_the_sweep() -> None:
+    async with TestCluster(bus, nodes=1, seed=6) as cluster:
+        await cluster.client().ref(Cart, "c").add("tea")
+        cluster.store.stop()
+        await cluster.advance(40)
+        cluster.store.start()
+        assert cluster.store.state(Cart, "c") is not None
+        await cluster.advance(45)
+        assert cluster.store.state(Cart, "c") is None
+
+
+async def test_a_sweep_looks_at_a_bounded_number_per_second() -> None:
+    settings = {"sharding.state_sweep_rate": 10, "sharding.types.cart.state_ttl": "5s"}
+    async with TestCluster(bus, nodes=1, seed=7, settings=settings) as cluster:
+        for n in range(200):
+            cluster.store.put(Cart, f"c{n}", CartState(["tea"]))
+        await cluster.advance(20)
+        assert expired(cluster) == 0
+        await cluster.advance(15)
+        assert 0 < expired(cluster) <= 150
+        await cluster.advance(20)
+        assert expired(cluster) == 200
