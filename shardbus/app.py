@@ -19,7 +19,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.declaration import EntityOptions, Supervision, entity_type_of
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.passivation import Passivation
-from shardbus.errors import ConfigError, LocalProtocolError, Rejection
+from shardbus.errors import ConfigError, LocalProtocolError, NodeLost, Rejection
 from shardbus.ids import check_id
 from shardbus.node.app_version import VersionSource
 from shardbus.node.phases import PHASES
@@ -54,6 +54,8 @@ class ShardBus:
         self.types: dict[str, EntityType] = {}
         self._messages: list[type] = []
         self._node: RunningNode | None = None
+        self._away = ""
+        """Why there is no node now, while an embedded one rejoins its cluster."""
         self._when_up: list[Callback] = []
         self._when_removed: list[Callback] = []
         self._at_shutdown: list[tuple[str, Callback]] = []
@@ -183,6 +185,7 @@ class ShardBus:
 
         Raises:
             LocalProtocolError: no node runs here; use a client.
+            NodeLost: the node was downed, and rejoins at this moment.
         """
         return cast("E", self._running().ref(kind, entity_id))
 
@@ -324,8 +327,12 @@ class ShardBus:
 
     @property
     def runs(self) -> bool:
-        """True while a node of this application runs in this process."""
-        return self._node is not None
+        """True while a node of this application runs in this process, or rejoins its cluster."""
+        return self._node is not None or bool(self._away)
+
+    def set_away(self, reason: str) -> None:
+        """For an embedded node: it rejoins, for this reason, or (empty) it does not."""
+        self._away = reason
 
     def run(
         self,
@@ -338,8 +345,8 @@ class ShardBus:
         Args:
             settings: settings by their dotted names, as `{"node.port": 7355}`, over those of the
                 environment (`SHARDBUS_NODE__PORT`); or all of them.
-            on_stopped: called with the reason when the node has ended by itself: it was downed, or
-                an operator let it leave.
+            on_stopped: called with the reason when the node has ended by itself: an operator let
+                it leave, or it was downed and does not rejoin.
 
         Raises:
             ConfigError: a setting is unknown or invalid, or does not fit the application.
@@ -371,5 +378,7 @@ class ShardBus:
 
     def _running(self) -> RunningNode:
         if self._node is None:
+            if self._away:
+                raise NodeLost(self._away)
             raise LocalProtocolError(f"no node of {self.name!r} runs in this process; use a client")
         return self._node

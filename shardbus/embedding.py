@@ -4,7 +4,10 @@
         await bus.ref(Counter, "page-7").add(2)
 
     ──start──> STARTING ──up──> RUNNING ──stop, an operator, the cluster──> LEAVING ──> ENDED
-                   └──refused, no store──> ENDED   └──────downed──────────────────────────^
+                   └──refused, no store──> ENDED   │ ^                                   ^
+                                            downed │ │ up again                          │
+                                                   v │                                   │
+                                               REJOINING ──stop, refused, too late───────┘
 
 The node is that of `shardbus node start`, with its HTTP interface. It takes nothing from its
 process: no signal handler, no event loop, no limit of descriptors, no setting of the garbage
@@ -14,18 +17,24 @@ collector, and it ends no process. So these are the application's own:
   the sum of all phases: a server that embeds the node must let its shutdown take that long.
 - *A loop that stands still* keeps the node from what it must do. Membership has a thread of its
   own, and gives the node up after `app_stall_timeout`.
-- *The end of the node before the application's*: others downed it, or an operator let it leave. It
-  then closes, its references raise NodeLost, and `on_stopped` gets the reason. A process whose node
-  is gone should end, and be started again.
+- *The end of the node before the application's*: an operator let it leave, or downed it. It then
+  closes, its references raise NodeLost, and `on_stopped` gets the reason. A process whose node is
+  gone should end, and be started again.
 
-Source: docs/how-to/web.md.
+A node that membership has downed rejoins as a new incarnation, by the rules of `node.rejoining`:
+it closes, waits for its store, and joins through the members that it knew. Its entities are gone
+from memory. Until it is up again `bus.ref` raises NodeLost, or what is sent waits for a home;
+references of the former incarnation raise NodeLost for ever. Each incarnation calls the callbacks
+of `bus.on_member_up` and `bus.on_member_removed`.
+
+Source: docs/how-to/web.md; S3.42.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -33,10 +42,12 @@ from typing import Any, Protocol
 from shardbus.admin.pages import administer
 from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
-from shardbus.errors import ConfigError, NodeLost, Refused
-from shardbus.membership.events import LEFT
+from shardbus.errors import ConfigError, NodeLost, Refused, ShardBusError
+from shardbus.membership.events import DOWNED, LEFT
 from shardbus.node.app_version import with_version
 from shardbus.node.downing_log import check_downing
+from shardbus.node.node import Node
+from shardbus.node.rejoining import contacts, named, store_answers
 from shardbus.node.served_node import Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
 from shardbus.task_set import TaskSet
@@ -49,6 +60,7 @@ class EmbeddedApplication(Application, Protocol):
 
     @property
     def runs(self) -> bool: ...
+    def set_away(self, reason: str) -> None: ...
 
 
 class EmbeddedNode:
@@ -71,20 +83,25 @@ class EmbeddedNode:
         check_downing(settings.cluster.downing, bus.types)
         self._bus, self._settings, self._on_stopped = bus, settings, on_stopped
         self._served: ServedNode | None = None
+        """The incarnation that has been started last."""
+        self._begun = False
         self._tasks = TaskSet()
-        self._ending: asyncio.Task[None] | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._asked_to_end = False
         self._in_time = False
+        self.rejoining = ""
+        """Why the node is not in its cluster, while it rejoins after it was downed; else empty."""
         self.reason = ""
         """Why the node has ended: `left`, or another reason. Empty while it runs."""
 
     def __repr__(self) -> str:
-        state = self.reason or ("runs" if self.running else "not started")
+        state = self.reason or self.rejoining or ("runs" if self.running else "not started")
         return f"<node {self.address or self._bus.name!r}: {state}>"
 
     @property
     def running(self) -> bool:
-        """True from the end of `start` until the node has ended."""
-        return self._served is not None and not self.reason
+        """True from the end of `start` until the node has ended, but not while it rejoins."""
+        return self._life is not None and not self.reason and not self.rejoining
 
     @property
     def address(self) -> str:
@@ -116,7 +133,7 @@ class EmbeddedNode:
             Refused: the cluster refuses the node.
             NodeLost: no seed answers, or the node has ended before it was up.
         """
-        if self._served is not None:
+        if self._begun:
             raise ConfigError("an embedded node is started once", hint="call bus.run again")
         if self._bus.runs:
             raise ConfigError(
@@ -124,18 +141,25 @@ class EmbeddedNode:
                 hint="one ShardBus runs one node; make another ShardBus",
             )
         own = await with_version(self._settings.node, self._bus.version_source)
-        settings = replace(self._settings, node=own)
-        served = self._served = ServedNode(self._bus, settings, administer)
+        self._settings = replace(self._settings, node=own)
+        served = self._new_node()
+        self._begun = True
         try:
-            await served.start(self._leave_by_itself)
+            await served.start(self._ask_to_end)
+            self._served = served
             await self._until_ready(served)
         except BaseException:
             self.reason = self.reason or "not started"
             await served.close()
             raise
-        for ends in (served.node.stopped, served.node.cluster_stops):
-            ends.add_done_callback(lambda _: self._leave_by_itself())
+        self._life = self._tasks.spawn(self._live(served))
+        self._life.add_done_callback(self._report)
         return self
+
+    def _new_node(self) -> ServedNode:
+        self._leaves = asyncio.get_running_loop().create_future()
+        """Done when the node is to leave: `stop`, or an operator."""
+        return ServedNode(self._bus, self._settings, administer)
 
     async def _until_ready(self, served: ServedNode) -> None:
         node = served.node
@@ -156,37 +180,95 @@ class EmbeddedNode:
         """Hand the shards off, leave and close. True if everything was handed off in time. It ends
         within the sum of the phases' timeouts, and has no effect on a node that has ended, or that
         could not be started."""
-        if self._served is None or (self.reason and self._ending is None):
+        if self._life is None or (self.reason and not self._asked_to_end):
             return False
-        await asyncio.shield(self._begin_to_end(self._served))
+        self._asked_to_end = True
+        self._ask_to_end()
+        await asyncio.shield(self._life)
         return self._in_time
 
-    def _leave_by_itself(self) -> None:
-        """Leave at the command of an operator or of the cluster, or close a node that was
-        downed."""
-        if self._ending is None and self._served is not None:
-            self._begin_to_end(self._served).add_done_callback(self._report)
+    def _ask_to_end(self) -> None:
+        if not self._leaves.done():
+            self._leaves.set_result(None)
+
+    async def _live(self, served: ServedNode) -> None:
+        """Live until the node has ended for good: through as many incarnations as it needs."""
+        while True:
+            try:
+                await self._until_ended(served)
+                by = self._rejoins_by(served.node)
+                if by:
+                    self.rejoining = f"was downed, and rejoins through {named(by)}"
+                    log.warning("this node %s", self.rejoining)
+                    self._bus.set_away(f"this node {self.rejoining}")
+            finally:
+                await served.close()
+            rejoined = await self._rejoin(by) if by else None
+            if rejoined is None:
+                break
+            served = rejoined
+        node = served.node
+        ended = node.stopped.result() if node.stopped.done() else "not handed off in time"
+        self.reason = self.reason or (LEFT if self._in_time else ended)
+        self.rejoining = ""
+        self._bus.set_away("")
+
+    def _rejoins_by(self, node: Node) -> Sequence[str]:
+        """Return the members through which the node, which has ended, joins again; none if it must
+        not."""
+        downed = node.stopped.done() and node.stopped.result() == DOWNED
+        if self._asked_to_end or not downed or not self._settings.cluster.rejoin_after_down:
+            return ()
+        return contacts(node.view, self._settings.node.seeds)
+
+    async def _rejoin(self, by: Sequence[str]) -> ServedNode | None:
+        """Start a new incarnation, and let it join through these members. Returns None if it could
+        not start, with the reason set."""
+        served = self._new_node()
+        try:
+            if not await self._unless_asked_to_end(store_answers(self._bus.name, self._settings)):
+                self.reason = LEFT
+                return None
+            await served.start(self._ask_to_end, by)
+            self._served = served
+        except ShardBusError as error:
+            self.reason = f"not rejoined: {error}"
+            await served.close()
+            return None
+        ready = self._tasks.spawn(self._rejoined(served))
+        served.node.stopped.add_done_callback(lambda _: ready.cancel())
+        return served
+
+    async def _unless_asked_to_end(self, work: Coroutine[Any, Any, bool]) -> bool:
+        """Return what the work returns; False if `stop` is called before."""
+        doing = asyncio.ensure_future(work)
+        await asyncio.wait({doing, self._leaves}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        doing.cancel()
+        await asyncio.wait({doing})
+        return False
+
+    async def _rejoined(self, served: ServedNode) -> None:
+        await served.ready()
+        log.warning("this node is up again, as %s", served.node.me)
+        self.rejoining = ""
+        self._bus.set_away("")
 
     def _report(self, ended: asyncio.Task[None]) -> None:
-        if ended.cancelled() or ended.exception() is not None:
+        if self._asked_to_end or ended.cancelled() or ended.exception() is not None:
             return
         log.warning("the embedded node has ended: %s", self.reason)
         if self._on_stopped is not None:
             self._on_stopped(self.reason)
 
-    def _begin_to_end(self, served: ServedNode) -> asyncio.Task[None]:
-        if self._ending is None:
-            self._ending = self._tasks.spawn(self._end(served))
-        return self._ending
-
-    async def _end(self, served: ServedNode) -> None:
+    async def _until_ended(self, served: ServedNode) -> None:
+        """Wait until the node is to end, and let it leave unless it was downed."""
         node = served.node
+        ends: set[asyncio.Future[Any]] = {self._leaves, node.stopped, node.cluster_stops}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         try:
             async with asyncio.timeout(leaves_within(node)):
                 self._in_time = await leave(node, lambda text: log.info("%s", text))
         except TimeoutError:
             log.error("the embedded node stops before everything was handed off")
-        finally:
-            reason = node.stopped.result() if node.stopped.done() else "not handed off in time"
-            self.reason = self.reason or (LEFT if self._in_time else reason)
-            await served.close()

@@ -395,7 +395,8 @@ class AdminPages:
         store that fails is shown, and takes no node out of service: all would go at once."""
         status = self._node.view.status if self._node.view is not None else None
         phase = self._node.phases.current
-        checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
+        detail = phase or self._node.describe_rejoining() or self._status()
+        checks = {"membership": Check(status is Status.UP and not phase, detail)}
         if suspended := self._node.gate.describe():
             checks["suspension"] = Check(False, suspended)
         if failed := self._node.failed_tasks:

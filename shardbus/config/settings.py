@@ -220,6 +220,9 @@ class ClusterSettings:
     rejoin_after_down: bool = flag(
         True, "a downed node starts anew and rejoins, unless an operator has downed it"
     )
+    rejoin_within: float = seconds(
+        600.0, "for which a downed node asks the members that it knew to take it in", off=True
+    )
     quarantine_after: float = seconds(
         60.0, "a reachable node that reads nothing from a session that long must restart", off=True
     )

@@ -100,12 +100,16 @@ class Admission:
         """Return when `tick` is due."""
         return self._joiner.deadline() if self._joiner else None
 
-    def start(self, seeds: Sequence[Address], now: float, *, founds: bool = True) -> JoinProgress:
-        """Start to join by these seeds. Without seeds, found a cluster. With `founds` False, never
-        do."""
+    def start(
+        self, seeds: Sequence[Address], now: float, *, founds: bool = True, within: float = 0.0
+    ) -> JoinProgress:
+        """Start to join by these seeds. Without seeds, found a cluster. `founds` and `within`
+        are those of `Joiner`."""
         if not seeds and founds:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
-        self._joiner = Joiner(self.me, self.greeting, seeds, self.settings, founds=founds)
+        self._joiner = Joiner(
+            self.me, self.greeting, seeds, self.settings, founds=founds, within=within
+        )
         return self._joiner.start(now)
 
     def tick(self, now: float) -> JoinProgress:

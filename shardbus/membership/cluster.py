@@ -181,8 +181,8 @@ class ClusterMembership:
         match event:
             case ev.JoinSelf():
                 self._join((), now)
-            case ev.JoinSeeds(seeds, founds):
-                self._join(seeds, now, founds=founds)
+            case ev.JoinSeeds(seeds, founds, within):
+                self._join(seeds, now, founds=founds, within=within)
             case ev.PubSubReceived():
                 self._on_published(event, now)
             case ev.ControlReceived(sender, message, asked):
@@ -268,12 +268,19 @@ class ClusterMembership:
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def _join(self, seeds: tuple[Address, ...], now: float, *, founds: bool = True) -> None:
+    def _join(
+        self,
+        seeds: tuple[Address, ...],
+        now: float,
+        *,
+        founds: bool = True,
+        within: float = 0.0,
+    ) -> None:
         if self._is_member() or self._admission.joining:
             self._out.append(ev.CommandRefused("this node has joined already"))
         else:
             self._exchange.seeds = seeds
-            progress = self._admission.start(seeds, now, founds=founds)
+            progress = self._admission.start(seeds, now, founds=founds, within=within)
             self._apply_progress(progress, self.me, now)
 
     def _apply_progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:

@@ -30,10 +30,12 @@ class JoinSelf:
 @dataclass(frozen=True, slots=True)
 class JoinSeeds:
     """Join through one of these nodes. Only the first of them may found a cluster, and none without
-    `founds`. An empty list is the same as JoinSelf."""
+    `founds`. `within`: the seconds after which a node without `founds` gives up; 0 is never. An
+    empty list is the same as JoinSelf."""
 
     seeds: tuple[Address, ...]
     founds: bool = True
+    within: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@
 - The node sends InitJoin to every seed, and repeats it until one acknowledges. It sends Join to the
   first seed that does.
 - A node that rejoins after it was downed founds no cluster: its seeds are members that it knew, and
-  perhaps cannot reach. Of other nodes,
+  perhaps cannot reach. It asks less and less often, every `ASK_REJOINING_MAX` seconds at last, and
+  stops with a reason after the time that it was given. Of other nodes,
   only the first seed of the list may found one, and only if no other seed is in one: every
   other seed has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without
   this rule two islands could arise at a cold start. A member on its way out is still in a cluster,
@@ -36,6 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from shardbus.backoff import doubling
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
@@ -46,6 +48,8 @@ from shardbus.transitions import following
 
 ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
+ASK_REJOINING_MAX = 5.0
+"""Seconds between two InitJoins of a node that rejoins, at most."""
 DIFFERENCES_NAMED = 5
 NAME_SHOWN, VALUE_SHOWN = 300, 160
 """Characters shown of a setting's name and of a value, so that a refusal fits into `TEXT_MAX`."""
@@ -124,7 +128,8 @@ class JoinStep(Enum):
     REFUSED = auto()
     """Stop: the cluster refuses this node, for the progress's reason."""
     TIME_OUT = auto()
-    """Stop: no seed has admitted this node within `shutdown_after_unsuccessful_join`."""
+    """Stop: no seed has admitted this node within `shutdown_after_unsuccessful_join`, or within the
+    time for rejoining."""
     DROP = auto()
     """Drop the message, for the progress's reason."""
 
@@ -142,7 +147,8 @@ class JoinProgress:
 
 
 class Joiner:
-    """One node's attempt to join by seeds."""
+    """One node's attempt to join by seeds. `founds` False: it rejoins, and founds no cluster.
+    `within`: the seconds after which it gives up rejoining; 0 is never."""
 
     def __init__(
         self,
@@ -152,12 +158,14 @@ class Joiner:
         settings: ClusterSettings,
         *,
         founds: bool = True,
+        within: float = 0.0,
     ) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
         self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
         self.first = founds and bool(seeds) and seeds[0] == me.node.address
+        self.rejoins, self.within = not founds, within
         self.phase = JoinPhase.CONTACTING
         self.target: NodeId | None = None
         self.nacked: dict[Address, None] = {}
@@ -167,6 +175,8 @@ class Joiner:
         self._began_at = 0.0
         self._phase_at = 0.0
         self._ask_at = 0.0
+        self._rounds = 0
+        """InitJoins sent in a row to each seed."""
 
     def start(self, now: float) -> JoinProgress:
         """Contact the seeds."""
@@ -188,7 +198,7 @@ class Joiner:
                 self._contact(now)
         if now < self._ask_at:
             return JoinProgress()
-        self._ask_at = now + ASK_AGAIN_AFTER
+        self._ask_at = now + self._pause()
         if self.phase is JoinPhase.JOINING and self.target is not None:
             join = Join(self.greeting, self.me, self._cookie)
             return JoinProgress((SendControl(self.target, join),))
@@ -220,6 +230,7 @@ class Joiner:
         self.target, self._cookie = sender, ack.cookie
         self._joined[sender] = None
         self._phase_at = self._ask_at = now
+        self._rounds = 0
         return self.tick(now)
 
     def on_nack(self, sender: NodeId, now: float, at: Address | None = None) -> JoinProgress:
@@ -244,6 +255,12 @@ class Joiner:
         """
         self.phase = following(TRANSITIONS, self.phase, trigger, "joining")
 
+    def _pause(self) -> float:
+        if not self.rejoins or self.phase is not JoinPhase.CONTACTING:
+            return ASK_AGAIN_AFTER
+        self._rounds += 1
+        return doubling(ASK_AGAIN_AFTER, ASK_REJOINING_MAX, self._rounds)
+
     def _contact(self, now: float) -> None:
         self.target, self.nacked = None, {}
         self._phase_at = self._ask_at = now
@@ -253,6 +270,8 @@ class Joiner:
         if self.settings.shutdown_after_unsuccessful_join:
             at = self._began_at + self.settings.shutdown_after_unsuccessful_join
             limits.append((at, JoinStep.TIME_OUT))
+        if self.within:
+            limits.append((self._began_at + self.within, JoinStep.TIME_OUT))
         if self.phase is JoinPhase.JOINING:
             at = self._phase_at + self.settings.retry_unsuccessful_join_after
             limits.append((at, JoinStep.NONE))
@@ -263,4 +282,9 @@ class Joiner:
 
     def _timeout_reason(self, now: float) -> str:
         tried = ", ".join(map(str, self.others)) or "none"
+        if self.rejoins:
+            return (
+                f"no member that it knew has taken this node in within {now - self._began_at:.0f} s"
+                f"; tried {tried}"
+            )
         return f"no seed took this node in within {now - self._began_at:.0f} s; tried {tried}"

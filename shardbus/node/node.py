@@ -39,6 +39,7 @@ from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, remark
 from shardbus.node.phases import Phases
+from shardbus.node.rejoining import Rejoining
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import DEPART_S, SessionLoss
 from shardbus.node.stalled_peers import StalledPeers
@@ -156,6 +157,7 @@ class Node:
         self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
         self.refusals: list[str] = []
         self.joining = False
+        self.rejoining: Rejoining | None = None
         self._seeds: set[Address] = set()
         self._denying: set[Address] = set()
         """Seeds whose keys differ from those of this node."""
@@ -305,17 +307,20 @@ class Node:
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
         if rejoins_by:
-            self.join_by(rejoins_by, founds=False)
+            within = self.settings.cluster.rejoin_within
+            self.rejoining = Rejoining(rejoins_by, within, self.loop.time())
+            self._ticker.add("rejoining", lambda tick: self._log_rejoining(), SECOND)
+            self.join_by(rejoins_by, founds=False, within=within)
         elif settings.join == "auto":
             self.join_by(settings.seeds)
 
-    def join_by(self, seeds: Iterable[str], *, founds: bool = True) -> None:
+    def join_by(self, seeds: Iterable[str], *, founds: bool = True, within: float = 0.0) -> None:
         """Begin to join through these seeds, HOST:PORT; without any, found a cluster. With `founds`
-        False, never do."""
+        False, never do, and give up after `within` seconds; 0 is never."""
         addresses = tuple(Address.parse(seed) for seed in seeds)
         self.joining, self._denying = True, set()
         self._seeds = {seed for seed in addresses if seed != self.me.address}
-        by_seeds = cluster.JoinSeeds(addresses, founds)
+        by_seeds = cluster.JoinSeeds(addresses, founds, within)
         self.cluster.post(by_seeds if addresses else cluster.JoinSelf())
 
     # ---- effects of membership
@@ -434,6 +439,12 @@ class Node:
     def watching(self) -> MembershipRunner | None:
         """The cluster thread, once it runs."""
         return self._thread
+
+    def describe_rejoining(self) -> str:
+        """Return what a node that was downed waits for; empty once it is a member again."""
+        if self.rejoining is None or self.is_member_yet:
+            return ""
+        return self.rejoining.describe(self.loop.time())
 
     @property
     def is_member_yet(self) -> bool:
@@ -615,6 +626,12 @@ class Node:
         for node in self.stalled_peers.check(self.endpoint.sessions(), reachable, now):
             log.error("%s answers heartbeats but acknowledges no message: quarantined", node)
             self.cluster.post(cluster.Quarantine(node))
+
+    def _log_rejoining(self) -> None:
+        if self.rejoining is None or self.is_member_yet or self.stopped.done():
+            return
+        if line := self.rejoining.line(self.loop.time()):
+            log.warning("%s", line)
 
     def _log_refused(self) -> None:
         if line := self.refused.log_line(self.loop.time()):

@@ -1,23 +1,44 @@
-"""The members through which a downed node joins again.
+"""How a downed node joins again: by which members, once its store answers, and for how long.
 
 A node that downed itself in a split knows members that it could not reach; one that others have
 downed knows those that did. Any of them may be in the cluster that it rejoins. If all were downed,
 no cluster is left that could take it: then it does not rejoin. Its process ends, and the seeds of
 its settings decide what happens when a supervisor starts it again.
 
-Source: S3.42.
+The store may be on the other side of the split, too. So the node waits for it first, instead of
+ending because it does not answer.
+
+Both waits end after `cluster.rejoin_within`: the side that stayed may be lost for good, and a node
+that rejoins founds no cluster. It then ends, and the seeds of its settings decide again.
+
+Source: S3.42; docs/downing.md.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 
+from shardbus.backoff import doubling
+from shardbus.config.settings import Settings
+from shardbus.errors import StoreUnavailable
 from shardbus.membership.gossip import ON_THE_WAY_OUT
 from shardbus.membership.member import age_order
 from shardbus.membership.view import MembershipView
+from shardbus.store.opening import open_store
+from shardbus.store.urls import default_url
+
+log = logging.getLogger("shardbus.node")
 
 CONTACTS_MAX = 100
 """Members that a node asks, at most: the oldest ones."""
+NAMED_MAX = 5
+"""Members that a line names."""
+STORE_AGAIN_S, STORE_AGAIN_MAX_S = 0.5, 10.0
+"""Seconds between two questions to a store that does not answer: at first, and at most."""
+LOG_AGAIN_S, LOG_AGAIN_MAX_S = 10.0, 120.0
+"""Seconds between two lines of the log about rejoining: at first, and at most."""
 
 
 def contacts(view: MembershipView | None, seeds: Sequence[str]) -> tuple[str, ...]:
@@ -35,3 +56,71 @@ def contacts(view: MembershipView | None, seeds: Sequence[str]) -> tuple[str, ..
         return ()
     oldest = sorted(live, key=age_order)[:CONTACTS_MAX]
     return tuple(dict.fromkeys([*(str(member.node.address) for member in oldest), *seeds]))
+
+
+def named(by: Sequence[str]) -> str:
+    """Return these members as text, the first few by name."""
+    shown = ", ".join(by[:NAMED_MAX])
+    return shown if len(by) <= NAMED_MAX else f"{shown} and {len(by) - NAMED_MAX} more"
+
+
+class Rejoining:
+    """An attempt to join again, for the log and the pages of the node.
+
+    Args:
+        by: the members that it asks, HOST:PORT.
+        within: the seconds after which it gives up; 0 is never.
+    """
+
+    def __init__(self, by: Sequence[str], within: float, now: float) -> None:
+        self.by, self.within = by, within
+        self._began_at = now
+        self._lines = 0
+        self._line_at = now + LOG_AGAIN_S
+
+    def describe(self, now: float) -> str:
+        """Return what the node waits for, and until when."""
+        left = max(self._began_at + self.within - now, 0.0)
+        end = f"for {left:.0f} s more" if self.within else "without end"
+        return f"was downed, and asks {named(self.by)} to take it in {end}"
+
+    def line(self, now: float) -> str:
+        """Return a line for the log if one is due, else an empty text."""
+        if now < self._line_at:
+            return ""
+        self._lines += 1
+        self._line_at = now + doubling(LOG_AGAIN_S, LOG_AGAIN_MAX_S, self._lines + 1)
+        return f"this node {self.describe(now)}"
+
+
+async def store_answers(name: str, settings: Settings) -> bool:
+    """Wait until the store of the cluster answers, at most for `cluster.rejoin_within`. Returns
+    True.
+
+    Raises:
+        StoreUnavailable: it has not answered in time.
+    """
+    loop, within = asyncio.get_running_loop(), settings.cluster.rejoin_within
+    url, failures = settings.store.url or default_url(name), 0
+    began_at = loop.time()
+    while True:
+        try:
+            await _ask_store(url, name, settings.store.timeout)
+        except StoreUnavailable as error:
+            failures += 1
+            pause = doubling(STORE_AGAIN_S, STORE_AGAIN_MAX_S, failures)
+            if within and loop.time() + pause > began_at + within:
+                raise
+            log.warning("this node was downed, and rejoins once its store answers: %s", error)
+            await asyncio.sleep(pause)
+        else:
+            return True
+
+
+async def _ask_store(url: str, name: str, timeout: float) -> None:
+    store = open_store(url, cluster=name, timeout=timeout)
+    try:
+        await store.start()
+        await store.identity()
+    finally:
+        await store.close()

@@ -49,7 +49,7 @@ from shardbus.node.app_version import with_version
 from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
-from shardbus.node.rejoining import contacts
+from shardbus.node.rejoining import contacts, named, store_answers
 from shardbus.node.served_node import READY_POLL_S, Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
@@ -200,6 +200,13 @@ class _NodeRun:
         if own is None:
             return OK
         settings = replace(self._settings, node=own)
+        if self.rejoins_by:
+            try:
+                if not await _unless_stopped(store_answers(bus.name, settings), signals):
+                    return OK
+            except StoreUnavailable as e:
+                _print(f"error: {e}")
+                return UNREACHABLE
         served = ServedNode(bus, settings, self._administer, self._membership)
         node = self._node = served.node
         self._attach_supervisor(node, loop)
@@ -259,7 +266,7 @@ class _NodeRun:
             return
         by = contacts(self._node.view, settings.node.seeds)
         if by and self.start_anew is not None:
-            _print(f"this node was downed, and rejoins through {', '.join(by)}")
+            _print(f"this node was downed, and rejoins through {named(by)}")
             self.start_anew(by)
 
     def _attach_supervisor(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:

@@ -32,7 +32,7 @@ from shardbus.entities.reentrancy import NodeInstanceRouter, NodeRouter
 from shardbus.entities.runner import Arrive, read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import ConfigError, Refused, Unhandled, UnknownEntityType
+from shardbus.errors import ConfigError, NodeLost, Refused, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.routing.instance_refs import AnySender
 from shardbus.routing.instance_router import InstanceRouter
@@ -544,6 +544,7 @@ class RegionShell:
             log.warning("%d messages of %r found no home before this node ended", left, self.name)
         self.router.close()
         self.host.close()
+        self.router.end(NodeLost("the node of this process has left its cluster, or was downed"))
 
     # ---- periodic tasks
 

@@ -12,6 +12,8 @@ import pytest
 
 from shardbus import ConfigError, Entity, NodeLost, Refused, ShardBus, StoreUnavailable, handler
 from shardbus.app import ShardBus as App
+from shardbus.embedding import EmbeddedNode
+from shardbus.membership.events import Down
 from tests.ports import free_block
 from tests.waiting import PATIENCE_S, until
 
@@ -159,19 +161,135 @@ async def test_an_operator_lets_it_leave_and_the_application_learns_why() -> Non
         assert not bus.runs
 
 
-async def test_a_node_that_is_downed_closes_and_the_application_goes_on() -> None:
+def down(node: EmbeddedNode) -> None:
+    """Let membership declare it dead, as after a split."""
+    node_of(node).cluster.post(Down(node_of(node).me))
+
+
+def node_of(node: EmbeddedNode) -> Any:
+    assert node._served is not None
+    return node._served.node
+
+
+async def vanish(node: EmbeddedNode) -> None:
+    """End it as a crash does: it leaves nobody, and its ports are closed."""
+    assert node._served is not None
+    assert node._life is not None
+    node._life.cancel()
+    await node._served.close()
+
+
+async def readiness(url: str) -> dict[str, Any]:
+    """Its page; empty while nothing listens there."""
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        try:
+            page: dict[str, Any] = (await client.get(f"{url}/readyz")).json()
+        except httpx.TransportError:
+            return {}
+    return page
+
+
+async def test_S3_42_a_node_that_was_downed_rejoins_and_answers_as_before() -> None:
+    bus, reasons, changes = application(), list[str](), list[str]()
+    bus.on_member_up(lambda: changes.append("up"))
+    bus.on_member_removed(lambda: changes.append("removed"))
+    async with application().run(settings()) as first:
+        async with bus.run(settings(first.address), on_stopped=reasons.append) as second:
+            ids = [f"c{number}" for number in range(40)]
+            assert await asyncio.gather(*(counter(bus, i).add(2) for i in ids)) == [2] * len(ids)
+            before, former = node_of(second).me, counter(bus)
+            down(second)
+            await until(lambda: second.rejoining, "the begin of rejoining")
+            assert not second.running
+            assert bus.runs
+            assert "rejoins through" in repr(second)
+            await until(lambda: second.running, "the new incarnation")
+            assert node_of(second).me.address == before.address
+            assert node_of(second).me != before
+            await asyncio.gather(*(counter(bus, i).add(2) for i in ids))
+            with pytest.raises(NodeLost):
+                await former.add()
+            with pytest.raises(NodeLost):
+                await former.add.tell(1)
+            assert (await readiness(second.http_url))["status"] == "ok"
+            assert changes == ["up", "removed", "up"]
+            assert not reasons
+        assert second.reason == "left"
+        assert changes == ["up", "removed", "up", "removed"]
+    assert not reasons
+    assert not bus.runs
+
+
+async def test_it_rejoins_each_time_it_is_downed() -> None:
+    bus = application()
+    async with application().run(settings()) as first, bus.run(settings(first.address)) as second:
+        lives = {node_of(second).me}
+        for _ in range(2):
+            down(second)
+            await until(lambda: second.running and node_of(second).me not in lives, "a new life")
+            lives.add(node_of(second).me)
+            assert await counter(bus).add() > 0
+    assert len(lives) == 3
+
+
+async def test_while_it_rejoins_its_pages_and_its_references_tell_why() -> None:
+    bus = application()
+    first = await application().run(settings()).start()
+    second = await bus.run(settings(first.address)).start()
+    await vanish(first)
+    down(second)
+    await until(lambda: second.rejoining and bus._node is None, "the begin of rejoining")
+    with pytest.raises(NodeLost, match="was downed, and rejoins through"):
+        counter(bus)
+    with pytest.raises(ConfigError, match="runs in this process already"):
+        await bus.run(settings()).start()
+
+    async def told() -> bool:
+        page = await readiness(second.http_url)
+        return f"asks {first.address} to take it in for" in str(page.get("checks"))
+
+    await until(told, "the reason on the page of readiness")
+    assert await second.stop()
+    assert second.reason == "left"
+    assert not bus.runs
+
+
+async def test_if_those_that_stayed_are_lost_for_good_it_ends_with_that_reason() -> None:
+    bus, reasons = application(), list[str]()
+    first = await application().run(settings()).start()
+    short = settings(first.address, cluster__rejoin_within=1.0)
+    second = await bus.run(short, on_stopped=reasons.append).start()
+    await vanish(first)
+    down(second)
+    await until(lambda: reasons, "the reason")
+    lost = f"no member that it knew has taken this node in within 1 s; tried {first.address}"
+    assert reasons == [f"join failed: {lost}"] == [second.reason]
+    assert not second.rejoining
+    assert not bus.runs
+
+
+async def test_one_that_may_not_rejoin_closes_and_the_application_goes_on() -> None:
     bus, reasons = application(), list[str]()
     async with application().run(settings()) as first:
-        second = await bus.run(settings(first.address), on_stopped=reasons.append).start()
-        from shardbus.membership.events import Down
-
-        served = second._served
-        assert served is not None
-        served.node.cluster.post(Down(served.node.me))
+        stays = settings(first.address, cluster__rejoin_after_down=False)
+        second = await bus.run(stays, on_stopped=reasons.append).start()
+        down(second)
         await until(lambda: reasons, "the reason")
-        assert reasons[0] not in ("", "left")
+        assert reasons == ["downed"]
         assert not bus.runs
         assert not await second.stop()
+
+
+async def test_an_ask_that_waits_for_a_home_ends_with_its_node() -> None:
+    """No ticker runs any more that could let it expire."""
+    bus = application()
+    async with bus.run(settings(**{"sharding.types.counter.min_members": 2})) as node:
+        waits = asyncio.ensure_future(counter(bus).within(PATIENCE_S).add())
+        await asyncio.sleep(0)
+        assert not waits.done()
+        down(node)
+        with pytest.raises(NodeLost):
+            await waits
 
 
 async def test_a_start_that_is_cancelled_closes_what_it_has_opened() -> None:

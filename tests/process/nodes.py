@@ -29,11 +29,17 @@ MACHINE_PORTS = (7355, 7356, 8558)
 """ROUTER, gossip and HTTP of a node that has a machine to itself."""
 
 # A node dies with the test run, even if that is killed.
-_COMMAND = """
+_WITH_THE_TEST = """
 import ctypes, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+"""
+_COMMAND = f"""{_WITH_THE_TEST}
 from shardbus_cli.main import main
 main()
+"""
+_EMBEDDED = f"""{_WITH_THE_TEST}
+from tests.process.embedded import run
+run()
 """
 
 
@@ -46,6 +52,7 @@ class NodeProcess:
         name: str,
         command: list[str],
         machine: Machine | None = None,
+        program: str = _COMMAND,
         **environment: str,
     ) -> None:
         self.name, self.folder, self.machine = name, folder, machine
@@ -57,7 +64,7 @@ class NodeProcess:
         env |= {"PYTHONPATH": path, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*(machine.enter if machine else ()), sys.executable, "-c", _COMMAND, *command],
+                [*(machine.enter if machine else ()), sys.executable, "-c", program, *command],
                 cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -159,6 +166,24 @@ class Processes:
             command += ["--set", assignment]
         node = self.run(*command, *options, machine=machine, **environment)
         node.port, node.gossip_port, node.http_port = port, gossip_port, http_port
+        return node
+
+    def embed(self, settings: tuple[str, ...], machine: Machine | None = None) -> NodeProcess:
+        """Start an application that embeds a node; does not wait. It joins those that run."""
+        if machine is None and self.network is not None:
+            machine = self.network.machine()
+        ports = MACHINE_PORTS if machine else (free_port(), free_port(), free_port())
+        given = [f"node.port={ports[0]}", f"node.gossip_port={ports[1]}", f"http.port={ports[2]}"]
+        given += [f"store.url={self.store}", *QUICK, *PATIENT, *settings]
+        given.append(f"node.seeds={','.join(node.address for node in self.live[:2])}")
+        if machine:
+            given += [f"node.host={machine.address}", "security.insecure=true"]
+        pairs = (assignment.split("=", 1) for assignment in given)
+        environment = {f"SHARDBUS_{k.upper().replace('.', '__')}": v for k, v in pairs}
+        name = f"n{len(self.all) + 1}"
+        node = NodeProcess(self.folder, name, [], machine, _EMBEDDED, **environment)
+        node.port, node.gossip_port, node.http_port = ports
+        self.all.append(node)
         return node
 
     async def start(self, **options: Any) -> NodeProcess:

@@ -1,10 +1,15 @@
 """A downed node that lives joins again by itself, with real processes: it slept, a handler blocked
-it, a wall stood. One that an operator downed ends."""
+it, a wall stood. So does one that an application embeds. One that an operator downed ends, and one
+that no member takes in any more."""
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
+import pytest
+
+from tests.process.namespaces import redis_on
 from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until
 
@@ -91,3 +96,62 @@ async def test_a_node_that_was_told_to_stop_does_not_rejoin(lab: Processes) -> N
     third.signal(signal.SIGCONT)
     assert await third.ended() in (0, 1)
     assert third.out.read_text().count("ready: ") == 1
+
+
+async def test_an_embedded_node_that_was_downed_in_its_sleep_rejoins(lab: Processes) -> None:
+    """In the same process and loop: its application goes on."""
+    first, second = await lab.cluster(2, settings=REJOINS)
+    third = lab.embed(REJOINS)
+    await lab.agree()
+    await hits(lab, first, 1)
+    before = uid(third)
+    third.signal(signal.SIGSTOP)
+    await lab.agree(first, second)
+    third.signal(signal.SIGCONT)
+    await rejoined(lab, third, before)
+    await hits(lab, third, 2)
+    assert await third.terminate() == 0
+    assert "ended: left" in third.out.read_text()
+    await lab.agree(first, second)
+
+
+async def test_S3_42_if_those_that_stayed_are_lost_for_good_it_ends(lab: Processes) -> None:
+    """A supervisor starts it again, and its seeds decide who founds a cluster."""
+    first, second, third = await lab.cluster(3, settings=(*REJOINS, "cluster.rejoin_within=2s"))
+    third.signal(signal.SIGSTOP)
+    await lab.agree(first, second)
+    first.kill()
+    second.kill()
+    third.signal(signal.SIGCONT)
+    assert await third.ended() == 4
+    said = third.err.read_text()
+    assert "this node was downed, and rejoins through" in said
+    assert "no member that it knew has taken this node in within 2 s; tried " in said
+
+
+@pytest.mark.long
+async def test_behind_a_wall_with_its_store_on_the_other_side_it_waits_and_rejoins(
+    walled: Processes, tmp_path: Path
+) -> None:
+    """The process, and an embedded node: both wait for the store first, then for the members."""
+    network = walled.network
+    assert network is not None
+    safe = network.machine()
+    with redis_on(safe, tmp_path / "redis") as walled.store:
+        stay = await walled.cluster(3, settings=REJOINS)
+        process = await walled.start(settings=REJOINS)
+        embedded = walled.embed(REJOINS)
+        await walled.agree()
+        outside = {node: uid(node) for node in (process, embedded)}
+        network.split(
+            [safe, *(node.machine for node in stay if node.machine)],
+            [node.machine for node in outside if node.machine],
+        )
+        await walled.agree(*stay)
+        waits = "this node was downed, and rejoins once its store answers"
+        for node in outside:
+            said = node.err.read_text
+            await until(lambda said=said: waits in said(), f"{node.name} without its store")
+        network.heal()
+        for node, before in outside.items():
+            await rejoined(walled, node, before)

@@ -437,3 +437,30 @@ def test_the_drawing_names_every_phase_and_trigger() -> None:
     text = joining.__doc__ or ""
     assert all(phase.name in text for phase in JoinPhase)
     assert all(trigger.value in text for trigger in JoinTrigger)
+
+
+def test_S3_42_a_node_that_rejoins_asks_less_and_less_often_and_gives_up() -> None:
+    one = Joiner(Member(NEW, 1), GREETING, SEEDS, DEFAULTS, founds=False, within=20.0)
+    one.start(0.0)
+    times, now, progress = [0.0], 0.0, joining.JoinProgress()
+    while progress.step is JoinStep.NONE:
+        now = one.deadline()
+        progress = one.tick(now)
+        times += [now] if progress.send else []
+    assert times == [0.0, 0.5, 1.5, 3.5, 7.5, 12.5, 17.5]
+    assert (now, progress.step) == (20.0, JoinStep.TIME_OUT)
+    assert progress.reason.startswith("no member that it knew has taken this node in within 20 s")
+
+
+def test_S3_42_one_that_was_acknowledged_asks_often_again() -> None:
+    one = Joiner(Member(NEW, 1), GREETING, SEEDS, DEFAULTS, founds=False)
+    one.start(0.0)
+    for now in (0.5, 1.5, 3.5):
+        assert one.tick(now).send
+    one.on_ack(T, InitAck(GREETING), 4.0)
+    assert one.deadline() == 4.5, "its Join is repeated"
+    one.on_nack(T, 5.0)
+    assert one.tick(5.0).send
+    assert one.deadline() == 5.5
+    for now in range(6, 4000, 5):
+        assert one.tick(now).step is JoinStep.NONE, "without a limit it never gives up"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
 
+from shardbus.config.settings import ClusterSettings, Settings, StoreSettings
+from shardbus.errors import StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
-from shardbus.node.rejoining import CONTACTS_MAX, contacts
+from shardbus.node import rejoining
+from shardbus.node.rejoining import CONTACTS_MAX, Rejoining, contacts, named, store_answers
 from shardbus_cli import starting_anew
 
 ME = NodeId("n", 1, 1)
@@ -83,3 +88,53 @@ def test_a_command_that_cannot_be_run_again_is_an_error_line(
     me = sys.executable
     assert commands == [[me, me, "/bin/shardbus", "node", "start", "--rejoin", "a:1,b:2"]]
     assert "cannot start anew: [Errno 2]" in capsys.readouterr().err
+
+
+def test_a_line_names_a_few_members() -> None:
+    many = [f"n:{port}" for port in range(9)]
+    assert named(many) == "n:0, n:1, n:2, n:3, n:4 and 4 more"
+    assert named(many[:5]) == "n:0, n:1, n:2, n:3, n:4"
+
+
+def test_what_it_waits_for_and_the_lines_of_the_log() -> None:
+    waits = Rejoining(("a:1", "b:2"), 600.0, 100.0)
+    assert waits.describe(220.0) == "was downed, and asks a:1, b:2 to take it in for 480 s more"
+    assert waits.describe(900.0).endswith("for 0 s more")
+    assert Rejoining(("a:1",), 0.0, 1.0).describe(9.0).endswith("to take it in without end")
+    lines = [now for now in range(100, 700) if waits.line(float(now))]
+    assert lines == [110, 130, 170, 250, 370, 490, 610]
+
+
+async def test_it_waits_for_its_store_as_long_as_for_the_members(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, pauses, clock = [], list[float](), [0.0]
+
+    async def ask(url: str, name: str, timeout: float) -> None:
+        asked.append((url, name, timeout))
+        if len(asked) < answers_at:
+            raise StoreUnavailable("no answer")
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(rejoining, "_ask_store", ask)
+    monkeypatch.setattr(rejoining.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock[0])
+    store = StoreSettings(url="redis://a:1/0", timeout=3.0)
+    chosen = Settings(cluster=ClusterSettings(rejoin_within=30.0), store=store)
+    answers_at = 4
+    assert await store_answers("shop", chosen)
+    assert asked == [("redis://a:1/0", "shop", 3.0)] * 4
+    assert pauses == [0.5, 1.0, 2.0]
+    asked.clear()
+    answers_at = 999
+    with pytest.raises(StoreUnavailable):
+        await store_answers("shop", chosen)
+    assert clock[0] <= 3.5 + 30.0
+    asked.clear()
+    answers_at = 300
+    endless = replace(chosen, cluster=ClusterSettings(rejoin_within=0.0))
+    assert await store_answers("shop", endless)
+    assert max(pauses) == rejoining.STORE_AGAIN_MAX_S
