@@ -60,7 +60,7 @@ BESIDE: dict[str, tuple[type, ...]] = {
 """Classes that an application gets and does not import, and those of `shardbus.testing`."""
 
 FOR_THE_NODE: dict[str, frozenset[str]] = {
-    "ShardBus": frozenset({"attach"}),
+    "ShardBus": frozenset({"attach", "set_away"}),
     "Context": frozenset({
         "ends_now", "idle", "more", "refusal", "save", "step", "stop_request", "works",
     }),

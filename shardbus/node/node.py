@@ -133,6 +133,9 @@ class Node:
         self.vitals = VitalsSampler(
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
         )
+        self.expiry = StateExpiry(
+            self.regions, self.store, self.gate, self._has_no_home, self.environment.wall_clock
+        )
         self.on_leave: Callable[[], None] | None = None
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
@@ -195,9 +198,6 @@ class Node:
         )
         self.load_reports.switch(self._by_load)
         on_new_server(self.store, self._reassert)
-        self.expiry = StateExpiry(
-            self.regions, self.store, self.gate, self._has_no_home, self.environment.wall_clock
-        )
         self.expiry.start()
         self._add_periodic_tasks()
         self._ticker.start()
