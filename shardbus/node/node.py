@@ -189,7 +189,9 @@ class Node:
         )
         self.endpoint.start(host, port)
         clock, send_buffer_limit = self.endpoint.clock, self.endpoint.send_buffer_limit
-        self.loopback = Loopback(str(self.me), self.loop, clock, self.dispatcher, send_buffer_limit)
+        self.loopback = Loopback(
+            str(self.me), self.loop, clock, self.dispatcher, send_buffer_limit, self.endpoint.sent
+        )
         self.loopback.tag = self.me
         for name, entity_type in self.types.items():
             self._add_type(name, entity_type, chosen[name])
@@ -263,7 +265,9 @@ class Node:
             for what, sweep in region.host.sweeps().items():
                 add(f"{what} of {name}", sweep, SECOND)
             add(f"handlers of {name}", partial(region.find_slow_handlers, self.slow), SECOND)
+            add(f"samples of {name}", region.pace, SECOND)
         add("loads", self.load_reports.on_tick, SECOND)
+        add("samples of asks", lambda tick: self.endpoint.sent.pace(), SECOND)
         add("quarantine", lambda tick: self.quarantine_stalled_peers(), SECOND)
         add("loopback", lambda tick: self.loopback.expire())
         add("drops", self.drops.report)

@@ -56,6 +56,7 @@ class PendingMessage:
         "key",
         "payload",
         "shard",
+        "since",
         "size",
         "via",
         "waiter",
@@ -85,6 +86,8 @@ class PendingMessage:
         self.size, self.via = len(payload) + OVERHEAD_BYTES, via
         self.any_instance = not hops and key is not None
         self.error: Refusal | None = None
+        self.since = 0.0
+        """When it began to wait, in seconds of the loop."""
 
     @property
     def expired(self) -> bool:
@@ -122,10 +125,9 @@ class PendingMessage:
             )
         elif waiter is None:
             out.tell_accepted(self.key, entity_id, payload)
-        elif chain:
-            out.ask_in_chain(self.key, entity_id, payload, timeout_ms, waiter, self.decode, chain)
         else:
-            out.ask(self.key, entity_id, payload, timeout_ms, waiter, self.decode)
+            decode, since = self.decode, self.since
+            out.ask_accepted(self.key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
 
     def refuse(self, error: Refusal) -> None:
         """Fail it: an ask gets the error; for a tell, the router finds it in `error`."""

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from shardbus.errors import BufferFull
+from shardbus.histograms import Histogram
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
 from shardbus.sharding import events
@@ -132,6 +133,13 @@ class Router:
             self.table._inner[interface.name] = self
             self.routes, self.buffered_asks = self.table.routes, self.table.buffered_asks
         self.refused: Refusal | None = None
+        self.ask_failed: Callable[[str, float], object] | None = None
+        """Called with the type, and the seconds that it waited, when an ask fails that found no
+        home."""
+        self.home_latencies = Histogram()
+        """From the first message that waits for the home of a shard until messages go there."""
+        self._wanted_since: dict[str, float] = {}
+        """When the first message began to wait, by shard."""
         self._by_id: dict[str, ShardRoute] = {}
         self._numbered: dict[int, ShardRoute] = {}
         """The routes by the number of the default shard function, so that no text is built."""
@@ -321,7 +329,7 @@ class Router:
             if pending.waiter is None:
                 raise self.refused
             return self.done
-        self.buffered_asks.add(pending)
+        self._waits(pending)
         self.handle(events.Deliver(pending.shard, pending))
         if pending.error is not None and pending.waiter is None:
             raise pending.error
@@ -329,7 +337,7 @@ class Router:
 
     def arrived(self, pending: PendingMessage, via: NodeId | None) -> None:
         """Route a message that came over a session for a shard that does not run here."""
-        self.buffered_asks.add(pending)
+        self._waits(pending)
         self.handle(events.Deliver(pending.shard, pending, via, pending.hops - 1))
 
     def resend(self, unsent: list[Unsent]) -> None:
@@ -345,14 +353,14 @@ class Router:
             else:
                 held.append(pending)
         for pending in reversed(held):
-            self.buffered_asks.add(pending)
+            self._waits(pending)
             self.handle(events.Deliver(pending.shard, pending, older=True))
 
     def gone(self, node: NodeId, unsent: list[Unsent]) -> None:
         """Handle the end of a node; `unsent` are the messages for it that never left."""
         left = [self._pending(one) for one in unsent]
         for pending in left:
-            self.buffered_asks.add(pending)
+            self._waits(pending)
         self.handle(events.NodeGone(node, tuple((one.shard, one) for one in left)))
 
     def stopped(
@@ -361,8 +369,15 @@ class Router:
         """Handle the stop of a shard here; `left` are the messages that were not handled, `carried`
         is what its entities had in memory."""
         for pending in left:
-            self.buffered_asks.add(pending)
+            self._waits(pending)
         self.handle(events.ShardDown(shard, tuple(left), carried))
+
+    def _waits(self, pending: PendingMessage) -> None:
+        """Note a message that the region is about to get, and may keep."""
+        pending.since = pending.since or self._loop.time()
+        self.table.buffered_asks.add(pending)
+        if self.route(pending.shard).out is None:
+            self.table._wanted_since.setdefault(pending.shard, pending.since)
 
     def _pending(self, unsent: Unsent) -> PendingMessage:
         key, shard, entity_id, payload, hops, waiting, chain, via = unsent
@@ -397,6 +412,8 @@ class Router:
     def expire(self) -> int:
         """Fail the buffered asks whose deadline has passed. Returns how many."""
         late = self.buffered_asks.expire(self._clock.tick)
+        for pending in late:
+            self._note_failed(pending)
         if late:
             self.handle(events.Expired(tuple({pending.shard: None for pending in late})))
         return len(late)
@@ -414,6 +431,8 @@ class Router:
         match effect:
             case events.SetRoute(shard=shard, node=node):
                 self.route(shard).out = None if node is None else self._owner.out_for(node)
+                if node is not None and (since := self._wanted_since.pop(shard, None)):
+                    self.home_latencies.observe(self._loop.time() - since)
             case events.Release(node=node, messages=envelopes):
                 self._release(node, envelopes)
             case events.SendFlush(shard=shard, node=node, flush_id=flush_id):
@@ -426,6 +445,7 @@ class Router:
                 self.buffered_asks.discard(pending)
                 self._dropped(pending, reason)
                 if not pending.expired:
+                    self._note_failed(pending)
                     pending.refuse(rejection(self._router_of(pending).interface.name, reason))
             case _:
                 self._owner.perform(effect)
@@ -441,6 +461,12 @@ class Router:
                 self._dropped(pending, REJECT_EXPIRED)
         if self._owner.is_here(node):
             out.flush()  # no message that arrives from another node may overtake them
+
+    def _note_failed(self, pending: PendingMessage) -> None:
+        """Note an ask of this process that fails while it waits for a home."""
+        own = pending.key is not None and pending.decode is not None
+        if own and self.ask_failed is not None and pending.key is not None:
+            self.ask_failed(pending.key[0], self._loop.time() - pending.since)
 
     def _dropped(self, pending: PendingMessage, reason: str) -> None:
         if pending.key is not None:  # a flush is no message

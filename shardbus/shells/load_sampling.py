@@ -1,12 +1,21 @@
-"""Estimates what each shard of a node gets and takes, without counting or timing every message.
+"""Samples the messages of one type on a node, for the loads of its shards and for the latencies of
+its messages, without counting or timing every message.
 
 A node that handles a million messages a second cannot look up the shard of each. So it samples:
 when the count of all messages passes a mark, one message of the run that passed it stands for all
 messages since the last mark. A long run passes more marks than a short one, and any message of a
 run may be the sample, so each shard gets its proportion on average.
 
-The distance of the marks adapts so that some `SAMPLES_S` messages a second are sampled, however
-many arrive; below that rate every run is.
+**Unbiased.** The distance to the next mark is drawn, uniformly between one and twice the mean, so
+that no period of the senders can fall in step with the marks. It does not depend on what the
+messages are or how long they take. So every message is sampled with the same probability, and its
+weight, the messages since the last mark, is on average the reciprocal of that.
+
+The mean adapts so that some `SAMPLES_S` messages a second are sampled for loads, some `LATENCIES_S`
+for latencies alone, however many arrive; below that rate every run is.
+
+**Latencies.** Every sampled message notes how long it waited and how long its handler took
+(`entities.message_times`). This is always on.
 
 **Time.** Where handlers are timed, the sampled message is handed over with an invoker of its own,
 whose function notes how long it ran, wherever it runs at last: at once, from the mailbox, or in a
@@ -23,18 +32,20 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
+from random import Random
 from time import perf_counter
 from types import coroutine as generator_coroutine
 from typing import Any
 
 from shardbus.entities.entity_type import Invoker, run_in_thread
+from shardbus.entities.message_times import MessageTimes
 from shardbus.errors import ConfigError
 
 SAMPLES_S = 500
-"""Samples a second, about."""
+"""Samples a second, about, for the loads of shards."""
 
-STRIDE = 7919
-"""Advances the index of the sampled message within a run; a prime, so that every index occurs."""
+LATENCIES_S = 100
+"""Samples a second, about, for latencies alone."""
 
 NEVER = 2**62
 
@@ -43,24 +54,31 @@ TIMES_MAX = 20_000
 
 
 class LoadSampling:
-    """The loads of one type's shards on this node; off at first. `mark`: the count of messages from
-    which `sample` must be called; while sampling is off no count reaches it."""
+    """The loads of one type's shards on this node, off at first, and with `latencies` those of its
+    messages. `mark`: the count of messages from which `sample` must be called; without anything to
+    sample no count reaches it. `dice` draws the samples."""
 
     __slots__ = (
-        "_counts", "_handled", "_last", "_samples", "_shard_of", "_since", "_step", "_times",
-        "mark", "on", "timed",
+        "_counts", "_dice", "_handled", "_last", "_paced_at", "_recent", "_shard_of", "_since",
+        "_step", "_times", "latencies", "mark", "on", "timed",
     )  # fmt: skip
 
-    def __init__(self, shard_of: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        shard_of: Callable[[str], str],
+        latencies: MessageTimes | None = None,
+        dice: Random | None = None,
+    ) -> None:
         self.on = self.timed = False
-        self.mark = NEVER
+        self.latencies, self._dice = latencies, dice or Random(0)
+        self.mark = NEVER if latencies is None else 0
         self._handled = 0.0
         """Seconds of handlers until the last reading."""
         self._shard_of = shard_of
         self._counts: dict[str, int] = {}
         self._times: deque[tuple[str, float]] = deque(maxlen=TIMES_MAX)
         """Seconds of handlers by shard. Worker threads append."""
-        self._last = self._samples = 0
+        self._last = self._paced_at = self._recent = 0
         self._step = 1
         self._since: float | None = None
 
@@ -70,33 +88,72 @@ class LoadSampling:
         return self._handled + sum(seconds for _, seconds in self._times.copy())
 
     def switch(self, *, on: bool, timed: bool = False) -> None:
-        """Switch sampling on or off, with the times of handlers or without."""
-        self.on, self.timed, self.mark = on, on and timed, 0 if on else NEVER
+        """Switch the sampling of loads on or off, with the times of handlers or without."""
+        self.on, self.timed = on, on and timed
+        self.mark = 0 if on or self.latencies is not None else NEVER
 
     def sample(
         self, count: int, ids: Sequence[str], invoker: Invoker | None = None
     ) -> tuple[int, Invoker | None]:
         """Sample one of `ids`, the entities of a run that is about to be handled. Returns its index
-        and the invoker that times it, or None if it is not timed.
+        and the invoker that times it, or None if nothing is timed.
 
         Args:
             count: all messages so far, those of the run included.
             invoker: of the run.
         """
         since, self._last = count - self._last, count
-        self._samples, self.mark = self._samples + 1, count + self._step
-        at = self._samples * STRIDE % len(ids)
+        self._recent += 1
+        if self._recent > 2 * self._wanted:  # a rush began since the last adaptation
+            self._step, self._recent = 2 * self._step, self._wanted
+        self.mark = count + self._dice.randint(1, 2 * self._step - 1)
+        at = self._dice.randrange(len(ids))
+        function = invoker.function if invoker is not None else None
+        if self.on:
+            function = self._count(ids[at], since, invoker)
+        if invoker is None or function is None:
+            return at, None
+        if self.latencies is not None:
+            function = self.latencies.timed(function, since, is_async=invoker.is_async)
+        changed = function is not invoker.function
+        return at, replace(invoker, function=function) if changed else None
+
+    def _count(
+        self, entity_id: str, weight: int, invoker: Invoker | None
+    ) -> Callable[..., Any] | None:
+        """Count a sampled message for its shard. Returns the handler's function, timed if times are
+        wanted."""
+        function = invoker.function if invoker is not None else None
         with suppress(ConfigError):  # an invalid id: the message will be refused
-            shard = self._shard_of(ids[at])
-            self._counts[shard] = self._counts.get(shard, 0) + since
+            shard = self._shard_of(entity_id)
+            self._counts[shard] = self._counts.get(shard, 0) + weight
             if self.timed and invoker is not None:
                 times = self._times
 
                 def note(seconds: float) -> None:
-                    times.append((shard, seconds * since))
+                    times.append((shard, seconds * weight))
 
-                return at, replace(invoker, function=timed(invoker, note))
-        return at, None
+                return timed(invoker, note)
+        return function
+
+    def timed_alone(self, invoker: Invoker) -> Invoker:
+        """Return the invoker of a message that waited here for its home, timed. If such a message
+        was the sample when it arrived, no handler has got that, so each stands for itself."""
+        if self.latencies is None:
+            return invoker
+        function = self.latencies.timed(invoker.function, 1, is_async=invoker.is_async)
+        return replace(invoker, function=function)
+
+    @property
+    def _wanted(self) -> int:
+        return SAMPLES_S if self.on else LATENCIES_S
+
+    def pace(self, count: int) -> None:
+        """Adapt the distance of the marks. Called about once a second. `count`: all messages so
+        far."""
+        passed, self._paced_at = count - self._paced_at, count
+        self._step, self._recent = max(1, round(passed / self._wanted)), 0
+        self.mark = min(self.mark, count + self._step)
 
     def read(self, count: int, now: float) -> dict[str, tuple[float, float]] | None:
         """Messages and seconds of handlers, per second, of each shard since the last reading; None
@@ -111,8 +168,9 @@ class LoadSampling:
         if since is None or now <= since:
             return None
         passed = now - since
-        self._step = max(1, round(sum(counts.values()) / passed / SAMPLES_S))
-        self.mark = min(self.mark, count + self._step) if self.on else NEVER
+        self._step, self._recent = max(1, round(sum(counts.values()) / passed / SAMPLES_S)), 0
+        if self.on:
+            self.mark = min(self.mark, count + self._step)
         return {
             shard: (counts.get(shard, 0) / passed, times.get(shard, 0.0) / passed)
             for shard in counts | times

@@ -28,6 +28,7 @@ from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
+from shardbus.entities.message_times import MessageTimes
 from shardbus.entities.reentrancy import NodeInstanceRouter, NodeRouter
 from shardbus.entities.runner import Arrive, read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
@@ -153,8 +154,10 @@ class RegionShell:
         drop, name = node.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
         self._place(within)
+        self.router.ask_failed = node.endpoint.sent.ended
         self._check_leases = self.shard_leases.check
-        self.sampling = LoadSampling(self.router.shard_of)
+        self.times = MessageTimes(loop.time)
+        self.sampling = LoadSampling(self.router.shard_of, self.times)
         self._coordinator: NodeId | None = None
         self._stranger: NodeId | None = None
         self.drained: asyncio.Future[None] = loop.create_future()
@@ -354,6 +357,8 @@ class RegionShell:
             if counts.accepted >= self.sampling.mark:
                 _, timed = self.sampling.sample(counts.accepted, (message.id,), invoker)
                 invoker = timed or invoker
+        else:
+            invoker = self.sampling.timed_alone(invoker)
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         self._node.gate.is_shut()  # a start looks at the last check only
@@ -553,6 +558,10 @@ class RegionShell:
         self.host.runner.advance(tick)
         if self.table is self and self.router.buffered_asks:
             self._node.endpoint.asks_timed_out += self.router.expire()
+
+    def pace(self, tick: int) -> None:
+        """Adapt the sampling to the rate of messages. Called about once a second."""
+        self.sampling.pace(self.host.counts.accepted)
 
     def find_slow_handlers(self, slow: SlowHandlers, tick: int) -> None:
         """Report handlers that have waited for `slow_handler_after`. Called about once a second."""

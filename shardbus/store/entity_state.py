@@ -6,11 +6,14 @@ Source: docs/how-to/keep-state.md; docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
-import time
+from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
+from shardbus.histograms import Histogram
 from shardbus.store.group_commit import SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
+
+LOAD, SAVE = "load", "save"
 
 
 class EntityStates:
@@ -25,19 +28,19 @@ class EntityStates:
         self._silent_at: float | None = None
         self.silent_because = ""
         """The last failure of the store, with the remedy."""
-        self.seconds = 0.0
-        self.calls = 0
+        self.durations: dict[tuple[str, str], Histogram] = {}
+        """Of calls that have ended, by entity type and `load` or `save`."""
 
     async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         """Return the stored state, None if there is none; raise its stored fence to `fence`."""
-        began = time.perf_counter()
+        began = perf_counter()
         try:
             return await self._store.load_state(entity_type, shard, entity_id, fence)
         except Exception as e:
             self.failed(e)
             raise
         finally:
-            self.called(1, time.perf_counter() - began)
+            self.latencies(entity_type, LOAD).observe(perf_counter() - began)
 
     def save(
         self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
@@ -49,15 +52,21 @@ class EntityStates:
     @property
     def silent_ago(self) -> float | None:
         """Return the seconds since the store last gave no answer, None if it always answered."""
-        return None if self._silent_at is None else time.perf_counter() - self._silent_at
+        return None if self._silent_at is None else perf_counter() - self._silent_at
 
     def failed(self, error: Exception) -> None:
         """Note that a load or a save has failed."""
         self.errors += 1
         if isinstance(error, StoreUnavailable):
-            self._silent_at, self.silent_because = time.perf_counter(), str(error)
+            self._silent_at, self.silent_because = perf_counter(), str(error)
 
-    def called(self, calls: int, seconds: float) -> None:
-        """Note loads or saves that have ended, and the sum of the times that they took."""
-        self.seconds += seconds
-        self.calls += calls
+    def saved(self, entity_type: str, seconds: float) -> None:
+        """Note that a save has ended, and how long its caller waited."""
+        self.latencies(entity_type, SAVE).observe(seconds)
+
+    def latencies(self, entity_type: str, operation: str) -> Histogram:
+        """Return the durations of one kind of call."""
+        histogram = self.durations.get((entity_type, operation))
+        if histogram is None:
+            histogram = self.durations[entity_type, operation] = Histogram()
+        return histogram

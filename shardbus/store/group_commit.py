@@ -46,7 +46,7 @@ _Waiting = tuple[Save, asyncio.Future[None], float]
 class SaveObserver(Protocol):
     """Takes the figures of a group."""
 
-    def called(self, calls: int, seconds: float) -> None: ...
+    def saved(self, entity_type: str, seconds: float) -> None: ...
     def failed(self, error: Exception) -> None: ...
 
 
@@ -123,9 +123,9 @@ class SaveGroup:
             ]
         except Exception as e:
             outcomes = [e] * len(batch)
-        taken = perf_counter() * len(batch)
-        for (_, answer, began), outcome in zip(batch, outcomes, strict=True):
-            taken -= began
+        ended, saved = perf_counter(), self._observer.saved
+        for (save, answer, began), outcome in zip(batch, outcomes, strict=True):
+            saved(save.entity_type, ended - began)
             if outcome is not None:
                 self._observer.failed(outcome)
             if answer.done():
@@ -134,7 +134,6 @@ class SaveGroup:
                 answer.set_result(None)
             else:
                 answer.set_exception(outcome)
-        self._observer.called(len(batch), taken)
 
     def _take(self) -> list[_Waiting]:
         """Return the next batch: this writer's share of what waits."""

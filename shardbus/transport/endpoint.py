@@ -33,6 +33,7 @@ from shardbus.transport.network import Network
 from shardbus.transport.outgoing import OutgoingConnection
 from shardbus.transport.permissions import Authorize, authorize
 from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.sent_messages import SentMessages
 from shardbus.transport.session import Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
@@ -82,6 +83,7 @@ class Endpoint:
         self.clock = CoarseClock()
         self.loop: asyncio.AbstractEventLoop
         self.send_buffer_limit = send_buffer_limit or SendBufferLimit()
+        self.sent = SentMessages()
         self.departures = DepartureNotices(self)
         self.dropped_frames: dict[str, int] = {}
         """Unusable frames, by reason."""
@@ -260,7 +262,8 @@ class Endpoint:
 
     def new_session(self, name: str, transmit: Transmit) -> Session:
         """Make a session of this process over the given way of sending frames."""
-        return Session(name, self.loop, self.clock, self.receiver, transmit, self.send_buffer_limit)
+        receiver, limit = self.receiver, self.send_buffer_limit
+        return Session(name, self.loop, self.clock, receiver, transmit, limit, self.sent)
 
     def on_welcomed(self, connection: OutgoingConnection) -> None:
         """A connection was welcomed (again)."""

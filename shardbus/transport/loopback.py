@@ -14,6 +14,7 @@ import asyncio
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.inbox import Inbox, Receiver
 from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.sent_messages import SentMessages
 from shardbus.transport.session import Session, wake
 from shardbus.transport.window import WINDOW_BYTES
 
@@ -31,9 +32,10 @@ class Loopback(Session):
         clock: CoarseClock,
         receiver: Receiver[Session],
         send_buffer_limit: SendBufferLimit | None = None,
+        sent: SentMessages | None = None,
     ) -> None:
         super().__init__(
-            name, loop, clock, receiver, lambda kind, seq, ack, body: True, send_buffer_limit
+            name, loop, clock, receiver, lambda kind, seq, ack, body: True, send_buffer_limit, sent
         )
 
     def _make_inbox(self, receiver: Receiver[Session], clock: CoarseClock) -> Inbox[Session]:
@@ -43,6 +45,8 @@ class Loopback(Session):
     def flush(self) -> None:
         runs, weight = self._runs, self._weight
         if runs:
+            entries, since = self._asks.entries, self._asked_since
+            self._sent.leave(runs, entries, since, self._delayed, self._loop)
             self._reset_batch()
             self._free()
             self._inbox.receive_runs(runs, weight)

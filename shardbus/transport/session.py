@@ -43,6 +43,7 @@ from shardbus.transport.fragments import LARGE_WEIGHT, FragmentAssembly, Fragmen
 from shardbus.transport.inbox import Inbox, Receiver
 from shardbus.transport.permissions import NODE
 from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.sent_messages import SentMessages
 from shardbus.transport.window import Transmit, Window
 from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
@@ -103,10 +104,12 @@ class Session:
         "_ask_key",
         "_ask_payloads",
         "_ask_timeout_ms",
+        "_asked_since",
         "_asks",
         "_asks_expired",
         "_assembly",
         "_chained_key",
+        "_delayed",
         "_drain_waiters",
         "_expect",
         "_fragments",
@@ -122,6 +125,7 @@ class Session:
         "_runs",
         "_scheduled",
         "_send_buffer_limit",
+        "_sent",
         "_tell_ids",
         "_tell_key",
         "_tell_payloads",
@@ -151,6 +155,7 @@ class Session:
         receiver: Receiver[Session],
         transmit: Transmit,
         send_buffer_limit: SendBufferLimit | None = None,
+        sent: SentMessages | None = None,
     ) -> None:
         guard(self)
         self.name = name
@@ -178,6 +183,7 @@ class Session:
         """How many times the other side has reported that it lives, and has no room."""
         self.peer_lost_data = False
         """The other side lacks what it had acknowledged, so the session cannot go on."""
+        self._sent = sent or SentMessages()
         self._init_outbox(loop, Asks(clock), send_buffer_limit)
         self._transmit = transmit
         self._window = Window(transmit)
@@ -206,6 +212,10 @@ class Session:
         self._ask_key: Key | Chain | None = None
         """What the messages of the open run of asks share: their key, or the chain of callers."""
         self._chained_key: Key | None = None
+        self._asked_since = 0.0
+        """When the open batch got its first ask; 0 if it has none."""
+        self._delayed: dict[int, float] = {}
+        """When asks of the open batch began to wait for a home."""
         self._ask_timeout_ms = self._ask_deadline = 0
         self._replies: ReplyRun | None = None
         self._tell_ids: list[str]
@@ -299,6 +309,30 @@ class Session:
         if self._weight > self._limit:
             self._full()
 
+    def ask_accepted(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+        since: float,
+    ) -> None:
+        """`ask`, or `ask_in_chain`, for a message that has waited here since then: it is never
+        refused."""
+        shared = chain or key
+        known = shared is self._ask_key and (not chain or key is self._chained_key)
+        if not known or timeout_ms != self._ask_timeout_ms:
+            self._open_asks(key, timeout_ms, chain)
+            self._ask_key, self._chained_key = shared, key
+        self._delayed[self._asks.corr + 1] = since
+        if chain:
+            self.ask_in_chain(key, entity_id, payload, timeout_ms, waiter, decode, chain)
+        else:
+            self.ask(key, entity_id, payload, timeout_ms, waiter, decode)
+
     def reply(self, corr: int, payload: bytes) -> None:
         """Answer an ask that came by this session."""
         if self._replies is None:
@@ -372,6 +406,8 @@ class Session:
         self._ask_corrs = run.corrs
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
         self._ask_deadline = self._asks.deadline(timeout_ms)
+        if not self._asked_since:
+            self._asked_since = self._loop.time()
 
     def _open_replies(self) -> None:
         self._replies = run = ReplyRun([], [])
@@ -425,6 +461,9 @@ class Session:
         self._runs = []
         self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key = self._ask_key = self._replies = None
+        self._asked_since = 0.0
+        if self._delayed:
+            self._delayed = {}
 
     @property
     def is_full(self) -> bool:
@@ -438,6 +477,7 @@ class Session:
         runs, weight = self._runs, self._weight
         if not runs:
             return
+        self._sent.leave(runs, self._asks.entries, self._asked_since, self._delayed, self._loop)
         self._reset_batch()
         if self.lost is not None:
             self._asks.abandon(self.lost)

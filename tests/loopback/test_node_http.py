@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shardbus import ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
+from shardbus import AskTimeout, ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
+from shardbus.admin.metric_catalogue import METRICS, PREFIX
 from shardbus.admin.pages import AdminPages
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
@@ -325,20 +326,58 @@ async def test_metrics_have_the_names_and_kinds_of_the_api(nodes: Nodes) -> None
     assert missing == set()
     samples = [sample for family in families.values() for sample in family.samples]
     assert not any("entity_id" in sample.labels for sample in samples)
+    assert {name: family.type for name, family in families.items()} == {
+        f"{PREFIX}{declared.name}": declared.kind.value for declared in METRICS
+    }
+    for declared in METRICS:
+        for sample in families[f"{PREFIX}{declared.name}"].samples:
+            assert sample.labels.keys() - {"le"} == set(declared.labels), declared.name
+
+
+async def test_B150_latencies_of_handlers_mailboxes_homes_and_asks_count_every_message(
+    nodes: Nodes,
+) -> None:
+    """With few messages every run is sampled, so the estimates are the counts."""
+    bus = application()
+    pair = await nodes.cluster(bus, 2)
+    for n in range(40):
+        assert await pair[0].ref("counter", f"c{n}").add(1) == 1
+    totals = await exposed(pair)
+    for name in ("handler_duration", "mailbox_wait", "ask_duration"):
+        assert totals[f"shardbus_{name}_seconds_count"] == 40, name
+    assert totals["shardbus_messages_sent_total"] == 40
+    assert totals["shardbus_shard_home_latency_seconds_count"] >= 6
+    assert totals["shardbus_ask_duration_seconds_sum"] > 0
+
+
+async def test_B150_an_ask_that_finds_no_home_in_time_has_a_duration(nodes: Nodes) -> None:
+    bus = application()
+    [node] = await nodes.cluster(bus, 1, role="nowhere")
+    with pytest.raises(AskTimeout):
+        await node.ref("counter", "a").within(0.2).add(1)
+    totals = await exposed([node])
+    assert totals["shardbus_ask_duration_seconds_count"] == 1
+    assert totals["shardbus_ask_duration_seconds_sum"] >= 0.2
+
+
+async def exposed(among: list[Node], entity_type: str = "counter") -> dict[str, float]:
+    """The samples of one type, summed over the nodes and over other labels."""
+    totals: dict[str, float] = {}
+    for node in among:
+        async with http(node) as client:
+            text = (await client.get("/metrics")).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.labels.get("entity_type") == entity_type:
+                    totals[sample.name] = totals.get(sample.name, 0) + sample.value
+    return totals
 
 
 async def test_metrics_count_what_happened(nodes: Nodes) -> None:
     pair = await two(nodes)
     with pytest.raises(Exception, match="ValueError"):
         await pair[0].ref("counter", IDS[0]).fail()
-    totals: dict[str, float] = {}
-    for node in pair:
-        async with http(node) as client:
-            text = (await client.get("/metrics")).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.labels.get("entity_type") == "counter":
-                    totals[sample.name] = totals.get(sample.name, 0) + sample.value
+    totals = await exposed(pair)
     host = [node.regions["counter"].host for node in pair]
     assert totals["shardbus_messages_received_total"] == len(IDS) + 1
     assert totals["shardbus_entity_failures_total"] == 1

@@ -42,6 +42,7 @@ class Out:
     def flush(self) -> None: ...
 
     tell_accepted = tell
+    ask_accepted = ask
 
 
 class Owner:

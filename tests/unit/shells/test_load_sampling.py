@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardbus.entities.entity_type import Invoker, in_thread
+from shardbus.entities.message_times import MessageTimes
 from shardbus.errors import ConfigError
 from shardbus.shells import load_sampling
 from shardbus.shells.load_sampling import NEVER, SAMPLES_S, TIMES_MAX, LoadSampling
@@ -227,3 +228,35 @@ def test_without_times_the_invoker_stays_and_without_readings_memory_is_bounded(
     for _ in range(TIMES_MAX + 10):
         timed.function(None)
     assert sampling.handled == TIMES_MAX
+
+
+def test_B150_latencies_are_sampled_without_bias_whatever_the_period_of_slow_messages() -> None:
+    """Every tenth run is slow. Each run is handled at once; its weight goes to its kind."""
+    weights: dict[bool, int] = {True: 0, False: 0}
+
+    class Weights(MessageTimes):
+        def timed(self, function: Any, weight: int, *, is_async: bool) -> Any:
+            weights[function is slow] += weight
+            return super().timed(function, weight, is_async=is_async)
+
+    def slow(entity: object) -> None: ...
+    def fast(entity: object) -> None: ...
+
+    sampling = LoadSampling(str, Weights(lambda: 0.0), Random(5))
+    count = 0
+    for _ in range(40):
+        for n in range(1000):
+            count += 10
+            if count >= sampling.mark:
+                sampling.sample(count, "a" * 10, invoker(slow if n % 10 == 0 else fast))
+        sampling.pace(count)
+    assert sum(weights.values()) == pytest.approx(count, rel=0.02)
+    assert weights[True] / count == pytest.approx(0.1, abs=0.02)
+    assert not sampling.on
+
+
+def test_B150_a_message_that_waited_on_its_node_is_timed_by_itself() -> None:
+    times = MessageTimes(lambda: 0.0)
+    timed = LoadSampling(str, times).timed_alone(invoker(lambda entity: "done"))
+    assert timed.function(None) == "done"
+    assert (times.waited.count, times.handled.count) == (1, 1)

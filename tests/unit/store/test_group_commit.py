@@ -49,9 +49,9 @@ class Observer:
     def __init__(self) -> None:
         self.calls, self.errors = 0, list[str]()
 
-    def called(self, calls: int, seconds: float) -> None:
+    def saved(self, entity_type: str, seconds: float) -> None:
         assert seconds >= 0
-        self.calls += calls
+        self.calls += 1
 
     def failed(self, error: Exception) -> None:
         self.errors.append(type(error).__name__)

@@ -1,0 +1,343 @@
+"""Every metric of a node, declared once: its name, kind, labels and meaning.
+
+From these declarations come the page of a node (`admin.metrics`), the reference page
+`docs/reference/metrics.md`, and in `deploy/` the dashboard and the alerts. A test compares them
+with what a real node exposes, so that none can be missing or left over.
+
+The group of a metric is its row on the dashboard.
+
+Source: docs/reference/metrics.md; B.150, N.21.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+PREFIX = "shardbus_"
+
+
+class MetricKind(Enum):
+    """The kinds of Prometheus."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Group(Enum):
+    """What a metric belongs to."""
+
+    MESSAGES = "Messages"
+    LATENCIES = "Latencies"
+    ENTITIES = "Entities and shards"
+    STORE = "Store"
+    CLUSTER = "Cluster"
+    NODE = "Node"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDeclaration:
+    """One metric. `name` is without prefix, and of a counter without `_total`; `meaning` is the
+    help text, in Markdown."""
+
+    name: str
+    kind: MetricKind
+    group: Group
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> str:
+        """The name on the page of a node."""
+        total = "_total" if self.kind is MetricKind.COUNTER else ""
+        return f"{PREFIX}{self.name}{total}"
+
+
+METRICS: list[MetricDeclaration] = []
+"""All of them, in the order of the reference."""
+
+
+def _declare(
+    kind: MetricKind, group: Group, name: str, labels: str, meaning: str
+) -> MetricDeclaration:
+    declared = MetricDeclaration(name, kind, group, meaning, tuple(labels.split()))
+    METRICS.append(declared)
+    return declared
+
+
+COUNTER, GAUGE, HISTOGRAM = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM
+_TYPE = "entity_type"
+
+# ---- messages
+
+MESSAGES_SENT = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_sent",
+    _TYPE,
+    "messages that this node's entities and code sent to entities, on any node; not those "
+    "that it forwards. One that is sent again, because a connection ended before it left, "
+    "counts again",
+)
+MESSAGES_RECEIVED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_received",
+    _TYPE,
+    "messages for entities that arrived from senders, without those that another node forwarded",
+)
+MESSAGES_FORWARDED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_forwarded",
+    _TYPE,
+    "messages that arrived here and went to the region machine, to wait or to be forwarded",
+)
+MESSAGES_DROPPED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_dropped",
+    f"{_TYPE} reason",
+    "messages that no handler received; unusable frames have an empty type",
+)
+MESSAGES_REFUSED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_refused",
+    f"{_TYPE} reason",
+    "tells of this node, or forwarded by it, that other nodes acknowledged and then "
+    "reported as dropped",
+)
+ASKS_HEDGED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "asks_hedged",
+    _TYPE,
+    "asks by router `first` that went to a second instance, because the first had not "
+    "answered in time or had failed",
+)
+MESSAGES_REROUTED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_rerouted",
+    _TYPE,
+    "messages that went to another instance, because there are fewer than when they were sent",
+)
+BUFFERED_MESSAGES = _declare(
+    GAUGE,
+    Group.MESSAGES,
+    "buffered_messages",
+    _TYPE,
+    "messages that wait for a shard's home",
+)
+SENDER_PAUSES = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "sender_pauses",
+    _TYPE,
+    "times that a sender's link was paused because a mailbox was full",
+)
+MISSED_EDGES = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "missed_edges",
+    "",
+    "times that only a watchdog noticed new messages; it checks once a second, and 0 is normal",
+)
+ASKS_TIMED_OUT = _declare(
+    COUNTER, Group.MESSAGES, "asks_timed_out", "", "asks without an answer in time"
+)
+
+# ---- latencies
+
+HANDLER_DURATION = _declare(
+    HISTOGRAM,
+    Group.LATENCIES,
+    "handler_duration_seconds",
+    _TYPE,
+    "from the call of a handler until it has returned or raised, with all that it awaits; sampled",
+)
+MAILBOX_WAIT = _declare(
+    HISTOGRAM,
+    Group.LATENCIES,
+    "mailbox_wait_seconds",
+    _TYPE,
+    "from the arrival of a message at its entity's node until its handler is called: behind"
+    " other messages of its batch, in the mailbox, for the start of the entity; sampled",
+)
+ASK_DURATION = _declare(
+    HISTOGRAM,
+    Group.LATENCIES,
+    "ask_duration_seconds",
+    _TYPE,
+    "asks by this node's entities and code, of entities on any node, until the answer, an "
+    "error or the timeout; the type is that of the asked entity; sampled",
+)
+SHARD_HOME_LATENCY = _declare(
+    HISTOGRAM,
+    Group.LATENCIES,
+    "shard_home_latency_seconds",
+    _TYPE,
+    "from the first message that waits here for a shard's home, because it is unknown or "
+    "the shard moves, until messages go there",
+)
+HANDOFF_DURATION = _declare(
+    HISTOGRAM,
+    Group.LATENCIES,
+    "handoff_duration_seconds",
+    _TYPE,
+    "moves on the coordinator's node, from the beginning, or from a node's end, until the "
+    "store has the next home",
+)
+
+# ---- entities and shards
+
+ENTITIES_STARTED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "entities_started",
+    f"{_TYPE} cause",
+    "entities started: `message`, `remembered`, and `restart` after a failure or for "
+    "messages that waited",
+)
+ENTITIES_STOPPED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "entities_stopped",
+    f"{_TYPE} reason",
+    "entities stopped: `handoff`, `passivation`, `shutdown`, `failure`, `stopped`",
+)
+ENTITY_FAILURES = _declare(
+    COUNTER, Group.ENTITIES, "entity_failures", _TYPE, "handlers, starts and stops that raised"
+)
+ENTITIES_EVICTED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "entities_evicted",
+    _TYPE,
+    "entities passivated because of the limit; `entities_stopped` counts them too",
+)
+ENTITIES_CARRIED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "entities_carried",
+    f"{_TYPE} outcome",
+    "entities that carry what they have to the next home of their shard: `frozen`, "
+    "`failed`, `too_large`, `save_unknown`, `restored`, `not_taken`",
+)
+ENTITIES_CUT_OFF = _declare(
+    COUNTER, Group.ENTITIES, "entities_cut_off", _TYPE, "entities that did not stop in time"
+)
+ACTIVE_ENTITY_LIMIT = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "active_entity_limit",
+    _TYPE,
+    "limit of entities in memory here, 0 for no limit",
+)
+SLOW_HANDLERS = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "slow_handlers",
+    f"{_TYPE} how",
+    "handlers that `waited` for more than `slow_handler_after` or `blocked` the loop for "
+    "more than `cluster.app_block_warning`",
+)
+ENTITIES = _declare(GAUGE, Group.ENTITIES, "entities", _TYPE, "entities in memory")
+STATE_BYTES = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "state_bytes",
+    _TYPE,
+    "states of the entities in memory, in bytes as they are stored; of types with state",
+)
+STATES_EXPIRED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "states_expired",
+    _TYPE,
+    "states that were idle for `state_ttl` and are removed",
+)
+ENTITIES_WAITING = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "entities_waiting_to_start",
+    _TYPE,
+    "remembered entities that have yet to start again here",
+)
+SHARDS = _declare(GAUGE, Group.ENTITIES, "shards", _TYPE, "shards hosted here")
+HANDOFFS = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "handoffs",
+    f"{_TYPE} result",
+    "moves that ended (`stopped`, or `owner_gone`) and deadlines that passed in one "
+    "(`overdue`), on the coordinator's node",
+)
+SHARDING_NOTES = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "sharding_notes",
+    f"{_TYPE} kind",
+    "other notes of regions and coordinators, such as `rebalance` (shards planned to move)",
+)
+
+# ---- the store
+
+STORE_LATENCY = _declare(
+    HISTOGRAM,
+    Group.STORE,
+    "store_latency_seconds",
+    f"{_TYPE} operation",
+    "loads and saves of entities' state: `load`, `save`; every call, from the entity's "
+    "request until the store's answer",
+)
+STORE_ERRORS = _declare(
+    COUNTER, Group.STORE, "store_errors", "", "loads and saves of entities' state that failed"
+)
+
+# ---- the cluster
+
+MEMBERS = _declare(GAUGE, Group.CLUSTER, "members", "status", "members by status")
+PHI = _declare(GAUGE, Group.CLUSTER, "phi", "node", "suspicion of each node that this one watches")
+COORDINATOR_EPOCH = _declare(
+    GAUGE, Group.CLUSTER, "coordinator_epoch", _TYPE, "highest coordinator epoch seen"
+)
+SUSPENDED = _declare(
+    GAUGE,
+    Group.CLUSTER,
+    "suspended",
+    "",
+    "1 while the node is suspended: its entities handle no message",
+)
+SUSPENSIONS = _declare(
+    COUNTER, Group.CLUSTER, "suspensions", "", "times that membership has suspended this node"
+)
+
+# ---- the node
+
+TASKS_FAILED = _declare(
+    COUNTER,
+    Group.NODE,
+    "tasks_failed",
+    "",
+    "tasks of the node that ended by an error, which is a defect; the log has the "
+    "traceback, and the node is not ready any more",
+)
+VITALS = _declare(
+    GAUGE,
+    Group.NODE,
+    "vitals",
+    "what",
+    "averages of how busy this node is: `busy`, `lag`, `rss`, `gc`, `mailbox`, `rate`, as "
+    "in `/v1/load`",
+)
+LOOP_LAG = _declare(
+    GAUGE,
+    Group.NODE,
+    "loop_lag_seconds",
+    "",
+    "time since the application's loop last completed an iteration",
+)
+BUILD_INFO = _declare(GAUGE, Group.NODE, "build_info", "version", "1")

@@ -1,0 +1,129 @@
+"""Counts what a process sends to entities, and times a sample of its asks.
+
+Both happen when a batch leaves (`Session.flush`), by run and never by message. Messages that a node
+only forwards do not count; a message that is sent again, because a session ended before it left,
+counts again.
+
+**The sample.** When the count of all asks passes a mark, one ask of the batch that passed it, each
+with the same probability, stands for all asks since the last mark. The distance of the marks is
+drawn between one and twice the mean, so no period of the sender can fall in step with it: every ask
+is sampled with the same probability, whatever it asks and however long it takes. The mean adapts so
+that some `SAMPLES_S` asks a second are sampled.
+
+**The time** runs from the ask until its future is done: by the answer, an error, a timeout or a
+cancellation. When an ask was added to its batch is not noted; it is taken from its place in the
+batch, between the batch's first ask and its departure, within one turn of the loop. An ask that
+waited for a home first counts from when it began to wait. One that fails while it waits there is
+never part of a batch, and is observed by itself.
+
+Source: docs/reference/metrics.md; B.150.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any
+
+from shardbus.histograms import Histogram
+from shardbus.wire.batch import AskRun, Run, TellRun
+
+SAMPLES_S = 100
+"""Samples a second, about."""
+
+
+class SentMessages:
+    """The counts of one process, for all of its sessions. `dice` draws the samples."""
+
+    __slots__ = ("_asks", "_dice", "_last", "_mark", "_paced_at", "_recent", "_step", "counts",
+                 "durations")  # fmt: skip
+
+    def __init__(self, dice: Random | None = None) -> None:
+        self._dice = dice or Random(0)
+        self.counts: dict[str, int] = {}
+        """Messages sent, by entity type."""
+        self.durations: dict[str, Histogram] = {}
+        """Of asks, by entity type."""
+        self._asks = self._last = self._mark = 0
+        self._step, self._recent = 1, 0
+        self._paced_at = 0
+
+    def leave(
+        self,
+        runs: Sequence[Run],
+        entries: Mapping[int, Any],
+        since: float,
+        delayed: Mapping[int, float],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Count a batch that leaves now.
+
+        Args:
+            entries: the waiting asks of the session, by correlation id.
+            since: when the batch got its first ask.
+            delayed: when the asks that waited for a home began to wait.
+        """
+        counts, asked = self.counts, 0
+        for run in runs:
+            cls = run.__class__
+            if cls is TellRun:
+                counts[run.type] = counts.get(run.type, 0) + len(run.ids)  # type: ignore[union-attr]
+            elif cls is AskRun:
+                n = len(run.ids)  # type: ignore[union-attr]
+                counts[run.type] = counts.get(run.type, 0) + n  # type: ignore[union-attr]
+                asked += n
+        if asked:
+            self._asks += asked
+            if self._asks >= self._mark:
+                self._sample(runs, asked, entries, since, delayed, loop)
+
+    def pace(self) -> None:
+        """Adapt the distance of the samples. Called about once a second."""
+        asks, self._paced_at = self._asks - self._paced_at, self._asks
+        self._step, self._recent = max(1, asks // SAMPLES_S), 0
+        self._mark = min(self._mark, self._asks + self._step)
+
+    def ended(self, entity_type: str, seconds: float, weight: int = 1) -> None:
+        """Observe an ask that has its outcome."""
+        histogram = self.durations.get(entity_type)
+        if histogram is None:
+            histogram = self.durations[entity_type] = Histogram()
+        histogram.observe(max(0.0, seconds), weight)
+
+    def _sample(
+        self,
+        runs: Sequence[Run],
+        asked: int,
+        entries: Mapping[int, Any],
+        since: float,
+        delayed: Mapping[int, float],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        weight, self._last = self._asks - self._last, self._asks
+        self._recent += 1
+        if self._recent > 2 * SAMPLES_S:  # a rush began since the last adaptation
+            self._step, self._recent = 2 * self._step, SAMPLES_S
+        self._mark = self._asks + self._dice.randint(1, 2 * self._step - 1)
+        at = self._dice.randrange(asked)
+        entity_type, corr = _ask_at(runs, at)
+        entry = entries.get(corr)
+        if entry is None or not asyncio.isfuture(entry[0]):
+            return
+        now = loop.time()
+        began = delayed.get(corr) or since + (now - since) * (at + 0.5) / asked
+
+        def done(_: object) -> None:
+            self.ended(entity_type, loop.time() - began, weight)
+
+        entry[0].add_done_callback(done)
+
+
+def _ask_at(runs: Sequence[Run], at: int) -> tuple[str, int]:
+    """Return the entity type and the correlation id of an ask of a batch."""
+    for run in runs:
+        if isinstance(run, AskRun):
+            if at < len(run.corrs):
+                return run.type, run.corrs[at]
+            at -= len(run.corrs)
+    raise AssertionError("the batch has fewer asks")

@@ -1,0 +1,64 @@
+"""How long messages wait and handlers take, on a clock that the handlers advance."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shardbus.entities.message_times import MessageTimes
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.times = MessageTimes(lambda: self.now)
+
+    @property
+    def noted(self) -> tuple[int, float, int, float]:
+        waited, handled = self.times.waited, self.times.handled
+        return waited.count, waited.sum, handled.count, handled.sum
+
+
+def test_B150_a_message_waits_until_its_handler_is_called() -> None:
+    watch = Watch()
+
+    def work(entity: object, seconds: float) -> str:
+        watch.now += seconds
+        return "done"
+
+    timed = watch.times.timed(work, 10, is_async=False)
+    watch.now += 2.0
+    assert timed(None, 0.5) == "done"
+    assert watch.noted == (10, 20.0, 10, 5.0)
+
+
+def test_a_handler_that_raises_is_timed_too() -> None:
+    watch = Watch()
+
+    def fails(entity: object) -> None:
+        watch.now += 1.0
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        watch.times.timed(fails, 1, is_async=False)(None)
+    assert watch.noted == (1, 0.0, 1, 1.0)
+
+
+async def test_what_a_coroutine_awaits_counts_until_it_ends_or_is_cancelled() -> None:
+    watch, opened = Watch(), asyncio.Event()
+
+    async def waits(entity: object) -> str:
+        await opened.wait()
+        return "done"
+
+    timed = watch.times.timed(waits, 3, is_async=True)
+    first, second = (asyncio.ensure_future(timed(None)) for _ in range(2))
+    await asyncio.sleep(0)
+    watch.now += 4.0
+    second.cancel()
+    await asyncio.wait([second])
+    watch.now += 1.0
+    opened.set()
+    assert await first == "done"
+    assert watch.noted == (6, 0.0, 6, 3 * 4.0 + 3 * 5.0)
