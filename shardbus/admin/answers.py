@@ -29,9 +29,10 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Rebalance
 from shardbus.shells.coordinator import CoordinatorShell
-from shardbus.shells.region import check_own_table, region_of
+from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.store.protocol import problems_of
 from shardbus.store.urls import default_url, mask_url
+from shardbus.transport.permissions import LIST_STORED
 
 STOP_PART = 0.5
 """The part of the asker's timeout that stopping shards may take; then the answer names the shards
@@ -80,6 +81,8 @@ class NodeAnswers:
             self.reload_keys,
         ):
             self._node.rpc.register(answer.__name__, answer)
+        to_clients = self._node.settings.security.list_states
+        self._node.rpc.register(LIST_STORED, self.stored, to_clients=to_clients)
 
     # ---- what runs on this node
 
@@ -143,6 +146,33 @@ class NodeAnswers:
             return [list(row) for row in first]
         finally:
             self._walks -= 1
+
+    async def stored(
+        self, name: str, shard: str, prefix: str, cursor: str, limit: int
+    ) -> tuple[list[str], str | None]:
+        """About `limit` ids of entities with a stored state, of one shard or of all, and the next
+        cursor.
+
+        Raises:
+            BufferFull: `WALKS_MAX` lists are being made already.
+            ConfigError: the type has no such shard. StoreError: the cursor is not of this store.
+        """
+        region = region_of(self._node.regions, name)
+        if shard and not region.router.has_shard(shard):
+            raise ConfigError(f"{name!r} has no shard {shard!r:.100}")
+        if self._walks >= WALKS_MAX:
+            raise BufferFull(f"{WALKS_MAX} lists of entities are being made: try again")
+        if region.entity_type.states is None:
+            return [], None
+        self._walks += 1
+        try:
+            limit = max(1, min(limit, PAGE_MAX))
+            ids, following = await self._node.store.page_stored(name, prefix, cursor or None, limit)
+        finally:
+            self._walks -= 1
+        if shard:
+            ids = [entity_id for entity_id in ids if _is_in(region, entity_id, shard)]
+        return ids, following
 
     def limit(self, name: str, wanted: int | None) -> list[int] | None:
         """The limit on entities in memory here, their number, and how many were evicted. `wanted`
@@ -343,6 +373,14 @@ class NodeAnswers:
             CoordinatorState.RETIRING,
         )
         return machine if rules else None
+
+
+def _is_in(region: RegionShell, entity_id: str, shard: str) -> bool:
+    """True if the entity belongs to the shard. What is stored may have an id of another release."""
+    try:
+        return region.router.shard_of(entity_id) == shard
+    except ConfigError:
+        return False
 
 
 def _pace(coordinator: Coordinator) -> dict[str, Any]:

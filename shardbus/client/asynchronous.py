@@ -17,12 +17,13 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
+from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
 from shardbus.errors import (
     BufferFull,
@@ -36,19 +37,19 @@ from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
 from shardbus.routing.refs import ask, attempt, call, milliseconds, pack, start_entity
 from shardbus.routing.region import Region
-from shardbus.transport.asks import Unsent
+from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
-from shardbus.transport.permissions import client_name
+from shardbus.transport.permissions import LIST_STORED, QUESTION_TYPE, client_name
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
-from shardbus.wire.schema import encode_value
+from shardbus.wire.schema import decode_value, encode_value
 
 log = logging.getLogger("shardbus.client")
 
@@ -58,6 +59,7 @@ CONNECT_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
 SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a variable)
 KEY_VARIABLE = "SHARDBUS_SECURITY__KEYS"
+_LIST_STORED: Key = (QUESTION_TYPE, LIST_STORED)
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
@@ -316,6 +318,90 @@ class AsyncClient:
         router, left_ms = await self._regions.learn_within(kind, timeout_ms)
         asks = [attempt(router, entity_id, m, left_ms) for entity_id, m in messages]
         return await asyncio.gather(*asks, return_exceptions=True)
+
+    async def stored(
+        self, kind: str | type, *, prefix: str = "", shard: str | None = None
+    ) -> AsyncIterator[str]:
+        """Yield the ids of the type's entities that have a stored state, from the nodes' store, one
+        page in memory: `async for id in client.stored(Cart)`. With `prefix`, those that begin with
+        it; with `shard`, those of that shard.
+
+        An entity that has a state all the time comes at least once. With a store in Redis one may
+        come twice. Each page may take the client's `timeout`.
+
+        Raises:
+            UnknownEntityType: there is no such type, or this client may not use it. Unhandled: the
+                cluster lists nothing for clients. EntityFailed: the store does not answer, or its
+                server has changed; list again. RequestError: no node answers.
+        """
+        name = kind if isinstance(kind, str) else self._regions.of_class(kind).interface.name
+
+        async def page(cursor: str) -> tuple[list[str], str | None]:
+            arguments = (name, shard or "", prefix, cursor, PAGE)
+            ids, following = await self._ask_contact(_LIST_STORED, arguments)
+            return ids, following
+
+        async for entity_id in stored_ids(page, self.timeout_ms / 1000):
+            yield entity_id
+
+    async def for_each(
+        self,
+        kind: str | type,
+        action: str | Callable[[Any], Awaitable[object]],
+        *args: Any,
+        rate: float = 100.0,
+        at_once: int = 16,
+        prefix: str = "",
+        shard: str | None = None,
+        tell: bool = False,
+        timeout: float | None = None,
+        on_error: Callable[[str, Exception], object] | None = None,
+    ) -> ForEach:
+        """Call a handler of each entity of the type that has a stored state, which starts it.
+
+        Args:
+            action: the name of a handler, called with `args`; or a function that takes a reference
+                and returns an awaitable, as `lambda cart: cart.expire(7)`.
+            rate: calls that begin per second. at_once: calls that run at a time.
+            prefix, shard: only these entities, as `stored`.
+            tell: tell, do not ask. Then `timeout` does not apply.
+            timeout: seconds for one answer.
+            on_error: called with the id and the error of each call that fails; it must not raise.
+
+        Returns:
+            How many were called, and which failed. An entity may be called twice, as `stored` says.
+
+        Raises:
+            As `stored`, when some entities may have been called. ConfigError: an invalid argument.
+        """
+        router = await self.router_of(kind)
+
+        async def call(entity_id: str) -> object:
+            if not isinstance(action, str):
+                return await action(reference(router, entity_id, self.timeout_ms))
+            if tell:
+                await self.cast(kind, entity_id, action, *args)
+                return None
+            return await self.call(kind, entity_id, action, *args, timeout=timeout)
+
+        ids = self.stored(kind, prefix=prefix, shard=shard)
+        return await call_each(ids, call, rate=rate, at_once=at_once, on_error=on_error)
+
+    async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
+        """Ask the contact a question about the cluster.
+
+        Raises:
+            NodeLost: there is no contact, or it is gone. AskTimeout: no answer in time.
+        """
+        session = self._contact.session
+        if self._closed:
+            raise LocalProtocolError(CLOSED)
+        if session is None:
+            raise NodeLost("the client seeks another node")
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        payload = encode_value(arguments)
+        session.ask(key, "", payload, self.timeout_ms, future, decode_value)
+        return await future
 
     async def flush(self) -> None:
         """Wait until a node has acknowledged every tell so far. A tell to a node that died before

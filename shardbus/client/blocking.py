@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, AsyncClient
+from shardbus.client.stored import PAGE, ForEach, call_each_here
 from shardbus.client.thread_bridge import TellItem, ThreadBridge
 from shardbus.client.towards import Towards
 from shardbus.ids import check_id
@@ -208,6 +209,63 @@ class Client:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
         batch = list(messages)
         return self._run_within(lambda: self._client.ask_many(kind, batch, timeout), timeout)
+
+    def stored(
+        self, kind: str | type, *, prefix: str = "", shard: str | None = None
+    ) -> Iterator[str]:
+        """Yield the ids of entities that have a stored state, as `AsyncClient.stored`."""
+        ids = self._client.stored(kind, prefix=prefix, shard=shard)
+
+        async def some() -> list[str]:
+            found: list[str] = []
+            async for entity_id in ids:
+                found.append(entity_id)
+                if len(found) == PAGE:
+                    break
+            return found
+
+        while found := self._run(some):
+            yield from found
+
+    def for_each(
+        self,
+        kind: str | type,
+        action: str | Callable[[Any], object],
+        *args: Any,
+        rate: float = 100.0,
+        at_once: int = 16,
+        prefix: str = "",
+        shard: str | None = None,
+        tell: bool = False,
+        timeout: float | None = None,
+        on_error: Callable[[str, Exception], object] | None = None,
+    ) -> ForEach:
+        """Call a handler of each entity of the type that has a stored state, as
+        `AsyncClient.for_each`. A function as `action` takes a blocking reference and runs in this
+        thread, one call after the other; `on_error` runs in the client's thread otherwise."""
+        if isinstance(action, str):
+            return self._run(
+                lambda: self._client.for_each(
+                    kind,
+                    action,
+                    *args,
+                    rate=rate,
+                    at_once=at_once,
+                    prefix=prefix,
+                    shard=shard,
+                    tell=tell,
+                    timeout=timeout,
+                    on_error=on_error,
+                )
+            )
+        router, timeout_ms = self._router(kind), self._timeout_ms
+
+        def call(entity_id: str) -> None:
+            action(BlockingRef(self._bridge, router, entity_id, timeout_ms))
+
+        return call_each_here(
+            self.stored(kind, prefix=prefix, shard=shard), call, rate=rate, on_error=on_error
+        )
 
     @property
     def lost_messages(self) -> int:

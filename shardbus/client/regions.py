@@ -19,6 +19,7 @@ from shardbus.errors import (
     AskTimeout,
     ConfigError,
     LocalProtocolError,
+    NodeLost,
     RequestError,
     UnknownEntityType,
 )
@@ -32,7 +33,7 @@ from shardbus.routing.router import Router
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.transport.asks import Unsent
+from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
@@ -295,6 +296,8 @@ class ClientRegions:
             region = self._by_name.get(message.key[0])
             if region is not None:
                 by_table.setdefault(region.router.table.interface.name, []).append(message)
+            elif message.waiting is not None:  # a question to the node itself
+                refuse(message.waiting, NodeLost("the node is gone"))
         return by_table
 
     def uses(self, session: Session) -> bool:

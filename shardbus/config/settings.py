@@ -464,6 +464,9 @@ class SecuritySettings:
     allowed: str = text(
         "", "file with the keys that may connect, and their roles; without it, the secret admits"
     )
+    list_states: bool = flag(
+        True, "clients may list the ids of stored entities, of the types that they may use"
+    )
 
 
 @dataclass(frozen=True, slots=True)

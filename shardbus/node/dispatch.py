@@ -28,9 +28,9 @@ from shardbus.transport.permissions import (
     CONTROL,
     FOR_COORDINATOR,
     HANDOVER,
-    QUESTIONERS,
     RUNS,
     Role,
+    may_ask,
     may_send,
 )
 from shardbus.transport.session import Session
@@ -101,9 +101,12 @@ class Dispatcher:
         """Hand asks to the region of their type, and questions of nodes to the answers."""
         permissions = session.permissions
         role, types = permissions.role, permissions.types
-        allowed = AskRun in RUNS[role] and (types is None or run.type in types)
         region = self._regions.get(run.type)
-        if not allowed or (region is None and run.type == NodeRpc.TYPE and role not in QUESTIONERS):
+        if region is None and run.type == NodeRpc.TYPE:
+            allowed = may_ask(permissions, run.method)
+        else:
+            allowed = AskRun in RUNS[role] and (types is None or run.type in types)
+        if not allowed:
             self._not_allowed(session, run)
             for corr in run.corrs:
                 session.fail(corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}"))

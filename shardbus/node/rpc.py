@@ -35,6 +35,7 @@ from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.log_limiter import log
+from shardbus.transport.permissions import QUESTION_TYPE, Permissions, Role
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun
 from shardbus.wire.schema import decode_value, encode_value
@@ -50,27 +51,36 @@ class Question:
     name: str
     answer: Callable[..., Any]
     arguments: Any
+    to_clients: bool = False
 
     @classmethod
-    def of(cls, name: str, answer: Callable[..., Any]) -> Question:
+    def of(cls, name: str, answer: Callable[..., Any], *, to_clients: bool) -> Question:
         """Read the types from the annotations of the answer."""
         parameters = inspect.signature(answer, eval_str=True).parameters.values()
         types = tuple(
             Any if one.annotation is inspect.Parameter.empty else one.annotation
             for one in parameters
         )
-        return cls(name, answer, tuple[types] if types else tuple[()])  # type: ignore[valid-type]
+        arguments = tuple[types] if types else tuple[()]  # type: ignore[valid-type]
+        return cls(name, answer, arguments, to_clients)
 
-    def ask(self, payload: bytes) -> Any:
-        """Answer the question with encoded arguments.
+    def ask(self, payload: bytes, permissions: Permissions) -> Any:
+        """Answer the question of a process with these permissions with encoded arguments.
 
         Raises:
             SchemaError: they are no MessagePack, or do not fit.
+            UnknownEntityType: a client may not use the type of the first argument.
+            Unhandled: the question is not answered to clients.
         """
         try:
             arguments = msgspec.convert(decode_value(payload), self.arguments)
         except msgspec.ValidationError as e:
             raise SchemaError(f"{self.name}: {e}") from None
+        if permissions.role is Role.CLIENT:
+            if not self.to_clients:
+                raise Unhandled(f"this node does not answer {self.name!r} to clients")
+            if not permissions.may_use(arguments[0]):
+                raise UnknownEntityType(f"this client may not use {arguments[0]!r:.100}")
         return self.answer(*arguments)
 
 
@@ -82,7 +92,7 @@ class NodeRpc:
         members: the nodes that `ask_all` asks.
     """
 
-    TYPE = "$node"
+    TYPE = QUESTION_TYPE
 
     def __init__(
         self,
@@ -95,9 +105,10 @@ class NodeRpc:
         self._me: NodeId
         self._endpoint: Endpoint
 
-    def register(self, name: str, answer: Callable[..., Any]) -> None:
-        """Answer the question `name` with `answer`, which returns plain data or a coroutine."""
-        self._questions[name] = Question.of(name, answer)
+    def register(self, name: str, answer: Callable[..., Any], *, to_clients: bool = False) -> None:
+        """Answer the question `name` with `answer`, which returns plain data or a coroutine. With
+        `to_clients`, clients that may ask it get an answer, too; its first argument is a type."""
+        self._questions[name] = Question.of(name, answer, to_clients=to_clients)
 
     def start(self, me: NodeId, endpoint: Endpoint) -> None:
         """Send through `endpoint`; questions to `me` stay in this process."""
@@ -142,7 +153,7 @@ class NodeRpc:
         """Answer the questions of another node."""
         for payload, corr in zip(run.payloads, run.corrs, strict=True):
             try:
-                value = self._question(run.method).ask(payload)
+                value = self._question(run.method).ask(payload, session.permissions)
                 if not isinstance(value, Coroutine):
                     session.reply(corr, encode_value(value))
                 elif len(self._work) < WORK_MAX:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -60,4 +61,20 @@ def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwar
         result = function(*args, **kwargs)
     if isinstance(result, BRIDGED):
         return Bridge(time, loop, result)
+    if inspect.isasyncgen(result):
+        return bridged_items(time, loop, result)
     return Pending(time, time.begin(result, loop)) if inspect.isawaitable(result) else result
+
+
+async def bridged_items(
+    time: VirtualTime, loop: VirtualLoop, items: AsyncGenerator[Any, Any]
+) -> AsyncIterator[Any]:
+    """Yield the items of a generator of the virtual loop."""
+
+    async def following() -> tuple[Any, ...]:
+        async for item in items:
+            return (item,)
+        return ()
+
+    while found := await Pending(time, time.begin(following(), loop)):
+        yield found[0]

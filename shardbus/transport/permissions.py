@@ -202,8 +202,23 @@ JOIN_ANSWERS: tuple[type, ...] = (
 )
 """Messages of membership on a connection that this node opened."""
 
-QUESTIONERS = frozenset({Role.NODE})
-"""Roles that may ask the questions of `node.rpc`; some of them are commands."""
+QUESTION_TYPE = "$node"
+"""The reserved entity type of questions to a node."""
+LIST_STORED = "stored"
+"""The question for a page of stored ids. Its first argument is an entity type, which the asker must
+be allowed to use."""
+QUESTIONS: Mapping[Role, frozenset[str] | None] = {
+    Role.CLIENT: frozenset({LIST_STORED}),
+    Role.NEWCOMER: frozenset(),
+    Role.NODE: None,
+}
+"""The questions of `node.rpc` that each role may ask, None for all; some of them are commands."""
+
+
+def may_ask(permissions: Permissions, question: str) -> bool:
+    """True if a session with these permissions may ask a node this question."""
+    questions = QUESTIONS[permissions.role]
+    return questions is None or question in questions
 
 
 def may_send(

@@ -46,7 +46,7 @@ class Rpc:
     def members(self) -> list[NodeId]:
         return self.nodes
 
-    def register(self, name: str, answer: Any) -> None:
+    def register(self, name: str, answer: Any, *, to_clients: bool = False) -> None:
         self.registered[name] = answer
 
     async def ask(self, node: NodeId, question: str, *arguments: object, of: str = "") -> Any:

@@ -20,6 +20,7 @@ from shardbus.errors import (
 )
 from shardbus.ids import NodeId
 from shardbus.node.rpc import WORK_MAX, NodeRpc
+from shardbus.transport.permissions import NODE
 from shardbus.wire.batch import AskRun
 from shardbus.wire.schema import decode_value, encode_value
 from tests.waiting import turns, until
@@ -32,6 +33,7 @@ class Session:
 
     def __init__(self) -> None:
         self.lost: RequestError | None = None
+        self.permissions = NODE
         self.asked: list[tuple[object, ...]] = []
         self.replies: dict[int, Any] = {}
         self.failures: dict[int, Exception] = {}

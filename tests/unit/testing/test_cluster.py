@@ -515,3 +515,13 @@ async def test_a_node_that_hosts_nothing_leaves_within_a_second(nodes: int, whic
         began = cluster.now
         await cluster.leave(node)
         assert cluster.now - began < 1.0
+
+
+async def test_a_client_lists_what_is_stored_and_calls_each() -> None:
+    async with TestCluster(bus, nodes=2, seed=7) as cluster:
+        client = cluster.client()
+        for entity_id in IDS[:5]:
+            await client.ref(Counter, entity_id).add(1)
+        assert sorted([key async for key in client.stored(Counter)]) == IDS[:5]
+        assert (await client.for_each(Counter, "add", 10, rate=100)).done == 5
+        assert await client.ref(Counter, IDS[3]).total() == 11

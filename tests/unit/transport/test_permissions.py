@@ -28,11 +28,12 @@ from shardbus.transport.permissions import (
     JOIN_REQUESTS,
     NEWCOMER,
     NODE,
-    QUESTIONERS,
+    QUESTIONS,
     RUNS,
     Role,
     authorize,
     client_name,
+    may_ask,
     may_send,
     uid_of,
 )
@@ -158,7 +159,10 @@ def test_the_other_tables() -> None:
     assert FrameType.MEMBERSHIP not in FRAMES[Role.CLIENT]
     assert not RUNS[Role.NEWCOMER] | CONTROL[Role.NEWCOMER]
     assert RUNS[Role.NODE] - RUNS[Role.CLIENT] == {Relayed}
-    assert {Role.NODE} == QUESTIONERS
+    assert {Role.CLIENT: {"stored"}, Role.NEWCOMER: set(), Role.NODE: None} == QUESTIONS
+    for permissions in (CLIENT, NEWCOMER, NODE):
+        assert may_ask(permissions, "stored") is (permissions is not NEWCOMER)
+        assert may_ask(permissions, "leave") is (permissions is NODE)
     assert not set(JOIN_REQUESTS) & set(JOIN_ANSWERS)
 
 
