@@ -1,18 +1,28 @@
-"""Sessions in memory are carried through a rolling upgrade of three real nodes."""
+"""Sessions in memory are carried through a rolling upgrade of three real nodes.
+
+What is carried may lawfully be lost: a move that was refused is tried in mode `buffer`, and a
+session between two homes may break. So baskets are compared with what the nodes count themselves. A
+session that lost its basket has started by a message, and one that kept it has not. Each session
+gets one message at a time, so both are exact, however busy the machine is.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 
+import httpx
 import pytest
 
 from shardbus import AsyncClient
-from tests.process.nodes import Processes
+from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import PATIENCE_S, until
 
 APP = "examples.sessions:bus"
 SESSIONS = [f"visitor-{n}" for n in range(60)]
 SETTINGS = ("sharding.rebalance_interval=300",)
+STARTED = 'shardbus_entities_started_total{cause="%s",entity_type="session"}'
+RESTORED = 'shardbus_entities_carried_total{entity_type="session",outcome="restored"}'
 
 
 def client_of(lab: Processes) -> AsyncClient:
@@ -34,30 +44,70 @@ async def settled(lab: Processes) -> None:
     await until(quiet, "shards that stay where they are")
 
 
+@dataclass
+class Counts:
+    """What all nodes have counted, those that have ended included: such a node starts no session
+    after its last look."""
+
+    by_node: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    async def look(self, lab: Processes) -> None:
+        for node in lab.live:
+            self.by_node[node.name] = await metrics(node)
+
+    def total(self, name: str) -> int:
+        return sum(counts.get(name, 0) for counts in self.by_node.values())
+
+
+async def metrics(node: NodeProcess) -> dict[str, int]:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        page = await http.get(f"http://127.0.0.1:{node.http_port}/metrics")
+    rows = (line.rpartition(" ") for line in page.text.splitlines() if "{" in line)
+    return {name: int(float(value)) for name, _, value in rows if "session" in name}
+
+
 @pytest.mark.long
-async def test_a_rolling_upgrade_keeps_every_session(lab: Processes) -> None:
+async def test_a_rolling_upgrade_keeps_every_session_that_was_carried(lab: Processes) -> None:
     await lab.cluster(3, app=APP, settings=SETTINGS)
-    async with client_of(lab) as client:
-        for visitor in SESSIONS:
-            assert await client.call("session", visitor, "put", "tea") == 1
+    counts, baskets = Counts(), dict.fromkeys(SESSIONS, 0)
+    await put("tea", lab, counts, baskets)
     for count in range(1, 4):
         await lab.start(app=APP, settings=SETTINGS)
         await lab.agree()
         await settled(lab)
+        await counts.look(lab)
         assert await lab.live[0].terminate() == 0
         await lab.agree()
-        async with client_of(lab) as client:
-            for visitor in SESSIONS:
-                assert await client.call("session", visitor, "put", f"cake {count}") == 1 + count
+        await put(f"cake {count}", lab, counts, baskets)
+    await check_moves(lab, counts, baskets)
+
+
+async def put(item: str, lab: Processes, counts: Counts, baskets: dict[str, int]) -> None:
+    """Put an item into each basket: every one has all that was put into it since its session has
+    started by a message."""
+    empty, before = 0, counts.total(STARTED % "message")
     async with client_of(lab) as client:
-        await check_baskets(client)
+        for visitor in SESSIONS:
+            size = await client.call("session", visitor, "put", item)
+            empty += size == 1
+            assert size in (1, baskets[visitor] + 1), visitor
+            baskets[visitor] = size
+    await counts.look(lab)
+    assert counts.total(STARTED % "message") - before == empty
 
 
-async def check_baskets(client: AsyncClient) -> None:
-    """Every basket has all of its items, and moved with its shard."""
+async def check_moves(lab: Processes, counts: Counts, baskets: dict[str, int]) -> None:
+    """Each node has ended, so a session that was never lost has moved, and each of its moves is
+    one that a node has restored."""
     moves = 0
-    for visitor in SESSIONS:
-        shown = await client.call("session", visitor, "show")
-        assert shown["basket"] == ["tea", "cake 1", "cake 2", "cake 3"]
-        moves += shown["moves"]
-    assert moves >= len(SESSIONS), "each node has ended, so each session moved"
+    async with client_of(lab) as client:
+        for visitor in SESSIONS:
+            shown = await client.call("session", visitor, "show")
+            items = ["tea", "cake 1", "cake 2", "cake 3"][4 - baskets[visitor] :]
+            assert shown["basket"] in (items, [])
+            moves += shown["moves"]
+            assert shown["moves"] >= 1 or len(shown["basket"]) < 4, visitor
+    await counts.look(lab)
+    restored = counts.total(RESTORED)
+    lost = counts.total(STARTED % "message") - len(SESSIONS)
+    assert moves == restored if not lost else moves <= restored
