@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import postgres_server as postgres
+from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
 SUITES = ("shardbus.testing.store_suite", "shardbus.testing.allocation_suite")
@@ -65,4 +67,35 @@ def redis_url(redis_server: RedisServer, _redis_databases: Iterator[int]) -> str
 def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     """A Redis server that this test may kill, pause and restart."""
     with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for the whole session, which syncs nothing. A test that kills or pauses
+    one starts its own."""
+    if reason := postgres.missing():
+        pytest.skip(reason)
+    with PostgresServer("fsync=off") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _postgres_schemas() -> Iterator[int]:
+    return itertools.count(1)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer, _postgres_schemas: Iterator[int]) -> str:
+    """The URL of a schema that the session's server does not have."""
+    schema = f"test_{next(_postgres_schemas)}"
+    return postgres_server.url(schema=schema, durability="cache", connections="2")
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server that this test may kill, pause and restart."""
+    if reason := postgres.missing():
+        pytest.skip(reason)
+    with PostgresServer() as server:
         yield server

@@ -447,7 +447,9 @@ class StoreSettings:
     """The state store."""
 
     url: str = text(
-        "", "sqlite:///, memory://, redis:// ...; empty is an SQLite file of this user", secret=True
+        "",
+        "sqlite:///, memory://, redis://, postgresql:// ...; empty is an SQLite file of this user",
+        secret=True,
     )
     timeout: float = seconds(2.0, "for one answer of the store")
 

@@ -7,6 +7,7 @@
 | `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS | one server |
 | `redis+sentinel://host:port,host:port[/db]?master=name` | the master that the sentinels name |
 | `redis+cluster://host:port,host:port` | a Redis Cluster, found through any of these nodes |
+| `postgresql://[user[:password]@]host[:port][,host...][/db]` | PostgreSQL, the server that writes |
 
 `rediss+sentinel` and `rediss+cluster` use TLS. Any other scheme is looked up in the entry point
 group `shardbus.stores`; an entry is a callable `(url, *, cluster, timeout) -> StateStore`. The
@@ -24,7 +25,13 @@ from urllib.parse import quote
 from shardbus.errors import ConfigError
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import StateStore
-from shardbus.store.urls import REDIS_SCHEMES, check_durability, mask_url, split_options
+from shardbus.store.urls import (
+    POSTGRES_SCHEMES,
+    REDIS_SCHEMES,
+    check_durability,
+    mask_url,
+    split_options,
+)
 
 ENTRY_POINTS = "shardbus.stores"
 DURABILITIES = ("disk", "cache")
@@ -50,6 +57,8 @@ def open_store(url: str, *, cluster: str, timeout: float = 2.0) -> StateStore:
         return _open_sqlite(url, cluster, timeout)
     if scheme in REDIS_SCHEMES:
         return _open_redis(url, cluster, timeout)
+    if scheme in POSTGRES_SCHEMES:
+        return _open_postgres(url, cluster, timeout)
     return _open_other(scheme, url, cluster, timeout)
 
 
@@ -83,6 +92,17 @@ def _open_redis(url: str, cluster: str, timeout: float) -> StateStore:
     return RedisStore(url, f"shardbus:{quote(cluster, safe='')}", timeout=timeout)
 
 
+def _open_postgres(url: str, cluster: str, timeout: float) -> StateStore:
+    try:
+        from shardbus.store.postgres import PostgresStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"store.url: {mask_url(url)!r} needs the package {error.name!r}",
+            hint="pip install 'shardbus[postgres]'",
+        ) from None
+    return PostgresStore(url, cluster, timeout=timeout)
+
+
 def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:
     entry = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
     if entry is None:
@@ -99,4 +119,5 @@ def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateSto
 
 def _known() -> str:
     plugged = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
-    return f"known schemes are {', '.join(('memory', 'sqlite', *REDIS_SCHEMES, *plugged))}"
+    known = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES, *plugged)
+    return f"known schemes are {', '.join(known)}"

@@ -24,22 +24,12 @@ Source: docs/guarantees.md.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from redis import exceptions as redis_errors
 
+from shardbus.store.trouble import Trouble
+
 NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info"
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """`what` completes a sentence that begins with the server's URL. `again`: a later call, or
-    another server, may succeed soon. `definite`: the server did not run the call."""
-
-    what: str
-    hint: str = ""
-    again: bool = False
-    definite: bool = True
 
 
 _REPLICA = Trouble(

@@ -26,8 +26,9 @@ from redis import exceptions as redis_errors
 
 from shardbus.errors import StoreUnavailable
 from shardbus.store.outage import Outage
-from shardbus.store.redis_errors import Trouble, trouble_of
+from shardbus.store.redis_errors import trouble_of
 from shardbus.store.redis_scripts import SEQUENCE_WIDTH, Script
+from shardbus.store.trouble import Trouble
 from shardbus.task_set import TaskSet
 
 BATCH_CALLS = 512

@@ -17,8 +17,13 @@ REDIS_SCHEMES = (
     "redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
 )  # fmt: skip
 
+POSTGRES_SCHEMES = ("postgresql", "postgres")
+
 MASK = "***"
-SHOWN_OPTIONS = ("durability", "master", "ssl_ca_certs", "ssl_certfile", "sentinel_username")
+SHOWN_OPTIONS = (
+    "durability", "master", "ssl_ca_certs", "ssl_certfile", "sentinel_username",
+    "schema", "connections", "target_session_attrs", "sslmode", "sslrootcert", "sslcert",
+)  # fmt: skip
 """Options of a URL whose values are shown."""
 LOCAL_SCHEMES = ("sqlite", "memory")
 """Schemes whose URLs have no user, no password and no host."""
@@ -32,10 +37,13 @@ _NAME_MAX = 200
 
 
 def family(url: str) -> str:
-    """Return the kind of store that `url` names: `sqlite`, `memory`, `redis`, or its scheme."""
+    """Return the kind of store that `url` names: `sqlite`, `memory`, `redis`, `postgresql`, or its
+    scheme."""
     scheme, mark, _ = url.partition("://")
     if not mark:
         return "sqlite"
+    if scheme in POSTGRES_SCHEMES:
+        return "postgresql"
     return "redis" if scheme in REDIS_SCHEMES else scheme
 
 

@@ -79,7 +79,7 @@ def plan_of(
     if settings.store.url.startswith("memory:"):
         raise ConfigError(
             f"store.url is {settings.store.url!r}, which workers cannot share",
-            hint="use sqlite:// or redis:// with --workers",
+            hint="use sqlite://, redis:// or postgresql:// with --workers",
         )
     node = settings.node
     known = Address.advertised(node.advertise or node.host, node.port)

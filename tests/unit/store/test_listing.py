@@ -1,4 +1,4 @@
-"""Stored states are read page by page: every store of shardbus, a real Redis among them."""
+"""Stored states are read page by page: every store of shardbus, real servers among them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shardbus.errors import StoreError
 from shardbus.store import redis_scan
 from shardbus.store.listing import stored_pages
 from shardbus.store.memory import MemoryStore
+from shardbus.store.postgres import PostgresStore
 from shardbus.store.protocol import Save, StateStore
 from shardbus.store.redis import RedisStore
 from shardbus.store.sqlite import SqliteStore
@@ -21,14 +22,13 @@ from tests.unit.store.store_suite import LONG_S
 STATES = {f"e{n}": b"state %d" % n for n in range(30)} | {"a:b%2F{}*?": b"\x00", "empty": b""}
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str
-) -> AsyncIterator[Any]:
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     made: StateStore = {
         "memory": MemoryStore,
         "sqlite": lambda: SqliteStore(tmp_path / "bus.db", timeout=LONG_S),
-        "redis": lambda: RedisStore(redis_url, timeout=LONG_S),
+        "redis": lambda: RedisStore(request.getfixturevalue("redis_url"), timeout=LONG_S),
+        "postgres": lambda: PostgresStore(request.getfixturevalue("postgres_url"), timeout=LONG_S),
     }[request.param]()
     await made.start()
     saves = [Save("cart", "7", key, 5, data, n) for n, (key, data) in enumerate(STATES.items(), 1)]

@@ -15,10 +15,10 @@ from shardbus.store.protocol import StateStore
 NODES = [Address("10.0.0.1", 7355), Address("::1", 7357), Address("a.b-c", 1)]
 
 
-@pytest.fixture(params=["memory", "sqlite", "redis"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StateStore]:
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/s.db"}
-    url = urls.get(request.param) or str(request.getfixturevalue("redis_url"))
+    url = urls.get(request.param) or str(request.getfixturevalue(f"{request.param}_url"))
     opened = open_store(url, cluster="shop")
     await opened.start()
     yield opened

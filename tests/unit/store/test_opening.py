@@ -100,6 +100,22 @@ def test_a_store_pays_only_for_what_it_imports() -> None:
     code = (
         "import sys; from shardbus.store.opening import open_store; "
         "assert 'sqlite3' not in sys.modules; open_store('sqlite:///x.db', cluster='c'); "
-        "assert 'sqlite3' in sys.modules and 'redis' not in sys.modules"
+        "assert 'sqlite3' in sys.modules and 'redis' not in sys.modules; "
+        "assert 'asyncpg' not in sys.modules; open_store('postgresql://h/db', cluster='c'); "
+        "assert 'asyncpg' in sys.modules and 'redis' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    code = (
+        "import sys; sys.modules['asyncpg'] = None\n"
+        "from shardbus.errors import ConfigError\n"
+        "from shardbus.store.opening import open_store\n"
+        "try:\n    open_store('postgresql://bus:hush@h/db', cluster='c')\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert said.endswith("needs the package 'asyncpg'; pip install 'shardbus[postgres]'\n")
+    assert "hush" not in said

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardbus.errors import ConfigError
 from shardbus.store.opening import open_store
-from shardbus.store.urls import REDIS_SCHEMES, default_url, family, mask_url
+from shardbus.store.urls import POSTGRES_SCHEMES, REDIS_SCHEMES, default_url, family, mask_url
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,8 @@ from shardbus.store.urls import REDIS_SCHEMES, default_url, family, mask_url
         ("redis://hu sh", "redis://***"),
         ("hush@h:1", "***"),
         (":hush@h:1", "***"),
+        ("postgresql://bus:hu@sh/@a:1,b/db?schema=s&sslmode=require&sslkey=hush",
+         "postgresql://bus:***@a:1,b/db?schema=s&sslmode=require&sslkey=***"),
         ("re dis://:hush@h:1", "***"),
         ("etcd://:hu/sh@h/x?token=hush&durability=disk", "etcd://:***@h/x?token=***&durability=disk"),
         ("sqlite:////home/a@b/bus.db?durability=cache", "sqlite:////home/a@b/bus.db?durability=cache"),
@@ -50,7 +52,8 @@ SECRET = st.text("ab/?@#:&=%+,[] é", min_size=1, max_size=12).map(lambda s: f"H
 
 
 @given(
-    st.sampled_from([*REDIS_SCHEMES, "etcd"]), st.sampled_from(["", "bus"]), SECRET,
+    st.sampled_from([*REDIS_SCHEMES, *POSTGRES_SCHEMES, "etcd"]),
+    st.sampled_from(["", "bus"]), SECRET,
     st.sampled_from(["h", "h:1", "h:1/0", "h:1/0?durability=disk", "a:1,b:2/0?master=m"]),
 )  # fmt: skip
 def test_no_part_of_a_password_is_shown_or_in_an_error(
@@ -84,6 +87,7 @@ def test_the_default_is_a_file_in_the_state_directory(
     [
         ("sqlite:///bus.db", "sqlite"), ("bus.db", "sqlite"), ("memory://", "memory"),
         ("etcd://h", "etcd"), *((f"{scheme}://h", "redis") for scheme in REDIS_SCHEMES),
+        *((f"{scheme}://h", "postgresql") for scheme in POSTGRES_SCHEMES),
     ],
 )  # fmt: skip
 def test_the_family_of_a_store(url: str, name: str) -> None:

@@ -1,0 +1,139 @@
+"""Create the tables of the PostgreSQL store, and check that the server will not lose data and that
+its user may do what the store does.
+
+At the start, a server that may lose acknowledged writes in a crash is refused; the error names the
+setting of the server. So is a user without the rights, with the statement that gives them. One that
+takes no writes at the moment is accepted, because its data can be read; the first write then fails
+with the cause.
+
+Settings change while the server runs, and a failover brings another server. So the check of the
+settings is repeated every `REPEAT_S`. A node that runs is not stopped by what is found; the log and
+`shardbus doctor` name it.
+
+Source: N.7; docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg  # type: ignore[import-untyped]
+
+from shardbus.errors import ConfigError
+from shardbus.store import postgres_statements as sql
+from shardbus.store.postgres_urls import PostgresConnection
+
+OLDEST = 120_000
+REPEAT_S = 30.0
+
+
+async def prepare(
+    connection: PostgresConnection, schema: str, shown: str, anew: bool = False
+) -> bool:
+    """Create the tables that are missing. Returns whether any was. `anew`: some are known to be
+    missing. May run beside others that do the same.
+
+    Raises:
+        ConfigError: the tables belong to a newer shardbus, or the user may not create them.
+    """
+    version = None if anew else await _version(connection, schema, shown)
+    if version is None:
+        try:
+            known = await connection.fetch(sql.HAS_SCHEMA, schema)
+            create = "" if known else f'{sql.CREATE_SCHEMA}"{schema}";'
+            await connection.execute((sql.CREATE % create).replace("@", f'"{schema}".'))
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise ConfigError(
+                f"store.url: {shown} refuses to create the tables: {error}",
+                hint=await _remedy(connection, schema),
+            ) from None
+        return True
+    if version > sql.SCHEMA_VERSION:
+        raise ConfigError(
+            f"store.url: the tables of {shown} have format {version}, this shardbus knows"
+            f" {sql.SCHEMA_VERSION}",
+            hint="upgrade shardbus, or name another schema: ?schema=NAME",
+        )
+    return False
+
+
+async def _version(connection: PostgresConnection, schema: str, shown: str) -> int | None:
+    """Return the version of the tables, None if there are none."""
+    try:
+        rows = await connection.fetch(sql.VERSION.text(schema))
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        return None
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise ConfigError(
+            f"store.url: {shown} refuses this user (42501): {error}",
+            hint=await _grants(connection, schema),
+        ) from None
+    return max((row["number"] for row in rows), default=None)
+
+
+async def _remedy(connection: PostgresConnection, schema: str) -> str:
+    """Return the statement that lets the user create the tables."""
+    [row] = await connection.fetch("SELECT quote_ident(current_user) AS name")
+    user = row["name"]
+    if await connection.fetch(sql.HAS_SCHEMA, schema):
+        return f"run as its owner: GRANT USAGE, CREATE ON SCHEMA {schema} TO {user}"
+    return f"run as the owner of the database: CREATE SCHEMA {schema} AUTHORIZATION {user}"
+
+
+async def _grants(connection: PostgresConnection, schema: str) -> str:
+    """Return the statements that let the user work with the tables."""
+    [row] = await connection.fetch("SELECT quote_ident(current_user) AS name")
+    user = row["name"]
+    return (
+        f"run as the owner: GRANT USAGE ON SCHEMA {schema} TO {user};"
+        f" GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}"
+    )
+
+
+async def check_server(
+    connection: PostgresConnection, schema: str, shown: str, durability: str
+) -> None:
+    """Check the settings of the server and the rights of the user.
+
+    Raises:
+        ConfigError: the server is unfit, or refuses the user.
+    """
+    [row] = await connection.fetch(sql.SETTINGS.source, schema)
+    judge(row, shown, durability)
+    lacks = await connection.fetch(sql.RIGHTS.source, schema, list(sql.TABLES))
+    if lacks:
+        raise ConfigError(
+            f"store.url: {shown} refuses this user {lacks[0]['may']} on {lacks[0]['name']}",
+            hint=await _grants(connection, schema),
+        )
+
+
+def judge(row: Any, shown: str, durability: str) -> None:
+    """Check the settings of a server.
+
+    Raises:
+        ConfigError: the server is unfit; the message names the setting.
+    """
+    if row["version"] < OLDEST:
+        raise ConfigError(
+            f"store.url: {shown} is PostgreSQL {row['version_text']}, shardbus needs"
+            f" {OLDEST // 10_000} or later"
+        )
+    if row["encoding"] != "UTF8":
+        raise ConfigError(
+            f"store.url: the database of {shown} has the encoding {row['encoding']}",
+            hint="create one with ENCODING 'UTF8' TEMPLATE template0",
+        )
+    if durability == "cache":
+        return
+    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+        if row[setting] == "off":
+            raise ConfigError(
+                f"store.url: {shown} may lose acknowledged writes in a crash: its {setting} is off",
+                hint=f"set {setting} to on, or accept the loss with ?durability=cache",
+            )
+    if row["unlogged"]:
+        raise ConfigError(
+            f"store.url: {shown} loses these tables in a crash: {row['unlogged']}",
+            hint="ALTER TABLE ... SET LOGGED, or accept the loss with ?durability=cache",
+        )

@@ -1,0 +1,16 @@
+"""What an error of a store's server means for a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """`what` completes a sentence that begins with the server's URL. `again`: a later call, or
+    another server, may succeed soon. `definite`: the server did not run the call."""
+
+    what: str
+    hint: str = ""
+    again: bool = False
+    definite: bool = True

@@ -1,0 +1,253 @@
+"""A PostgreSQL server of one's own: the programs of the PATH, or of Debian's package.
+
+It listens on a free port of the loopback interface, keeps its data in a folder of its own, and dies
+with the process that started it, even if that is killed: `setpriv` asks the kernel for the signal.
+PostgreSQL refuses to run as root, so root starts it as another user, who owns the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import asyncpg
+
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S
+
+SUPERUSER = "admin"
+DATABASE = "postgres"
+SETTINGS = (
+    "listen_addresses=127.0.0.1",
+    "unix_socket_directories=",
+    "shared_buffers=16MB",
+    "max_connections=50",
+    "autovacuum=off",
+    "max_wal_size=256MB",
+)
+
+
+def missing() -> str:
+    """Return why no server can be started here; empty if one can."""
+    for program in ("postgres", "initdb", "setpriv"):
+        if program_of(program) is None:
+            return f"needs {program}: install postgresql and util-linux"
+    return ""
+
+
+def program_of(name: str) -> str | None:
+    """Return the path of a program of PostgreSQL, the newest of Debian's if PATH has none."""
+    if found := shutil.which(name):
+        return found
+    folders = Path("/usr/lib/postgresql").glob(f"*/bin/{name}")
+    newest = sorted(folders, key=lambda path: int(path.parts[-3]))
+    return str(newest[-1]) if newest else None
+
+
+def _unprivileged() -> tuple[int, int] | None:
+    """Return user and group for the server, None if this process is not root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return entry.pw_uid, entry.pw_gid
+    raise RuntimeError("no user is called postgres or nobody")
+
+
+class PostgresServer:
+    """A server while the context lasts. `settings` are added to its command line, as in
+    `synchronous_commit=off`. With `copy_of`, it is a standby of that server."""
+
+    def __init__(self, *settings: str, copy_of: PostgresServer | None = None) -> None:
+        self._settings = settings
+        self._copy_of = copy_of
+        self._process: subprocess.Popen[bytes] | None = None
+        self.folder = Path()
+        self.port = 0
+
+    def __enter__(self) -> PostgresServer:
+        self.folder = Path(tempfile.mkdtemp(prefix="shardbus-postgres-"))
+        try:
+            self._fill()
+            for _ in range(5):
+                self.port = free_port()
+                if self._start():
+                    return self
+            raise RuntimeError(f"PostgreSQL does not start:\n{self.log()}")
+        except BaseException:
+            self._remove()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        self._remove()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def url(self, user: str = SUPERUSER, **options: str) -> str:
+        """Return the store's URL."""
+        query = "&".join(f"{name}={value}" for name, value in options.items())
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{DATABASE}{'?' if query else ''}{query}"
+
+    async def ask(self, *statements: str) -> list[Any]:
+        """Run statements as the superuser, and return the rows of the last one."""
+        connection = await self.connect()
+        try:
+            rows: list[Any] = []
+            for statement in statements:
+                rows = await connection.fetch(statement)
+            return rows
+        finally:
+            connection.terminate()
+
+    def run(self, *statements: str) -> list[Any]:
+        """Do the same and wait for it, in a thread, because a loop may run in this one."""
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(lambda: asyncio.run(self.ask(*statements))).result()
+
+    async def connect(self) -> Any:
+        """Return a connection of the superuser, to look at the server from outside."""
+        return await asyncpg.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=SUPERUSER,
+            database=DATABASE,
+            ssl=False,
+            timeout=PATIENCE_S,
+        )
+
+    async def set(self, **settings: str) -> None:
+        """Change settings of the running server; an empty value restores the default."""
+        changes = [
+            f"ALTER SYSTEM SET {name} = '{value}'" if value else f"ALTER SYSTEM RESET {name}"
+            for name, value in settings.items()
+        ]
+        await self.ask(*changes, "SELECT pg_reload_conf()")
+
+    async def promote(self) -> None:
+        """Make a primary of a standby."""
+        await self.ask("SELECT pg_promote(true, 60)")
+
+    def restart(self) -> None:
+        """Start anew on the same port and with the same data. Ends the server first if it runs."""
+        self.kill()
+        if not self._start():
+            raise RuntimeError(f"PostgreSQL does not start again:\n{self.log()}")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and each of its processes. Does nothing if it does not run."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._signal(process, signal.SIGKILL)
+            process.wait()
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and nothing is answered."""
+        assert self._process is not None
+        self._signal(self._process, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._signal(self._process, signal.SIGCONT)
+
+    def log(self) -> str:
+        path = self.folder / "log"
+        return path.read_text(errors="replace")[-5000:] if path.exists() else ""
+
+    def _signal(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        for child in (process.pid, *_descendants(process.pid)):
+            try:
+                os.kill(child, number)
+            except ProcessLookupError:
+                continue
+
+    def _fill(self) -> None:
+        """Create the data, or copy those of the primary."""
+        owner = _unprivileged()
+        if owner is not None:
+            os.chown(self.folder, *owner)
+        if self._copy_of is None:
+            self._finish(
+                "initdb", "--auth=trust", f"--username={SUPERUSER}", "--encoding=UTF8",
+                "--locale=C", "--no-sync", "--no-instructions", f"--pgdata={self.data}",
+            )  # fmt: skip
+            allowed = "local all all trust\nhost replication all 127.0.0.1/32 trust\n"
+            people = f"host all {SUPERUSER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 md5\n"
+            (self.data / "pg_hba.conf").write_text(allowed + people)
+        else:
+            primary = f"host=127.0.0.1 port={self._copy_of.port} user={SUPERUSER}"
+            self._finish(
+                "pg_basebackup", f"--dbname={primary}", f"--pgdata={self.data}",
+                "--checkpoint=fast", "--no-sync", "--write-recovery-conf", "--wal-method=stream",
+            )  # fmt: skip
+
+    def _finish(self, program: str, *options: str) -> None:
+        found = program_of(program) or program
+        done = subprocess.run(
+            [*_as_owner(), found, *options], capture_output=True, text=True, cwd=self.folder
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stderr}")
+
+    def _start(self) -> bool:
+        command = [*_as_owner(), program_of("postgres") or "postgres", "-D", str(self.data)]
+        for setting in (*SETTINGS, f"port={self.port}", *self._settings):
+            command += ["-c", setting]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+            )
+        deadline = time.monotonic() + PATIENCE_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            try:
+                self.run("SELECT 1")
+                return True
+            except (OSError, asyncpg.PostgresError):
+                time.sleep(0.02)
+        self.kill()
+        return False
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _as_owner() -> list[str]:
+    """Return the command that starts another as the owner of the data, tied to this process."""
+    owner = _unprivileged()
+    switch = [f"--reuid={owner[0]}", f"--regid={owner[1]}", "--clear-groups"] if owner else []
+    return ["setpriv", *switch, "--pdeathsig=KILL"]
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that `pid` has started, and those that these have."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    children = [int(child) for child in text.split()]
+    return [one for child in children for one in (child, *_descendants(child))]
