@@ -69,7 +69,8 @@ ADVICE = {
     "store-ahead": "a coordinator that this node does not know has written: check whether this"
     " cluster is split, or another cluster of its name uses the store",
     "store-differs": "give every node the same store.url",
-    "store-not-shared": "such a store is for one machine: use redis:// or postgresql:// for several",
+    "store-not-shared": "such a store is for one machine: use redis:// or postgresql:// for"
+    " several",
     "rows-dropped": "the table was edited by hand, or the store is damaged; the shards get new"
     " homes and new rows when they are used, and `shardbus data repair` removes the rows",
     "state-unreadable": "give the class a migration (`bus.migrate`), or mend what is stored;"

@@ -113,4 +113,5 @@ def ends_connection(error: Exception) -> bool:
     """True if the connection must not be used any more."""
     if not isinstance(error, asyncpg.PostgresError):
         return True
-    return str(error.sqlstate or "")[:2] in ("08", "25", "57", "3F") or error.sqlstate == "42P01"
+    state = str(getattr(error, "sqlstate", None) or "")
+    return state[:2] in ("08", "25", "57") or state in TABLES_GONE

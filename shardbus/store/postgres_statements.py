@@ -348,8 +348,8 @@ UPDATE @lease SET owner = NULL WHERE cluster = $1 AND name = $2 AND owner = $3 A
     counts=True,
 )
 
-# $1 cluster, $2 type, $3 the id to begin at, $4 whether without that one, $5 limit. A page ends
-# after so many rows, not after so many states, because most rows may have none.
+# $1 cluster, $2 type, $3 the id to begin at, $4 whether without that one, $5 limit of rows. Rows
+# without a state count, too, because most may have none.
 PAGE_STORED = Statement(
     """
 SELECT id, data IS NOT NULL AS stored FROM @entity
