@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -40,6 +41,10 @@ WithHomes = Annotated[
 WithInstances = Annotated[
     int,
     typer.Option("--instances", min=0, max=9, help="With --sharding: a type with N instances."),
+]
+WithDiscovery = Annotated[
+    bool,
+    typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
 ]
 
 SEEDS = 100
@@ -77,6 +82,7 @@ def simulate(
     handoff: WithHandoff = "buffer",
     homes: WithHomes = "ask",
     instances: WithInstances = 0,
+    discovery: WithDiscovery = False,
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -95,9 +101,12 @@ def simulate(
     _one_of("--homes", homes, HOMES)
     if load is not None and not sharding:
         raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
+    if discovery and sharding:
+        raise typer.BadParameter("nodes join one by one with --sharding", param_hint="--discovery")
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
-    drawn: list[Options | NodeOptions] = [draw(n, nodes, seconds, strategy) for n in numbers]
+    plain = (draw(n, nodes, seconds, strategy) for n in numbers)
+    drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances)
         drawn = [draw_node_options(number, *more) for number in numbers]

@@ -20,8 +20,8 @@ from typing import Any
 
 from shardbus.bounds import SHARDS_MAX
 from shardbus.config.options import count, counts, flag, names, number, read, seconds, size, text
+from shardbus.config.seeds import parse_seed
 from shardbus.errors import ConfigError
-from shardbus.ids import Address
 
 STRATEGIES = (
     "keep-majority",
@@ -71,8 +71,9 @@ class NodeSettings:
         "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
     )
     seeds: tuple[str, ...] = names(
-        "HOST:PORT of nodes to join; without any the node forms a cluster of its own",
-        Address.parse,
+        "HOST:PORT of nodes to join, dns://NAME[:PORT] or store; without any the node forms a "
+        "cluster of its own",
+        parse_seed,
     )
     join: str = text(
         "auto",
@@ -189,6 +190,15 @@ class ClusterSettings:
     )
     leader_actions_interval: float = seconds(1.0, "between two checks by the leader")
     seed_node_timeout: float = seconds(5.0, "for an answer of the seed nodes")
+    required_contacts: int = count(
+        1, "nodes, itself included, that one knows by dns:// or the store before it founds"
+    )
+    discovery_interval: float = seconds(
+        2.0, "between two look-ups of contacts, and two registrations in the store"
+    )
+    founding_claim: float = seconds(
+        15.0, "for which the store's claim to the cluster, and a registration, last", low=1.0
+    )
     retry_unsuccessful_join_after: float = seconds(
         10.0, "before a join without an answer is tried again"
     )

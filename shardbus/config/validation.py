@@ -11,6 +11,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 from shardbus.bounds import ID_CHARACTERS_MAX
+from shardbus.config.seeds import parse_seeds
 from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
@@ -46,6 +47,8 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             "node.port is 65535, so there is no port + 1", hint="set node.gossip_port"
         )
+    if parse_seeds(node.seeds).discovers:
+        _check_discovery(cluster, settings.store)
     if node.host in WILDCARDS and not node.advertise:
         raise ConfigError(
             f"node.host is {node.host!r}, to which no node can connect",
@@ -78,6 +81,22 @@ def check(settings: Settings) -> None:
             "waiting while the coordinator still finishes"
         )
     _check_http(http)
+
+
+def _check_discovery(cluster: ClusterSettings, store: StoreSettings) -> None:
+    """Check that one store decides who founds, and that claims are renewed in time."""
+    if store.url.startswith("memory:"):
+        raise ConfigError(
+            f"store.url is {store.url!r}, and node.seeds are discovered: each node would found a "
+            "cluster of its own, because the claim to it is in a store that all nodes share",
+            hint="set store.url to a store that the nodes share, or node.seeds to addresses",
+        )
+    if cluster.founding_claim < 3 * cluster.discovery_interval:
+        raise ConfigError(
+            f"cluster.founding_claim ({cluster.founding_claim:g} s) must be at least three times "
+            f"discovery_interval ({cluster.discovery_interval:g} s), or a registration that one "
+            "write missed counts as stale"
+        )
 
 
 def _check_suspension(cluster: ClusterSettings) -> None:

@@ -101,16 +101,36 @@ class Admission:
         return self._joiner.deadline() if self._joiner else None
 
     def start(
-        self, seeds: Sequence[Address], now: float, *, founds: bool = True, within: float = 0.0
+        self,
+        seeds: Sequence[Address],
+        now: float,
+        *,
+        founds: bool = True,
+        within: float = 0.0,
+        discovers: bool = False,
     ) -> JoinProgress:
-        """Start to join by these seeds. Without seeds, found a cluster. `founds` and `within`
-        are those of `Joiner`."""
-        if not seeds and founds:
+        """Start to join by these seeds. Without seeds, found a cluster. `founds`, `within` and
+        `discovers` are those of `Joiner`."""
+        if not seeds and founds and not discovers:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
         self._joiner = Joiner(
-            self.me, self.greeting, seeds, self.settings, founds=founds, within=within
+            self.me,
+            self.greeting,
+            seeds,
+            self.settings,
+            founds=founds,
+            within=within,
+            discovers=discovers,
         )
         return self._joiner.start(now)
+
+    def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
+        """Take over what a look-up of the contacts has found."""
+        return self._joiner.on_contacts(contacts, now) if self._joiner else JoinProgress()
+
+    def may_found(self, now: float) -> bool:
+        """True if this node joins, and founds a cluster if the store's claim is its own."""
+        return self._joiner is not None and self._joiner.may_found(now)
 
     def tick(self, now: float) -> JoinProgress:
         """Do what is due."""

@@ -1,6 +1,7 @@
 """The membership machine of one node. It composes the others:
 
     admission   joining, and admitting others           joining, admission
+    claim       who founds, if contacts are discovered  founding
     exchange    the state, and its spreading            gossip, exchange, gossip_targets
     heartbeats  members that do not answer              failure/heartbeat, failure/phi_accrual
     deaths      processes that are proved gone          failure/confirmed_death
@@ -31,7 +32,7 @@ from typing import assert_never
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.errors import LocalProtocolError
-from shardbus.ids import Address, NodeId
+from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.admission import Admission, sharing_address
 from shardbus.membership.commands import Command, apply_command, downed
@@ -41,6 +42,7 @@ from shardbus.membership.downing.split import EPOCHS, first_epoch
 from shardbus.membership.exchange import GossipExchange
 from shardbus.membership.failure.confirmed_death import DeathWatch, ProbeOutcome
 from shardbus.membership.failure.heartbeat import Heartbeats
+from shardbus.membership.founding import FOUNDING, FoundingClaim
 from shardbus.membership.gossip import Gossip, broken_rules
 from shardbus.membership.joining import JoinProgress, JoinStep
 from shardbus.membership.leader import Leadership, enough_members, leader_of
@@ -53,12 +55,15 @@ from shardbus.membership.messages import (
     Greeting,
     Heartbeat,
     HeartbeatReply,
+    InitJoin,
+    Join,
 )
 from shardbus.membership.reachability import Flag
 from shardbus.membership.suspension import Suspension
 from shardbus.membership.view import (
     DowningDecided,
     MembershipView,
+    RivalCluster,
     SelfStarved,
     changes,
     view_of,
@@ -88,6 +93,7 @@ class ClusterMembership:
         self.view = MembershipView(me.node)
         greeting = Greeting(cluster, PROTOCOL, dict(fingerprint))
         self._admission = Admission(me, greeting, settings, secret)
+        self._claim = FoundingClaim(me.node, settings)
         self._exchange = GossipExchange(me.node, settings, rng)
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
@@ -129,6 +135,7 @@ class ClusterMembership:
             return []
         if self._admission.joining:
             self._apply_progress(self._admission.tick(now), self.me, now)
+        self._ask_for_claim(now)
         if self._is_member():
             self._send_heartbeats(now)
             self._ask_for_consent(now)
@@ -148,6 +155,7 @@ class ClusterMembership:
             self._deaths.deadline(),
             self._resolver.deadline(),
             self._suspension.deadline(),
+            self._claim.deadline() if self._is_member() else None,
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -165,6 +173,10 @@ class ClusterMembership:
         if broken:
             raise LocalProtocolError(f"{self.me}: broken: {', '.join(broken)}")
 
+    def has_claim(self, now: float) -> bool:
+        """True if this node knows that the store's claim to the cluster is its cluster's."""
+        return self._claim.valid(now)
+
     def overview(self, now: float) -> Overview:
         """Return what this node knows of the versions of others. For diagnostics."""
         return diagnose(
@@ -180,14 +192,17 @@ class ClusterMembership:
     def _dispatch(self, event: ev.Event, now: float) -> None:
         match event:
             case ev.JoinSelf():
-                self._join((), now)
-            case ev.JoinSeeds(seeds, founds, within):
-                self._join(seeds, now, founds=founds, within=within)
+                self._join(ev.JoinSeeds(()), now)
+            case ev.JoinSeeds():
+                self._join(event, now)
+            case ev.ContactsFound(contacts):
+                self._exchange.seeds = contacts
+                self._apply_progress(self._admission.on_contacts(contacts, now), self.me, now)
+                self._ask_for_claim(now)
             case ev.PubSubReceived():
                 self._on_published(event, now)
-            case ev.ControlReceived(sender, message, asked):
-                progress = self._admission.on_message(self.gossip, sender, message, now, asked)
-                self._apply_progress(progress, sender, now)
+            case ev.ControlReceived():
+                self._on_control(event, now)
             case ev.PeerListening(uid):
                 self._out += self._exchange.on_listening(uid, now)
             case ev.PeerDisconnected(node):
@@ -209,6 +224,8 @@ class ClusterMembership:
                 self._apply_command(event, now)
             case ev.SetVitals(vitals):
                 self._heartbeats.vitals = vitals
+            case ev.LeaseResult(name, granted) if name == FOUNDING:
+                self._on_claim(granted, now)
             case ev.LeaseResult(name, granted):
                 self._carry_out(self._resolver.on_lease_result(name, granted), now)
             case _:
@@ -268,20 +285,44 @@ class ClusterMembership:
 
     # -- joining ---------------------------------------------------------------------------------
 
-    def _join(
-        self,
-        seeds: tuple[Address, ...],
-        now: float,
-        *,
-        founds: bool = True,
-        within: float = 0.0,
-    ) -> None:
+    def _on_control(self, event: ev.ControlReceived, now: float) -> None:
+        asks = isinstance(event.message, InitJoin | Join)
+        if asks and self._claim.is_founder(self.gossip) and not self._claim.valid(now):
+            self._out.append(ev.MessageDropped(event.sender, "unsure of its claim"))
+            return
+        progress = self._admission.on_message(
+            self.gossip, event.sender, event.message, now, event.asked
+        )
+        self._apply_progress(progress, event.sender, now)
+        self._ask_for_claim(now)
+
+    def _ask_for_claim(self, now: float) -> None:
+        """Ask for the store's claim, to found by it, or to renew it."""
+        asks = self._is_member() or self._admission.may_found(now)
+        if asks and (ask := self._claim.ask(self.gossip, now)):
+            self._out.append(ask)
+
+    def _on_claim(self, granted: bool | None, now: float) -> None:
+        self._claim.on_result(granted)
+        if not self._is_member():
+            if self._claim.founds(now) and self._admission.may_found(now):
+                self._apply_progress(JoinProgress(step=JoinStep.FOUND_CLUSTER), self.me, now)
+        elif granted is False and self._claim.is_founder(self.gossip):
+            self._stop("join failed: another node has founded the cluster meanwhile", now)
+        elif granted is False:
+            self._out.append(ev.Notice(RivalCluster()))
+
+    def _join(self, how: ev.JoinSeeds, now: float) -> None:
         if self._is_member() or self._admission.joining:
             self._out.append(ev.CommandRefused("this node has joined already"))
-        else:
-            self._exchange.seeds = seeds
-            progress = self._admission.start(seeds, now, founds=founds, within=within)
-            self._apply_progress(progress, self.me, now)
+            return
+        self._exchange.seeds = how.seeds
+        if how.discovers:
+            self._claim.start()
+        progress = self._admission.start(
+            how.seeds, now, founds=how.founds, within=how.within, discovers=how.discovers
+        )
+        self._apply_progress(progress, self.me, now)
 
     def _apply_progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:
         self._out += progress.send
@@ -292,6 +333,8 @@ class ClusterMembership:
                 pass
             case JoinStep.FOUND_CLUSTER:
                 founded = Gossip().with_members(self.me, self._admission.me)
+                if self._claim.on:
+                    founded = founded.with_epoch(self.me, FOUNDING, self._claim.own_number)
                 self._enter(founded.with_epoch(self.me, EPOCHS, first_epoch(self.me)), now)
             case JoinStep.ENTER:
                 self._enter(progress.gossip or self.gossip, now)
@@ -368,7 +411,10 @@ class ClusterMembership:
             self._stop(ev.LEFT, now)
 
     def _act_as_leader(self, now: float) -> None:
-        self._change(self._leadership.act(self.gossip, now), now)
+        after = self._leadership.act(self.gossip, now)
+        if self._claim.on and self._leads() and FOUNDING not in after.epochs:
+            after = after.with_epoch(self.me, FOUNDING, self._claim.own_number)
+        self._change(after, now)
 
     def _leads(self) -> bool:
         return leader_of(self.gossip, self.me) == self.me

@@ -30,12 +30,21 @@ class JoinSelf:
 @dataclass(frozen=True, slots=True)
 class JoinSeeds:
     """Join through one of these nodes. Only the first of them may found a cluster, and none without
-    `founds`. `within`: the seconds after which a node without `founds` gives up; 0 is never. An
+    `founds`. `within`: the seconds after which a node without `founds` gives up; 0 is never.
+    `discovers`: ContactsFound reports the nodes, and the holder of the store's claim founds. An
     empty list is the same as JoinSelf."""
 
     seeds: tuple[Address, ...]
     founds: bool = True
     within: float = 0.0
+    discovers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContactsFound:
+    """A look-up has found these addresses of nodes through which to join."""
+
+    contacts: tuple[Address, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ class SetVitals:
 Event = (
     JoinSelf
     | JoinSeeds
+    | ContactsFound
     | PubSubReceived
     | ControlReceived
     | PeerListening

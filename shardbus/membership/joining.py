@@ -20,6 +20,10 @@
 - Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
   refusal names both values and ends the attempt, because waiting does not change it. It names at
   most `DIFFERENCES_NAMED` differences, and cuts long values, so that it fits the wire.
+- Contacts that are discovered (`discovers`) have no first. All of them get InitJoin,
+  `ASKED_MAX` at a time. The node may found once it knows `required_contacts` nodes, itself
+  included, and each of the others has answered InitNack, or has been silent for `founding_claim`;
+  whether it does is decided by the store's claim (`founding`).
 - An answer counts only if it came from an address that this node has asked. Without this rule any
   process could end the attempt by a refusal, or make the first seed found a second cluster.
 - A Join carries the cookie of the InitAck that it follows.
@@ -28,7 +32,7 @@
 - With `shutdown_after_unsuccessful_join` set, a node that is not a member by then stops with a
   reason.
 
-Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3.
+Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3, B.144.
 """
 
 from __future__ import annotations
@@ -50,6 +54,8 @@ ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
 ASK_REJOINING_MAX = 5.0
 """Seconds between two InitJoins of a node that rejoins, at most."""
+ASKED_MAX = 20
+"""Contacts that get InitJoin at a time."""
 DIFFERENCES_NAMED = 5
 NAME_SHOWN, VALUE_SHOWN = 300, 160
 """Characters shown of a setting's name and of a value, so that a refusal fits into `TEXT_MAX`."""
@@ -159,15 +165,23 @@ class Joiner:
         *,
         founds: bool = True,
         within: float = 0.0,
+        discovers: bool = False,
     ) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
         self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
-        self.first = founds and bool(seeds) and seeds[0] == me.node.address
+        named_first = bool(seeds) and seeds[0] == me.node.address
+        self.first = founds and named_first and not discovers
         self.rejoins, self.within = not founds, within
+        self.discovers = discovers
+        self._looked = False
+        """True once contacts have been looked up."""
+        self._asked_since: dict[Address, float] = {}
+        self._turn = 0
         self.phase = JoinPhase.CONTACTING
         self.target: NodeId | None = None
+        self._target_at: Address | None = None
         self.nacked: dict[Address, None] = {}
         self.acked: dict[Address, NodeId] = {}
         self._cookie = 0
@@ -204,13 +218,46 @@ class Joiner:
             return JoinProgress((SendControl(self.target, join),))
         if not self.others:
             return JoinProgress((), JoinStep.FOUND_CLUSTER if self.first else JoinStep.NONE)
-        return JoinProgress(
-            tuple(SendControl(seed, InitJoin(self.greeting)) for seed in self.others)
+        turn = self._next_turn(now)
+        return JoinProgress(tuple(SendControl(seed, InitJoin(self.greeting)) for seed in turn))
+
+    def _next_turn(self, now: float) -> list[Address]:
+        """The contacts to ask now."""
+        everyone = self.others
+        if not self.discovers:
+            return everyone
+        start = self._turn % len(everyone) if len(everyone) > ASKED_MAX else 0
+        turn = (everyone[start:] + everyone[:start])[:ASKED_MAX]
+        self._turn = start + len(turn)
+        for contact in turn:
+            self._asked_since.setdefault(contact, now)
+        return turn
+
+    def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
+        """Take over what a look-up of the contacts has found. New ones are asked at once."""
+        before, self._looked = self.others, True
+        self.others = [one for one in dict.fromkeys(contacts) if one != self.me.node.address]
+        gone = self._asked_since.keys() - set(self.others)
+        for contact in gone:
+            del self._asked_since[contact]
+        if self.phase is JoinPhase.CONTACTING and not set(self.others) <= set(before):
+            self._ask_at = now
+        return self.tick(now)
+
+    def may_found(self, now: float) -> bool:
+        """True if no contact is in the way of founding by the store's claim."""
+        enough = len(self.others) + 1 >= self.settings.required_contacts
+        if not (self.discovers and self._looked and enough) or self.phase is JoinPhase.JOINING:
+            return False
+        silence = self.settings.founding_claim
+        return all(
+            one in self.nacked or now - self._asked_since.get(one, now) >= silence
+            for one in self.others
         )
 
     def has_asked(self, address: Address) -> bool:
-        """True if this address is that of a seed."""
-        return address in self.others
+        """True if this address is that of a seed, or of the one that gets the Join."""
+        return address in self.others or address == self._target_at
 
     def may_welcome(self, node: NodeId) -> bool:
         """True if this node has sent Join to that one."""
@@ -228,6 +275,7 @@ class Joiner:
             return JoinProgress()
         self._advance(JoinTrigger.ACKNOWLEDGED)
         self.target, self._cookie = sender, ack.cookie
+        self._target_at = at or sender.address
         self._joined[sender] = None
         self._phase_at = self._ask_at = now
         self._rounds = 0
@@ -242,6 +290,7 @@ class Joiner:
         at = at or sender.address
         if self.acked.get(at) != sender:
             self.nacked[at] = None
+            self._asked_since.pop(at, None)
         everyone = all(seed in self.nacked for seed in self.others)
         if self.first and self.phase is JoinPhase.CONTACTING and everyone:
             return JoinProgress((), JoinStep.FOUND_CLUSTER)
@@ -281,7 +330,7 @@ class Joiner:
         return limits
 
     def _timeout_reason(self, now: float) -> str:
-        tried = ", ".join(map(str, self.others)) or "none"
+        tried = ", ".join(map(str, self.others[:ASKED_MAX])) or "none"
         if self.rejoins:
             return (
                 f"no member that it knew has taken this node in within {now - self._began_at:.0f} s"

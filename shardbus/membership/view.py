@@ -269,6 +269,11 @@ class HandlingResumed:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class RivalCluster:
+    """The state store holds the claim of another cluster of this name: two use one store."""
+
+
 Arrival = (
     MemberJoined
     | MemberWeaklyUp
@@ -298,10 +303,12 @@ DomainEvent = (
     | DowningDecided
     | HandlingSuspended
     | HandlingResumed
+    | RivalCluster
 )
 
 NOTICES: tuple[type[DomainEvent], ...] = (
     SelfStarved, NodeStarved, SlowHeartbeat, DowningDecided, HandlingSuspended, HandlingResumed,
+    RivalCluster,
 )  # fmt: skip
 """The events that no comparison of two views shows (`changes`)."""
 

@@ -139,3 +139,5 @@ def sentence(event: view.DomainEvent) -> str:
             return f"suspended, because {reason}: no entity handles a message"
         case view.HandlingResumed(seconds=lasted):
             return f"resumed after {lasted:.1f} s: entities handle messages again"
+        case view.RivalCluster():
+            return "the store's claim belongs to another cluster: two clusters use one store"

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from shardbus.config.seeds import SeedList, parse_seeds
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
@@ -30,6 +31,7 @@ from shardbus.entities.type_settings import settings_by_type
 from shardbus.errors import NodeLost, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
+from shardbus.membership.founding import FOUNDING
 from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
@@ -54,6 +56,7 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
+from shardbus.shells.discovery import Discovery
 from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
@@ -62,7 +65,7 @@ from shardbus.shells.vitals import VitalsSampler
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
-from shardbus.store.protocol import StateStore, on_new_server
+from shardbus.store.protocol import Lease, StateStore, on_new_server
 from shardbus.store.urls import family
 from shardbus.task_set import TaskSet, failed_tasks
 from shardbus.transport.asks import Unsent
@@ -81,6 +84,7 @@ from shardbus.wire.control import encode_control
 
 log = logging.getLogger("shardbus.node")
 
+RELEASE_S = 1.0
 UNREACHABLE_TIMEOUT_S = 0.5
 """For an answer of a member that is unreachable."""
 
@@ -144,6 +148,9 @@ class Node:
         """Nodes that were members a moment ago, and may still forward messages."""
         self._leases, self._reassertions = TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
+        self._discovery: Discovery | None = None
+        self._claim: Lease | None = None
+        """The store's claim to the cluster, as this node got it last."""
 
     # ---- start
 
@@ -319,13 +326,33 @@ class Node:
             self.join_by(settings.seeds)
 
     def join_by(self, seeds: Iterable[str], *, founds: bool = True, within: float = 0.0) -> None:
-        """Begin to join through these seeds, HOST:PORT; without any, found a cluster. With `founds`
-        False, never do, and give up after `within` seconds; 0 is never."""
-        addresses = tuple(Address.parse(seed) for seed in seeds)
+        """Begin to join through these seeds, in the forms of `node.seeds`; without any, found a
+        cluster. With `founds` False, never do, except by the store's claim, and give up after
+        `within` seconds; 0 is never."""
+        listed = parse_seeds(seeds)
+        addresses = listed.addresses
         self.joining, self._denying = True, set()
         self._seeds = {seed for seed in addresses if seed != self.me.address}
-        by_seeds = cluster.JoinSeeds(addresses, founds, within)
-        self.cluster.post(by_seeds if addresses else cluster.JoinSelf())
+        by_seeds = cluster.JoinSeeds(addresses, founds, within, listed.discovers)
+        known = bool(addresses) or listed.discovers
+        self.cluster.post(by_seeds if known else cluster.JoinSelf())
+        if listed.discovers:
+            self._discover(listed)
+
+    def _discover(self, seeds: SeedList) -> None:
+        """Look for contacts from now on."""
+        if self._discovery is None:
+            self._discovery = Discovery(
+                seeds, self.me.address, self.store, self.settings.cluster, self._contacts_found
+            )
+            self._discovery.start()
+
+    def _contacts_found(self, contacts: tuple[Address, ...]) -> bool:
+        """Join through these. Returns True while this node is no member."""
+        if not self.is_member_yet:
+            self._seeds = {one for one in contacts if one != self.me.address}
+            self.cluster.post(cluster.ContactsFound(contacts))
+        return not self.is_member_yet
 
     # ---- effects of membership
 
@@ -395,6 +422,8 @@ class Node:
         try:
             lease = await self.store.acquire_lease(wanted.name, wanted.owner, wanted.ttl)
             granted = lease is not None
+            if wanted.name == FOUNDING:
+                self._claim = lease
         except ShardBusError as e:
             log.warning("no answer about lease %s: %s", wanted.name, e)
             granted = None
@@ -643,6 +672,18 @@ class Node:
 
     # ---- the end
 
+    async def _release_claim(self) -> None:
+        """Release the store's claim to the cluster if it ends with this node, so that the next one
+        need not wait until it lapses."""
+        claim, view = self._claim, self.view
+        alone = view is not None and {m.node for m in view.members} <= {self.me}
+        left = self.stopped.done() and self.stopped.result() == cluster.LEFT
+        if claim is None or not left or not (alone or self.cluster_stops.done()):
+            return
+        with contextlib.suppress(TimeoutError, ShardBusError):
+            async with asyncio.timeout(RELEASE_S):
+                await self.store.release_lease(claim)
+
     async def close(self) -> None:
         """Release everything at once. May be called at any time after `start`."""
         self.gate.end()
@@ -662,6 +703,9 @@ class Node:
         await asyncio.gather(*ends, *leases)
         if self._thread is not None:
             await self._thread.close()
+        if self._discovery is not None:
+            await self._discovery.close()
+            await self._release_claim()
         sessions = self.endpoint.sessions()
         self.endpoint.close()
         self.session_loss.closed(sessions)

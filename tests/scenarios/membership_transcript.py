@@ -7,6 +7,7 @@ Several commands may share a line, separated by `;`. Lines that begin with `#` a
     $ seeds n1 n2               whom nodes join by; without it by the first that there was
     $ join n2 n3                nodes start, or start again, and join by the seeds
     $ join n4 by n2 roles=db    ... by others; `cluster=` is its name, other words must be equal
+    $ discover n1 n2            nodes start, or start again, and join by those in the store
     $ kill n1 | vanish n1       the process dies; the whole machine dies, and refuses no connection
     $ restart n1                the process dies, and another starts at its address
     $ stop n1 20s               SIGSTOP, and SIGCONT later
@@ -87,6 +88,12 @@ class Script:
                 self.seeds = names
             case ["join", *rest]:
                 self._join(rest)
+            case ["discover", *names]:
+                for name in names:
+                    process = stage.nodes.get(name)
+                    if process is None or not process.alive:
+                        process = stage.add(name)
+                    stage.discover(process)
             case ["restart", name]:
                 stage.kill(name)
                 self._join([name])

@@ -277,3 +277,18 @@ def test_lanes_show_who_said_what_to_whom() -> None:
         "   3.000                  * stopped: downed",
         "   4.000  == healed",
     ]
+
+
+@pytest.mark.parametrize("seeds", [range(700, 704), *long_only(range(704, 716))], ids=str)
+def test_nodes_that_start_at_once_form_one_cluster(seeds: range) -> None:
+    """They find each other by the store, while walls rise and founders are killed and paused."""
+    for seed in seeds:
+        drawn = draw(seed)
+        store = "slow" if drawn.store == "forgetful" else drawn.store
+        check(replace(drawn, discovery=True, store=store, nodes=max(3, drawn.nodes)))
+
+
+@pytest.mark.parametrize("seed", [720, *long_only(*range(721, 730))])
+def test_a_wall_while_the_cluster_is_founded_leaves_one(seed: int) -> None:
+    drawn = replace(draw(seed, nodes=5), discovery=True, store="sound", seconds=10.0)
+    check(replace(drawn, partitions=2, one_ways=1, wall_s=8.0, pauses=2, pause_s=20.0))

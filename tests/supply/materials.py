@@ -36,6 +36,7 @@ SHORT = {
     "MIT style": "MIT",
     "ISC License": "ISC",
     "BSD License": "BSD-3-Clause",
+    "Apache": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,8 @@ from shardbus.config.loading import load
 from shardbus.config.settings import HttpSettings, Settings
 from shardbus.http.app import create_app
 from shardbus.http.guard import with_tokens
+from shardbus.node.phases import Phases
+from shardbus.node.served_node import AFTERWARDS_S
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus.store.urls import default_url
 from shardbus_cli import health, node
@@ -29,10 +33,14 @@ from tests.unit.http.http_kit import FakeNode
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-UNIT = (ROOT / "configs" / "systemd" / "shardbus@.service").read_text(encoding="utf-8")
+UNIT = (ROOT / "deploy" / "systemd" / "shardbus@.service").read_text(encoding="utf-8")
 NODES = ("node1", "node2", "node3")
 SECRET = "/etc/shardbus/cluster.secret"
 TOKEN_FILE = "/etc/shardbus/reader.token"
+
+ANALYZE = shutil.which("systemd-analyze") or ""
+WORKERS_MORE_S = 10.0
+"""What a supervisor of workers takes more than one node."""
 
 Started = list[tuple[str, Settings]]
 
@@ -231,6 +239,8 @@ def test_the_unit_starts_a_node(started, tmp_path):
     config = tmp_path / "node.toml"
     config.write_text("[node]\nport = 7411\n", encoding="utf-8")
     [line] = re.findall(r"^ExecStart=(.*)$", UNIT, re.MULTILINE)
+    assert line.endswith(" $WORKERS")
+    line = line.removesuffix(" $WORKERS")
     program, *arguments = shlex.split(line.replace("%i", "examples.flights:bus"))
     assert program.endswith("/bin/shardbus")
     own = [str(config) if word == "/etc/shardbus/node.toml" else word for word in arguments]
@@ -238,6 +248,44 @@ def test_the_unit_starts_a_node(started, tmp_path):
     [(cluster, settings)] = started
     assert (cluster, settings.node.port) == ("flights", 7411)
     assert "Type=notify" in UNIT
+
+
+@pytest.mark.skipif(not ANALYZE, reason="systemd-analyze is missing")
+def test_systemd_accepts_the_unit(tmp_path):
+    """Also what hardens it: an unknown word would be a line on standard error."""
+    own = UNIT.replace("/opt/shardbus/bin/shardbus", "/bin/true").replace("/opt/shardbus", "/")
+    (tmp_path / "shardbus@.service").write_text(own, encoding="utf-8")
+    command = [ANALYZE, "verify", "--man=no", str(tmp_path / "shardbus@shop.service")]
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    wrong = own.replace("PrivateTmp=", "PrivatTmp=")
+    (tmp_path / "shardbus@.service").write_text(wrong, encoding="utf-8")
+    again = subprocess.run(command, text=True, capture_output=True, check=False)
+    assert "PrivatTmp" in again.stderr
+
+
+def leaves_within_s() -> float:
+    """Seconds within which a node has left, by the defaults."""
+    settings = Settings()
+    return Phases(settings.shutdown).total(settings.sharding.handoff_timeout) + AFTERWARDS_S
+
+
+def test_systemd_waits_until_a_node_has_left():
+    [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
+    assert int(seconds) > leaves_within_s() + WORKERS_MORE_S
+
+
+def test_docker_waits_until_a_node_has_left():
+    [seconds] = re.findall(r"^  stop_grace_period: (\d+)s$", node_block(), re.MULTILINE)
+    assert int(seconds) > leaves_within_s()
+
+
+def test_workers_are_words_of_the_command(started, monkeypatch, tmp_path):
+    """`WORKERS=--workers=4` in the unit's file of variables."""
+    found: list[int] = []
+    monkeypatch.setattr(node, "_supervise", lambda settings, workers, *more: found.append(workers))
+    assert cli.run(["node", "start", "examples.flights:bus", "--workers=4"]) in (0, None)
+    assert found == [4]
 
 
 def test_S1_18_clouds_get_a_higher_threshold_of_the_failure_detector() -> None:

@@ -19,6 +19,8 @@
     calm  others are downed only after a time without a change, and after the margin, except members
           whose processes are gone
     dead  a terminated member is dead; a rejecting wall excuses the flag
+    claim of the clusters that were founded by the store's claim one is left: a founder that is
+          alone without a valid claim admits no node, and does not count
     wires a node subscribes to exactly the members that it sees
     audit the machine's own invariants
     kept  (I10) in a run without faults that isolate, no working node is downed
@@ -38,6 +40,7 @@ from random import Random
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.downing.split import Decision, DowningOutcome
+from shardbus.membership.founding import FOUNDING
 from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow
@@ -137,9 +140,24 @@ class Checks:
         self._rows(process, gossip)
         self._addresses_and_ages(process, gossip)
         self._sides(process, gossip)
+        if FOUNDING in gossip.epochs:
+            self._claims()
         if self._changes % LAWS_EVERY == 0:
             others = [p.machine.gossip for p in self.world.by_id.values()]
             self._laws(gossip, self._dice.choice(others), self._dice.choice(others))
+
+    def _claims(self) -> None:
+        """At most one cluster is left of those that the store's claim founded."""
+        if self.world.leases.twice:
+            return
+        clusters: dict[int, NodeId] = {}
+        for process in self.world.running():
+            machine, now = process.machine, process.clock(self.world.now)
+            number = machine.gossip.epochs.get(FOUNDING, 0)
+            if number and (len(machine.gossip.members) > 1 or machine.has_claim(now)):
+                clusters[number] = process.id
+        if len(clusters) > 1:
+            raise Violation("claim", f"{' and '.join(map(str, clusters.values()))} are in two")
 
     # -- one machine ---------------------------------------------------------------------------
 

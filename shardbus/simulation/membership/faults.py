@@ -70,9 +70,10 @@ class Faults:
     def begin(self) -> None:
         """Start the nodes, and schedule the faults."""
         options, world = self.options, self.world
-        first = self._new()
-        world.enter(first)
-        for _ in range(options.nodes - 1):
+        founders = 0 if options.discovery else 1
+        if founders:
+            world.enter(self._new())
+        for _ in range(options.nodes - founders):
             process = self._new()
             self._later(2.0, lambda p=process: self._enter(p))  # type: ignore[misc]
         kinds: tuple[tuple[int, Callable[[], None]], ...] = (
@@ -134,6 +135,11 @@ class Faults:
         return self.world.add(name, rate=rate, roles=roles)
 
     def _enter(self, process: Process) -> None:
+        if self.options.discovery:
+            if process.running:
+                self.world.trace.mark(self.world.now, process.name, "looks for others")
+                self.world.discover(process)
+            return
         others = [name for name in self.world.nodes if name != process.name]
         seeds = self.dice.sample(others, min(3, len(others)))
         if seeds and process.running:
@@ -175,8 +181,12 @@ class Faults:
             if self.world.nodes[process.name] is process:
                 self.world.kill(process.name)
                 self.world.trace.mark(self.world.now, process.name, "rejoins")
+                again = self._new(process.name)
+                if self.options.discovery:
+                    self.world.discover(again)
+                    return
                 seeds = [Address.parse(seed).host for seed in by]
-                self.world.enter(self._new(process.name), *seeds, founds=False)
+                self.world.enter(again, *seeds, founds=False)
 
         self.world.later(self.dice.uniform(*BOUNCE_S), start)
 

@@ -79,6 +79,9 @@ class Options:
     """Only members with this role vote; every other node has it."""
     min_members: int = 1
     weakly_up: bool = True
+    discovery: bool = False
+    """Nodes find each other by the store, and start at once; the store's claim decides who
+    founds."""
 
     @property
     def gentle(self) -> bool:
@@ -113,6 +116,7 @@ class Options:
         return (
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
             f" --seconds {self.seconds:g} --strategy {self.strategy}"
+            f"{' --discovery' if self.discovery else ''}"
         )
 
 

@@ -21,6 +21,8 @@ class Process:
     machine: ClusterMembership
     own: ProcessClock = field(default_factory=ProcessClock)
     seeds: tuple[Address, ...] = ()
+    discovers: bool = False
+    """It finds others by the store."""
     alive: bool = True
     listening: bool = True
     """True if its address refuses no connection. After a crash of the process alone it does."""

@@ -67,6 +67,8 @@ class World(Timeline):
         self.leases = SimLeases(self.rng)
         self.trace = Trace()
         self.events = 0
+        self.beats: dict[str, float] = {}
+        """When each name registered itself in the store last."""
         self.stops_within_s = 0.05
         """Seconds, at most, that a process needs to stop its work."""
         self.nodes: dict[str, Process] = {}
@@ -117,6 +119,25 @@ class World(Timeline):
         """Let the process join by these seeds; without any it founds a cluster."""
         addresses = tuple(address_of(seed) for seed in seeds)
         self.deliver(process, ev.JoinSeeds(addresses, founds) if seeds else ev.JoinSelf())
+
+    def discover(self, process: Process) -> None:
+        """Let the process join by those who are registered in the store, and register itself."""
+        process.discovers = True
+        self.deliver(process, ev.JoinSeeds((), discovers=True))
+        self._look(process)
+
+    def _look(self, process: Process) -> None:
+        """One look-up of contacts, and the next ones."""
+        if not process.running or self.nodes[process.name] is not process:
+            return
+        settings = process.machine.settings
+        if self.leases.up and self.now >= process.paused_until:
+            self.beats[process.name] = self.now
+            alive = [n for n, at in self.beats.items() if self.now - at < settings.founding_claim]
+            if not process.member:
+                found = ev.ContactsFound(tuple(address_of(name) for name in sorted(alive)))
+                self.later(self.leases.delay(), lambda: self.deliver(process, found))
+        self.later(settings.discovery_interval, lambda: self._look(process))
 
     def leave(self, process: Process) -> None:
         """Let the process leave gracefully, as SIGTERM does."""

@@ -22,6 +22,7 @@ from shardbus.membership.view import (
     MembershipView,
     MemberUp,
     NodeStarved,
+    RivalCluster,
     SelfStarved,
     SlowHeartbeat,
     changes,
@@ -108,6 +109,7 @@ async def test_every_subscription_ends_with_the_membership_after_what_is_queued(
 
 NOTICED: list[DomainEvent] = [
     SelfStarved(2.0),
+    RivalCluster(),
     NodeStarved(PEER, 2.0),
     SlowHeartbeat(PEER, 2.0),
     DowningDecided(Decision(DowningOutcome.DOWN_OTHERS, (), "majority")),

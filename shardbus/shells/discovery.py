@@ -1,0 +1,146 @@
+"""Finds contacts for a node that joins by `dns://` or by the store, and registers the node.
+
+    store     the node writes its own beat in every interval, from its start to its end, and reads
+              the beats of others: in every interval until it is a member, then in every fourth,
+              to remove those of nodes that have died
+    dns       every address of the name, in every interval until the node is a member
+
+What is found goes to membership (`ContactsFound`), which contacts it. A look-up that fails reports
+nothing: a node that cannot see what there is founds no cluster.
+
+Source: docs/how-to/deploy.md; B.145.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from shardbus.config.seeds import DnsName, SeedList
+from shardbus.config.settings import ClusterSettings
+from shardbus.errors import ShardBusError
+from shardbus.ids import Address
+from shardbus.membership.registrations import Registrations, address_in, entry_of
+from shardbus.store import contact_registry
+from shardbus.store.clock import machine_clock
+from shardbus.store.protocol import StateStore
+from shardbus.task_set import TaskSet
+from shardbus.transport.name_resolver import LookUpFunction, NameResolver, system_look_up
+
+CONTACTS_MAX = 1000
+READS_EVERY = 4
+"""A member reads the registrations once in this many intervals."""
+LOOK_UP_S = 5.0
+"""For the addresses of a name."""
+END_S = 1.0
+"""For the store to forget this node. A registration that stays is stale soon."""
+
+log = logging.getLogger("shardbus.discovery")
+
+
+class Discovery:
+    """Looks for the contacts of one node, and lets itself be found.
+
+    Args:
+        me: the node's address.
+        found: called with the contacts; returns True while the node looks for a cluster.
+    """
+
+    def __init__(
+        self,
+        seeds: SeedList,
+        me: Address,
+        store: StateStore,
+        settings: ClusterSettings,
+        found: Callable[[tuple[Address, ...]], bool],
+        look_up: LookUpFunction = system_look_up,
+    ) -> None:
+        self._seeds, self._me, self._store, self._found = seeds, me, store, found
+        self._interval = settings.discovery_interval
+        self._registrations = Registrations(settings.founding_claim)
+        self._resolver = NameResolver(look_up)
+        self._tasks = TaskSet()
+        self._beat = 0
+        self._own: set[str] = set()
+        """The entries of this address that the store may have."""
+        self._alive: list[Address] = []
+        self._failure = ""
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._resolver.open(asyncio.get_running_loop())
+        self._tasks.spawn(self._run())
+
+    async def close(self) -> None:
+        """Stop, and take the registration out of the store."""
+        self._tasks.cancel()
+        await self._tasks.wait(END_S)
+        self._resolver.close()
+        with contextlib.suppress(TimeoutError, ShardBusError):
+            async with asyncio.timeout(END_S):
+                await contact_registry.remove(self._store, sorted(self._own))
+
+    async def _run(self) -> None:
+        rounds, joins = 0, True
+        while True:
+            try:
+                if self._seeds.store:
+                    await self._register()
+                    if joins or rounds % READS_EVERY == 0:
+                        await self._read()
+                if joins:
+                    joins = self._found(await self._contacts())
+                self._report("")
+            except ShardBusError as error:
+                self._report(str(error))
+            rounds += 1
+            await asyncio.sleep(self._interval)
+
+    async def _register(self) -> None:
+        """Write the next beat, and remove the former ones."""
+        if not self._own:
+            known = await contact_registry.entries(self._store)
+            self._own = {entry for entry in known if address_in(entry) == self._me}
+        former = sorted(self._own)
+        self._beat += 1
+        entry = entry_of(self._me, self._beat)
+        self._own.add(entry)
+        await contact_registry.add(self._store, entry)
+        await contact_registry.remove(self._store, [old for old in former if old != entry])
+        self._own = {entry}
+
+    async def _read(self) -> None:
+        entries = await contact_registry.entries(self._store)
+        self._alive, stale = self._registrations.read(entries, machine_clock())
+        if stale:
+            log.info("removed the registrations of nodes that have ended: %s", ", ".join(stale))
+        await contact_registry.remove(self._store, stale)
+
+    async def _contacts(self) -> tuple[Address, ...]:
+        """Return every contact.
+
+        Raises:
+            ShardBusError: a name has no address now.
+        """
+        found = [*self._seeds.addresses, *self._alive]
+        for name in self._seeds.names:
+            found += await self._addresses(name)
+        return tuple(dict.fromkeys(found))[:CONTACTS_MAX]
+
+    async def _addresses(self, name: DnsName) -> list[Address]:
+        known = await self._resolver.resolve(name.host, LOOK_UP_S)
+        if known.reason or not known.addresses:
+            raise ShardBusError(f"cannot look up {name.host}: {known.reason or 'no address'}")
+        return [Address(one, name.port or self._me.port) for one in sorted(known.addresses)]
+
+    def _report(self, failure: str) -> None:
+        """Log a failure once, and its end."""
+        if failure == self._failure:
+            return
+        self._failure = failure
+        if failure:
+            log.warning("looking for contacts failed, and is repeated: %s", failure)
+        else:
+            log.info("looking for contacts works again")
