@@ -18,7 +18,9 @@ from shardbus.node.supervisor_link import SupervisorLink
 from shardbus_cli import main as cli
 from shardbus_cli import node
 
-FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+PLACE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+FOLDER = PLACE / "base"
+EXAMPLE = yaml.safe_load((PLACE / "example" / "kustomization.yaml").read_text(encoding="utf-8"))
 BASE = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
 VERSIONS = ("1.29", "1.34")
 VARIABLE = "$(POD_IP)"
@@ -153,15 +155,25 @@ def test_a_pod_may_do_nothing_that_it_need_not() -> None:
 
 
 def test_new_shards_go_to_the_version_of_the_image() -> None:
-    """The tag of the image becomes the label that the node reads its version from."""
-    [image] = BASE["images"]
-    [replacement] = BASE["replacements"]
-    assert CONTAINER["image"] == f"{image['newName']}:{image['newTag']}"
+    """The tag of the image becomes the label that the node reads its version from. A base is
+    finished before the tag is replaced, so the example copies it, and not the base."""
+    [image] = EXAMPLE["images"]
+    [replacement] = EXAMPLE["replacements"]
+    name, tag = CONTAINER["image"].split(":")
+    assert (name, tag) == (image["name"], LABELS["app.kubernetes.io/version"])
+    assert "images" not in BASE
     assert replacement["source"]["fieldPath"] == "spec.template.spec.containers.[name=node].image"
-    assert CONTAINER["name"] == "node"
+    assert replacement["source"]["options"] == {"delimiter": ":", "index": 1}
     [target] = replacement["targets"]
     assert target["fieldPaths"] == ["spec.template.metadata.labels.[app.kubernetes.io/version]"]
-    assert LABELS["app.kubernetes.io/version"] == image["newTag"]
+
+
+def test_the_example_replaces_the_command_of_the_node() -> None:
+    assert EXAMPLE["resources"] == ["../base"]
+    [patch] = EXAMPLE["patches"]
+    [change] = yaml.safe_load(patch["patch"])
+    assert change["path"] == "/spec/template/spec/containers/0/args"
+    assert change["value"][:2] == CONTAINER["args"][:2]
 
 
 def test_a_new_node_is_there_before_an_old_one_leaves() -> None:
