@@ -164,7 +164,7 @@ class Dispatcher:
             case Describe():
                 self._describe(session, control.type)
             case Refusals():
-                self._refused.record(session.name, message)
+                self._refused.record(session.name, message, self._drops.relay)
             case Goodbye(node):
                 self._on_goodbye(session, node)
             case _:

@@ -694,6 +694,8 @@ class Node:
         for singleton in self.singletons.values():
             singleton.close()
         self.session_loss.closing()
+        for region in self.regions.values():
+            region.give_up_undelivered()
         # The report leaves ahead of the departure notice.
         self.drops.report(self.endpoint.clock.tick, last=True)
         for region in self.regions.values():

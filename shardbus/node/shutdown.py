@@ -26,6 +26,7 @@ from shardbus.node.phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
 from shardbus.shells.cluster_thread import MembershipRunner
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
+from shardbus.transport.drop_reports import DropTallies
 from shardbus.transport.endpoint import Endpoint
 
 PART_S = 5.0
@@ -44,6 +45,7 @@ class LeavingNode(Protocol):
     endpoint: Endpoint
     dispatcher: Dispatcher
     phases: Phases
+    drops: DropTallies
     cluster: MembershipRunner
     stopped: asyncio.Future[str]
     cluster_stops: asyncio.Future[None]
@@ -98,6 +100,7 @@ async def _hand_off(node: LeavingNode, progress: Progress) -> None:
 
 
 async def _leave(node: LeavingNode, progress: Progress) -> None:
+    node.drops.prompt = True
     if not node.cluster_stops.done():
         progress("leaving the cluster")
         if _others_host(node):  # a member can still ask for the homes of what clients send
@@ -113,6 +116,7 @@ async def _leave(node: LeavingNode, progress: Progress) -> None:
 
 
 def _part_with_clients(node: LeavingNode) -> None:
+    node.drops.report(node.endpoint.clock.tick, last=True)
     node.endpoint.announce_leaving()
     for session in node.dispatcher.clients.values():
         session.flush()

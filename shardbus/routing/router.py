@@ -480,6 +480,16 @@ class Router:
         for effect in self.region.tick(self._loop.time()):
             self._perform(effect)
 
+    def give_up(self, reason: str) -> int:
+        """Count every message that waits here as dropped; return their number."""
+        given_up = 0
+        for pending in self.region.kept():
+            assert isinstance(pending, PendingMessage)
+            if not pending.is_marker:
+                self._dropped(pending, reason)
+                given_up += 1
+        return given_up
+
     def close(self) -> None:
         """Stop the timer."""
         self._machine_timer.stop()

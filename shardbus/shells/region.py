@@ -345,7 +345,7 @@ class RegionShell:
         local = session is self._node.loopback
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
-            corr = session.mark or self._node.drops.mark(session)
+            corr = self._node.drops.mark_forwarded(session, message.via)
         if invoker is None:
             self.host.counts.drop("unhandled", via=corr)
             if asker is not None:
@@ -539,14 +539,16 @@ class RegionShell:
                 table._stopped_here.set_result(None)
         return table._stopped_here
 
+    def give_up_undelivered(self) -> None:
+        """Count and log the messages that never found a home, for the reports to their senders."""
+        if self.table is self and (left := self.router.give_up("undelivered")):
+            log.warning("%d messages of %r found no home before this node ended", left, self.name)
+
     def close(self) -> None:
-        """Stop at once. Messages that never found a home are counted and logged."""
+        """Stop at once."""
         if self.table is not self:
             self.host.close()
             return
-        if left := self.router.region.buffered[0] - self.router.buffered_asks.flushes:
-            self.host.counts.drop("undelivered", left)
-            log.warning("%d messages of %r found no home before this node ended", left, self.name)
         self.router.close()
         self.host.close()
         self.router.end(NodeLost("the node of this process has left its cluster, or was downed"))

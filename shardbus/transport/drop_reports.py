@@ -10,16 +10,21 @@ in bulk: for each session, how many there were by type and reason, at most one m
     that process ─────────────────> counts it, and logs a line now and then (`RefusedTells`)
 
 So reports cost nothing per message. A process that does not ask for reports in HELLO gets none, and
-neither does a session that has ended. A tell that another node has passed on came by that node's
-session: the report goes to that node, and not to the first sender.
+neither does a session that has ended.
 
-Source: docs/guarantees.md; B.107; I4.
+A tell that another node has forwarded came by that node's session, and has with it the mark of the
+session by which that node got it (`Relayed.via`). Here each such sender has a mark of its own, and
+the report gives the other node's marks back with the counts. That node does not count these tells
+as its own: it passes the counts on in its next report to the session of that mark. If that has
+ended, the node counts them after all. A node of a build without such marks counts all of them.
+
+Source: docs/guarantees.md; B.107; I4; S3.67, S3.71.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from enum import IntEnum
 from itertools import count
 
@@ -49,21 +54,31 @@ LOG_EVERY_S = 10.0
 KEYS_MAX = 1000
 """Pairs of type and reason that are counted apart, on either side: a sender may name types that
 do not exist, and a report may have any reasons."""
+SENDERS_MAX = 1000
+"""Senders behind one session whose forwarded tells are reported apart; beyond that, the one that
+was first is forgotten."""
 OTHER = ("", "other")
 WORD = re.compile(r"[a-z][a-z_]{0,39}")
 
 Reason = tuple[str, str]
 """Entity type and why."""
+Relay = Callable[[int, str, str, int], bool]
+"""Passes on a number of drops, of a type and for a reason, to the session of a mark. False if there
+is none."""
 
 
 class DropTally:
     """Drops of the tells that came by one session, since the last report."""
 
-    __slots__ = ("counts", "reported_at", "session")
+    __slots__ = ("counts", "forwarded", "marks", "reported_at", "session")
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.counts: dict[Reason, int] = {}
+        self.forwarded: dict[tuple[Reason, int], int] = {}
+        """Those of the counts that the other end had forwarded, by its mark of their sender."""
+        self.marks: dict[int, int] = {}
+        """By the other end's mark of a sender: the mark here."""
         self.reported_at = -EVERY_TICKS
 
 
@@ -73,6 +88,11 @@ class DropTallies:
     def __init__(self) -> None:
         self._marks = count(Origin.UNREPORTED - 1, -1)
         self._tallies: dict[int, DropTally] = {}
+        self.prompt = False
+        """Report at every tick: this node leaves, and its sessions may end before a second has
+        passed."""
+        self._origins: dict[int, tuple[int, int]] = {}
+        """By the mark of a sender behind a session: the session's mark, and the other end's."""
 
     def mark(self, session: Session) -> int:
         """Give a session the mark of the tells that come by it. Called once per session."""
@@ -83,25 +103,58 @@ class DropTallies:
             session.mark = Origin.UNREPORTED
         return session.mark
 
-    def drop(self, mark: int, entity_type: str, reason: str, count: int) -> None:
-        """Count dropped tells that came by the session with this mark."""
+    def mark_forwarded(self, session: Session, via: int) -> int:
+        """Return the mark of a tell that the other end forwards. `via`: its own mark of the tell's
+        sender."""
+        mark = session.mark or self.mark(session)
         tally = self._tallies.get(mark)
-        if tally is not None:
-            key = (entity_type, reason)
-            if key not in tally.counts and len(tally.counts) >= KEYS_MAX:
-                key = OTHER
-            tally.counts[key] = tally.counts.get(key, 0) + count
+        if tally is None or not is_session_mark(via):
+            return mark
+        found = tally.marks.get(via)
+        if found is None:
+            if len(tally.marks) >= SENDERS_MAX:
+                del self._origins[tally.marks.pop(next(iter(tally.marks)))]
+            found = tally.marks[via] = next(self._marks)
+            self._origins[found] = mark, via
+        return found
+
+    def drop(self, mark: int, entity_type: str, reason: str, count: int) -> None:
+        """Count dropped tells that came by the session, or from the sender, with this mark."""
+        mark, via = self._origins.get(mark, (mark, 0))
+        tally = self._tallies.get(mark)
+        if tally is None:
+            return
+        key = (entity_type, reason)
+        if key not in tally.counts and len(tally.counts) >= KEYS_MAX:
+            key = OTHER
+        tally.counts[key] = tally.counts.get(key, 0) + count
+        row = (key, via)
+        if via and (row in tally.forwarded or len(tally.forwarded) < KEYS_MAX):
+            tally.forwarded[row] = tally.forwarded.get(row, 0) + count
+
+    def relay(self, mark: int, entity_type: str, reason: str, count: int) -> bool:
+        """Count tells that this node has forwarded and another one has dropped, for the session
+        that they came by. Returns False if that has ended."""
+        tally = self._tallies.get(self._origins.get(mark, (mark, 0))[0])
+        if tally is None or tally.session.lost is not None:
+            return False
+        self.drop(mark, entity_type, reason, count)
+        return True
 
     def report(self, tick: int, *, last: bool = False) -> None:
         """Send the counts of every session without a report within the last second; with `last`,
         of every session."""
+        every = 1 if self.prompt else EVERY_TICKS
         for mark, tally in list(self._tallies.items()):
             if tally.session.lost is not None:
                 del self._tallies[mark]
-            elif tally.counts and (last or tick - tally.reported_at >= EVERY_TICKS):
+                for sender in tally.marks.values():
+                    del self._origins[sender]
+            elif tally.counts and (last or tick - tally.reported_at >= every):
                 rows = tuple((*key, count) for key, count in tally.counts.items())
-                tally.session.control(encode_control("", Refusals(rows)))
-                tally.counts, tally.reported_at = {}, tick
+                forwarded = tuple((*key, n, via) for (key, via), n in tally.forwarded.items())
+                tally.session.control(encode_control("", Refusals(rows, forwarded)))
+                tally.counts, tally.forwarded, tally.reported_at = {}, {}, tick
 
 
 class RefusedTells:
@@ -119,9 +172,18 @@ class RefusedTells:
         self._new: dict[tuple[str, str, str], int] = {}
         self._logged_at = float("-inf")
 
-    def record(self, name: str, refusals: Refusals) -> None:
-        """Count a report of the process with that name."""
-        for entity_type, reason, dropped in refusals.counts:
+    def record(self, name: str, refusals: Refusals, relay: Relay | None = None) -> None:
+        """Count a report of the process with that name, without those that `relay` passes on to
+        the senders of tells that this process has forwarded."""
+        relayed: dict[Reason, int] = {}
+        for entity_type, reason, dropped, via in refusals.forwarded if relay is not None else ():
+            if relay is not None and relay(via, entity_type, reason, dropped):
+                key = (entity_type, reason)
+                relayed[key] = relayed.get(key, 0) + dropped
+        for entity_type, reason, all_dropped in refusals.counts:
+            dropped = all_dropped - relayed.get((entity_type, reason), 0)
+            if dropped <= 0:
+                continue
             known = self._types is None or entity_type in self._types
             key = (entity_type if known else "", reason if WORD.fullmatch(reason) else OTHER[1])
             if key not in self.counts and len(self.counts) >= KEYS_MAX:

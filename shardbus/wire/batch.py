@@ -166,8 +166,8 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     hops: Hops
     chain: Chain = ()
     via: Mark = 0
-    """Mark of the session that a tell came by, on the node that forwards it; only that node uses
-    it."""
+    """Mark of the session that a tell came by, on the node that forwards it; other nodes give it
+    back in reports of dropped tells."""
 
 
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):

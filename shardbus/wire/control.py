@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardbus.bounds import TYPES_WITHIN_MAX, Id, Text
+from shardbus.bounds import TYPES_WITHIN_MAX, Id, Mark, Text
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages
@@ -61,12 +61,17 @@ class Members:
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """Tells that came by this session, were acknowledged, and then dropped: entity type, reason and
-    number. Sent to processes that want such reports."""
+    number. Sent to processes that want such reports. `forwarded`: those of them that the receiver
+    had forwarded, with its mark of their sender (`Relayed.via`)."""
 
     counts: Annotated[
         tuple[tuple[Id, Id, Annotated[int, msgspec.Meta(ge=0)]], ...],
         msgspec.Meta(max_length=REFUSALS_MAX),
     ]
+    forwarded: Annotated[
+        tuple[tuple[Id, Id, Annotated[int, msgspec.Meta(ge=0)], Mark], ...],
+        msgspec.Meta(max_length=REFUSALS_MAX),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

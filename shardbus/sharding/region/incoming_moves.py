@@ -45,6 +45,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.handoff_modes import HandoffMode
 from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
+from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.region.outgoing_moves import mode_of
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, BufferedMessage
 from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, Routing
@@ -112,6 +113,12 @@ class IncomingMoves:
     def shards(self) -> tuple[str, ...]:
         """The shards of these moves."""
         return tuple(self._moves)
+
+    def phases(self) -> Iterator[MovePhase]:
+        """Yield the moves with their phases."""
+        for shard, one in self._moves.items():
+            phase = "opening" if one.runs else "starting" if one.switched else "prepared"
+            yield MovePhase(shard, phase, True, one.move.old.node, one.move.new.node)
 
     def __contains__(self, shard: str) -> bool:
         return shard in self._moves
@@ -289,7 +296,7 @@ class IncomingMoves:
         self._timers.cancel(shard)
 
     def kept(self) -> Iterator[BufferedMessage]:
-        """Yield every message that is kept; for tests."""
+        """Yield every message that is kept."""
         for one in self._moves.values():
             yield from one.first + one.others
             for queue in one.gates.values():

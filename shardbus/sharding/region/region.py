@@ -26,6 +26,7 @@ Source: S0.1, S0.6, S0.8, S0.14, S0.15, S2.23, S2.24, S2.50, S2.51, S2.62, B.56.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
@@ -35,6 +36,7 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
+from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration
@@ -127,10 +129,20 @@ class ShardRegion:
         """The messages and bytes that wait for a home."""
         return self._routing.buffered
 
+    def kept(self) -> Iterator[BufferedMessage]:
+        """Yield every message that waits here for a home or for its turn."""
+        yield from self._routing.kept()
+        yield from self._incoming.kept()
+
     @property
     def moving(self) -> tuple[str, ...]:
         """The shards that this node gives away or takes over directly."""
         return (*self._outgoing.shards, *self._incoming.shards)
+
+    def move_phases(self) -> Iterator[MovePhase]:
+        """Yield the same moves with their phases."""
+        yield from self._outgoing.phases()
+        yield from self._incoming.phases()
 
     def state_of(self, shard: str) -> HostedState | None:
         """Return the state of the shard on this node, None if it is not here."""

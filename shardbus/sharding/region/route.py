@@ -43,6 +43,9 @@ from shardbus.sharding.messages import Home
 FORWARDED_MAX = 100
 """Processes that one `ForwardedFrom` tells apart."""
 
+LEFT_MAX = 16
+"""Old homes that a route remembers."""
+
 REJECT_BUFFER_FULL = "buffer_full"
 REJECT_DROPPED_IN_MOVE = "dropped_in_move"
 REJECT_EXPIRED = "expired"
@@ -158,6 +161,8 @@ class Route:
     """A home that has not asked for the leftovers yet, and the deadline for that."""
     waiting: list[BufferedMessage] = field(default_factory=list)
     returned: list[BufferedMessage] = field(default_factory=list)
+    left: dict[NodeId, None] = field(default_factory=dict)
+    """Old homes that were left without a Flush, in direct moves that keep order."""
     forwarded: ForwardedFrom = field(default_factory=ForwardedFrom)
     """Whose messages went to the home by this region."""
     forwarded_next: ForwardedFrom = field(default_factory=ForwardedFrom)
@@ -184,6 +189,13 @@ class Route:
     def on_home_dead(self, home: Home) -> None:
         """Raise the floor above a dead home: a sender that still names it is behind."""
         self.floor, self.handed_off, self.dead_home = home.fence + 1, None, home
+
+    def leave(self, node: NodeId) -> None:
+        """Record that this old home is left without a Flush: what comes back from it is older than
+        what may have reached the next one."""
+        self.left[node] = None
+        if len(self.left) > LEFT_MAX:
+            del self.left[next(iter(self.left))]
 
     def on_node_back(self, node: NodeId) -> None:
         """Lower the floor again if the dead home was on this node, which is alive after all."""

@@ -44,7 +44,7 @@ N.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -319,12 +319,15 @@ class Routing:
 
     def on_node_gone(self, node: NodeId, returned: Returned, now: float) -> None:
         """Send nothing more to a dead node, and wait for no answer of it. What was never sent there
-        goes before what waits."""
+        goes before what waits. It is rejected where a direct move that keeps order has let later
+        messages go to the next home already."""
         self._dead[node] = None
         for shard, message in returned:
             route = self._route(shard)
             if self._vanished(shard):
                 self._out.append(ev.Reject(shard, message, REJECT_NO_INSTANCE))
+            elif node in route.left and not message.is_marker:
+                self._out.append(ev.Reject(shard, message, REJECT_STOPPED))
             elif self._refused or not self._buffer(message):
                 reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
                 self._out.append(ev.Reject(shard, message, reason))
@@ -400,6 +403,8 @@ class Routing:
             self._timers.set(new.shard, now + min(self._retry, FLUSH_PATIENCE_S))
             self._let_through(route)
             return
+        if ordered:
+            route.leave(old.node)
         route.forwarded_next.merge(route.forwarded)
         self._open(route)
 
@@ -520,15 +525,15 @@ class Routing:
             if shard in self._timers and self._routes[shard].state is RouteState.UNKNOWN:
                 self._timers.set(shard, now + WAIT_PATIENCE * self._retry)
 
+    def kept(self) -> Iterator[BufferedMessage]:
+        """Yield every message that waits in a route."""
+        for route in self._routes.values():
+            yield from route.leftovers + route.waiting + route.returned
+
     def check(self, kept: Iterable[BufferedMessage] = ()) -> None:
         """Check that counts are exact and that whatever waits has a timer; for tests. `kept`: the
         messages that are kept outside of the routes."""
-        waiting = [
-            message
-            for route in self._routes.values()
-            for message in route.leftovers + route.waiting + route.returned
-        ]
-        waiting += kept
+        waiting = [*self.kept(), *kept]
         assert len(waiting) == self._buffers.messages
         assert sum(message.size for message in waiting) == self._buffers.bytes
         for shard, route in self._routes.items():

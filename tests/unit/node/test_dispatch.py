@@ -87,10 +87,12 @@ class Around:
         )
         rpc: Any = SimpleNamespace(asked=lambda s, run: self.log.append(("question", run)))
         drops: Any = SimpleNamespace(
-            mark=lambda session: 0, drop=lambda *drop: self.log.append(("drop", *drop))
+            mark=lambda session: 0,
+            drop=lambda *drop: self.log.append(("drop", *drop)),
+            relay="relay",
         )
         refused: Any = SimpleNamespace(
-            record=lambda name, message: self.log.append(("refusals", name, message))
+            record=lambda name, message, relay: self.log.append(("refusals", name, message, relay))
         )
         self.dispatcher = Dispatcher(
             {PAGE: self.region},
@@ -344,7 +346,7 @@ def test_clients_learn_the_hosting_members_at_once_and_at_changes(around: Around
 def test_refusals_of_another_node_are_recorded_under_its_name(around: Around) -> None:
     refusals = Refusals(((PAGE, "failed", 3),))
     around.control(Session(NODE), refusals)
-    assert around.log == [("refusals", str(PEER), refusals)]
+    assert around.log == [("refusals", str(PEER), refusals, "relay")]
 
 
 GONE = NodeId("d", 1, 4)

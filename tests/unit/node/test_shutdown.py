@@ -65,6 +65,10 @@ class Leaving:
             clients=0,
             announce_leaving=lambda: self.log.append("announce"),
             sessions=lambda: self.sessions,
+            clock=SimpleNamespace(tick=0),
+        )
+        self.drops: Any = SimpleNamespace(
+            prompt=False, report=lambda tick, last: self.log.append("report")
         )
         client = SimpleNamespace(flush=lambda: self.log.append("flush"))
         self.dispatcher: Any = SimpleNamespace(clients={STRANGER: client})
@@ -104,7 +108,9 @@ async def test_phases_run_in_order_with_the_nodes_own_work_in_two_of_them() -> N
     assert await node.leave()
     assert [entry for entry in node.log if entry in PHASES] == list(PHASES)
     own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["hand off", "announce", "flush", "leave", "announce", "flush"]
+    part = ["report", "announce", "flush"]
+    assert own == ["hand off", *part, "leave", *part]
+    assert node.drops.prompt
     assert node.log.index("hand off") < node.log.index(LEAVE)
     assert node.said[-1].startswith(LAST)
 
@@ -199,7 +205,7 @@ async def test_clients_of_the_only_host_leave_after_the_member() -> None:
     node.hosting = (ME,)
     assert await node.leave()
     own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["hand off", "leave", "announce", "flush"]
+    assert own == ["hand off", "leave", "report", "announce", "flush"]
 
 
 def session(tag: NodeId, *, lost: bool = False, asks: int = 0, outstanding: int = 0) -> Any:
@@ -244,7 +250,7 @@ async def test_shards_end_here_if_the_whole_cluster_stops() -> None:
     node.region.stopped_here.set_result(None)
     assert await node.leave()
     own = [entry for entry in node.log if entry not in PHASES]
-    assert own == ["stop here", "leave", "announce", "flush"]
+    assert own == ["stop here", "leave", "report", "announce", "flush"]
 
 
 @virtual

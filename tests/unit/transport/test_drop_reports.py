@@ -13,6 +13,7 @@ from shardbus.transport.drop_reports import (
     EVERY_TICKS,
     KEYS_MAX,
     LOG_EVERY_S,
+    SENDERS_MAX,
     DropTallies,
     Origin,
     RefusedTells,
@@ -35,14 +36,18 @@ class Host:
         self.sides += [here, there]
         return here
 
-    async def told(self, side: Side) -> list[tuple[Any, ...]]:
-        """What the other end of a link has heard."""
+    async def reports(self, side: Side) -> list[Refusals]:
+        """What the other end of a link has received."""
         await quiet(*self.sides)
         assert side.peer is not None
         rows = side.peer.taker.got
         heard = [decode_control(Control(str(row[1]), "", bytes(row[2]))) for row in rows]  # type: ignore[call-overload]
         rows.clear()
-        return [row for one in heard if isinstance(one, Refusals) for row in one.counts]
+        return [one for one in heard if isinstance(one, Refusals)]
+
+    async def told(self, side: Side) -> list[tuple[Any, ...]]:
+        """The counts in it."""
+        return [row for one in await self.reports(side) for row in one.counts]
 
 
 async def test_each_session_gets_reports_of_its_own_tells_by_type_and_reason() -> None:
@@ -125,6 +130,62 @@ async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
     assert isinstance(relayed, Relayed)
     assert (relayed.corr, relayed.via) == (0, -7)
     assert [(message.corr, message.via) for message in got] == [(0, -7)]
+
+
+# Tells that another node has forwarded
+
+
+async def test_a_report_of_a_forwarded_tell_reaches_its_sender() -> None:
+    """A client sends to `first`, which forwards to `second`; that drops one of two tells."""
+    first, second, own = Host(), Host(), RefusedTells()
+    client, link = first.link(), second.link()
+    via = first.drops.mark(client.session)
+    mark = second.drops.mark_forwarded(link.session, via)
+    assert mark == second.drops.mark_forwarded(link.session, via)
+    assert mark != link.session.mark
+    second.drops.drop(mark, "a", "dropped_in_move", 2)
+    second.drops.drop(link.session.mark, "a", "dropped_in_move", 1)
+    second.drops.report(0)
+    [report] = await second.reports(link)
+    assert report == Refusals((("a", "dropped_in_move", 3),), (("a", "dropped_in_move", 2, via),))
+    own.record("second", report, first.drops.relay)
+    assert own.counts == {("a", "dropped_in_move"): 1}
+    first.drops.report(0)
+    assert await first.told(client) == [("a", "dropped_in_move", 2)]
+
+
+async def test_the_forwarding_node_counts_drops_of_tells_whose_sender_is_gone() -> None:
+    host, own = Host(), RefusedTells()
+    gone = host.link()
+    via = host.drops.mark(gone.session)
+    gone.session.close(NodeLost("x"))
+    report = Refusals((("a", "schema", 3),), (("a", "schema", 2, via), ("a", "schema", 1, -99)))
+    own.record("n2", report, host.drops.relay)
+    assert own.counts == {("a", "schema"): 3}
+
+
+async def test_senders_behind_a_session_are_bounded_and_end_with_it() -> None:
+    host = Host()
+    link = host.link()
+    for via in range(-3, -3 - 2 * SENDERS_MAX, -1):
+        mark = host.drops.mark_forwarded(link.session, via)
+        host.drops.drop(mark, "a", "schema", 1)
+    assert len(host.drops._origins) == SENDERS_MAX
+    assert host.drops.mark_forwarded(link.session, 0) == link.session.mark
+    link.session.close(NodeLost("x"))
+    host.drops.report(0)
+    assert (host.drops._tallies, host.drops._origins) == ({}, {})
+
+
+async def test_a_node_that_leaves_reports_at_every_tick() -> None:
+    host = Host()
+    side = host.link()
+    mark = host.drops.mark(side.session)
+    host.drops.prompt = True
+    for tick in range(3):
+        host.drops.drop(mark, "a", "schema", 1)
+        host.drops.report(tick)
+    assert await host.told(side) == 3 * [("a", "schema", 1)]
 
 
 # The sender

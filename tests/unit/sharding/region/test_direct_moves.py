@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from shardbus.sharding.region.outgoing_moves import (
     mode_of,
 )
 from shardbus.sharding.region.region import HostedState, ShardRegion
+from shardbus.sharding.region.route import LEFT_MAX
 from shardbus.sharding.region.shutdown import EMPTY_S
 from tests.unit.sharding.sharding_process import Letter
 
@@ -663,6 +664,30 @@ def test_a_sender_that_is_asked_acknowledges_again() -> None:
     here.look()
     here.got(N2, msg.AckWanted((MOVE,)))
     assert here.sent() == [(N1, msg.MoveAck)]
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("ordered", False), ("forward", True)])
+def test_what_comes_back_from_a_dead_old_home_does_not_go_behind_later_messages(
+    mode: str, kept: bool
+) -> None:
+    """The new home may have later ones already, and may have opened since the old one is gone. A
+    mode without an order sends it on."""
+    here = Here(S)
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, mode, (MOVE,)))
+    here.look()
+    here.do(ev.NodeGone(N1, (("17", letter(1)),)))
+    done = here.look()
+    rejected = [(e.message.seq, e.reason) for e in done if isinstance(e, ev.Reject)]
+    released = [e.node for e in done if isinstance(e, ev.Release)]
+    assert (rejected, released) == (([], [N2]) if kept else ([(1, "stopped")], []))
+
+
+def test_a_sender_remembers_a_bounded_number_of_old_homes() -> None:
+    here = Here(S)
+    homes = [Home("17", NodeId("m", port, port), port) for port in range(10, 30)]
+    for old, new in pairwise([OLD, *homes]):
+        here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (ShardMove(old, new),)))
+    assert len(here.region._routing._route("17").left) == LEFT_MAX
 
 
 def test_local_senders_of_the_new_home_wait_until_its_own_acknowledgement_is_back() -> None:
