@@ -47,6 +47,11 @@ WithDiscovery = Annotated[
     typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
 ]
 
+WithKills = Annotated[
+    str,
+    typer.Option("--kill-at", help="With --sharding: kills at a move's PHASE/VICTIM, or any."),
+]
+
 SEEDS = 100
 SEEDS_PER_TURN = 4
 """Seeds that a process takes from the queue at once."""
@@ -83,6 +88,7 @@ def simulate(
     homes: WithHomes = "ask",
     instances: WithInstances = 0,
     discovery: WithDiscovery = False,
+    kill_at: WithKills = "",
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -92,13 +98,16 @@ def simulate(
 ) -> None:
     """Run simulated clusters under seeded faults; exit code 5 if an invariant is violated."""
     from shardbus.config.settings import HANDOFFS, HOMES
+    from shardbus.sharding.handoff_modes import MODES
     from shardbus.simulation.membership.options import STRATEGIES, draw
-    from shardbus.simulation.nodes.options import DENSITIES, draw_node_options
+    from shardbus.simulation.nodes.move_kills import targets_of
+    from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
     _one_of("--strategy", strategy, STRATEGIES)
     _one_of("--load", load, DENSITIES)
     _one_of("--handoff", handoff, HANDOFFS)
     _one_of("--homes", homes, HOMES)
+    _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     if load is not None and not sharding:
         raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
     if discovery and sharding:
@@ -108,7 +117,7 @@ def simulate(
     plain = (draw(n, nodes, seconds, strategy) for n in numbers)
     drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
     if sharding:
-        more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances)
+        more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         drawn = [draw_node_options(number, *more) for number in numbers]
     _report(drawn, jobs, as_json)
 

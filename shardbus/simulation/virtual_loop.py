@@ -55,6 +55,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.clock = clock or ProcessClock()
         self.dead = False
         self.paused_until = 0.0
+        self.after_turn: Callable[[], None] | None = None
+        """Called after each turn."""
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
         self._turning = False
@@ -115,6 +117,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     handle._run()
         finally:
             asyncio._set_running_loop(outer)
+        if self.after_turn is not None:
+            self.after_turn()
         if ready:
             self._turn_soon(TURN_S)
 

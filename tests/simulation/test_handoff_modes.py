@@ -44,6 +44,8 @@ def test_every_mode_keeps_what_it_says_under_more_faults(mode: str) -> None:
     [
         # A sender died before the shard was handed over.
         (231, 7, "thin", None, "ordered", "keep-majority"),
+        (231, 7, "thin", None, "forward", "keep-majority"),
+        (238, 5, "thin", None, "ordered", "keep-majority"),
         # The coordinator changed before the end was reported.
         (272, 3, "thin", None, "forward", "keep-majority"),
         # The store was wiped, and the old home did not know.

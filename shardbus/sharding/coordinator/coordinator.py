@@ -76,6 +76,7 @@ from shardbus.sharding.coordinator.stops import PendingStops
 from shardbus.sharding.coordinator.table_versions import AWAITING, COMPLETE, TableVersions
 from shardbus.sharding.instances import Instances, split_row
 from shardbus.sharding.messages import Home, PartitionChange, ShardMove
+from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import (
     ShardHomeAllocated,
@@ -164,6 +165,17 @@ class Coordinator:
     def table_version(self) -> int:
         """The number of the last version of the table that travels by gossip; 0 if none does."""
         return self._versions.number if self._versions is not None else 0
+
+    def move_phases(self) -> Iterator[MovePhase]:
+        """Yield the shards on the move, and those that start at their home, with their phases."""
+        yield from self._direct.phases()
+        for shard, handoff in self._moves.handoffs.items():
+            yield MovePhase(shard, handoff.phase.value, False, handoff.home.node, handoff.target)
+        for shard, old, new in self._ledger.being_moved():
+            if shard not in self._direct:
+                yield MovePhase(shard, "storing", False, old, new)
+        for home in self._starts.homes():
+            yield MovePhase(home.shard, "starting", False, None, home.node)
 
     def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
         """Return what would move with `add` nodes more and without those in `remove`."""

@@ -53,7 +53,7 @@ Source: S3.56-S3.58, S3.64, S3.72-S3.74, N.4; docs/partitions.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -65,6 +65,7 @@ from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.events import Note, Send
 from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.timers import Timers
 from shardbus.transitions import following
 
@@ -197,6 +198,11 @@ class DirectMoves:
     def under_way(self) -> list[tuple[str, ShardMove]]:
         """Return every move that is not complete, by its shard."""
         return [(shard, one.move) for shard, one in self.moves.items()]
+
+    def phases(self) -> Iterator[MovePhase]:
+        """Yield the moves with their phases."""
+        for shard, one in self.moves.items():
+            yield MovePhase(shard, one.phase.value, True, one.move.old.node, one.move.new.node)
 
     def goes_to(self, node: NodeId) -> bool:
         """True if a shard is on its way to the node."""

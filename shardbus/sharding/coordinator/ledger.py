@@ -17,7 +17,7 @@ Source: S0.32, N.1; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from shardbus.bounds import EPOCH_SHIFT
@@ -149,6 +149,13 @@ class Ledger:
         if changing or (self.writing is not None and shard in self.writing.homes):
             return None
         return self.table.homes.get(shard)
+
+    def being_moved(self) -> Iterator[tuple[str, NodeId, NodeId]]:
+        """Yield the shards whose new home is being written, with their old node and the new."""
+        for shard, home in self.writing.homes.items() if self.writing is not None else ():
+            before = self.table.homes.get(shard)
+            if home is not None and before is not None:
+                yield shard, before.node, home.node
 
     def is_nowhere(self, shard: str) -> bool:
         """True if the shard has no home, and none is wanted or being written."""

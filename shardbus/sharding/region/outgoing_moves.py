@@ -48,7 +48,7 @@ Source: S3.57-S3.59, S3.61-S3.63, S3.65-S3.67, S3.70, S3.71, S3.74; docs/partiti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -64,6 +64,7 @@ from shardbus.sharding.messages import (
     Home,
     ShardMove,
 )
+from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.region.route import REJECT_DROPPED_IN_MOVE, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.timers import Timers
@@ -186,6 +187,11 @@ class OutgoingMoves:
     def shards(self) -> tuple[str, ...]:
         """The shards of these moves."""
         return tuple(self._moves)
+
+    def phases(self) -> Iterator[MovePhase]:
+        """Yield the moves with their phases."""
+        for shard, one in self._moves.items():
+            yield MovePhase(shard, one.phase.value, True, one.move.old.node, one.move.new.node)
 
     def __contains__(self, shard: str) -> bool:
         return shard in self._moves

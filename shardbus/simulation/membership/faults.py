@@ -156,9 +156,10 @@ class Faults:
         self.world.trace.mark(self.world.now, victim.name, "vanishes" if silent else "killed")
         self.world.kill(victim.name, silent=silent)
         if self.options.restarts:
-            self._later(LONGEST_REST_S, lambda: self._come_back(victim.name))
+            self._later(LONGEST_REST_S, lambda: self.come_back(victim.name))
 
-    def _come_back(self, name: str) -> None:
+    def come_back(self, name: str) -> None:
+        """Start the next process at this name's address, unless one runs there."""
         if not self.over and not self.world.nodes[name].alive:
             self._enter(self._new(name))
 
@@ -193,7 +194,7 @@ class Faults:
     def restart(self, name: str) -> None:
         """Start the next process at this name's address within milliseconds. The former one has
         ended."""
-        self.world.later(self.dice.uniform(*BOUNCE_S), lambda: self._come_back(name))
+        self.world.later(self.dice.uniform(*BOUNCE_S), lambda: self.come_back(name))
 
     def _leave(self) -> None:
         victim = self._draw_process(lambda p: p.member and not p.leaving)

@@ -12,6 +12,8 @@ sent, when an entity handles it, and when its sender receives an answer or an er
          with instances, I1 is for each instance, and of I2 that none comes twice)
     said a message that was definitely refused was not handled, and one that was answered was
 
+    told   where no process ended without order, each knows how many of its tells were dropped
+
     carry  what an entity carries to another node is what it saved, or carried away, last
 
 In the quiet after a run: each message was handled, or refused, or was with a process that ended
@@ -31,6 +33,7 @@ Source: docs/simulation.md; N.3.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -313,10 +316,27 @@ class DeliveryChecker:
                 lost.setdefault(message.line[1], []).append(message)
         for name, messages in lost.items():
             dropped = sum(dropped_by(r, name) for r in self.world.all_nodes())
-            dropped += sum(c.lost_messages for c in self.world.clients.values())
+            dropped += sum(
+                c.lost_messages for c in self.world.clients.values() if not c.ended_badly
+            )
             if len(messages) > dropped:
                 return f"{messages[0]}: {len(messages)} are lost, {dropped} counted"
         return ""
+
+    def untold(self) -> str:
+        """Return the process that has not learned of all of its tells that were dropped. Empty if
+        there is none, or if a process ended without order: reports end with their session."""
+        if any(one.ended_badly for one in self._processes()):
+            return ""
+        dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
+        for process, tells in dropped.items():
+            if process.refused_tells < tells:
+                return f"{process.name}: {tells} tells are lost, {process.refused_tells} reported"
+        return ""
+
+    def _processes(self) -> Iterator[SimProcess]:
+        yield from self.world.all_nodes()
+        yield from self.world.clients.values()
 
     def _unaccounted(self) -> list[SentMessage]:
         """Return the messages that were not handled, and whose senders are alive and have no

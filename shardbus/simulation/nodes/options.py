@@ -34,6 +34,14 @@ SPLIT_RUNS = 0.4
 """The part of runs with splits and stopped nodes."""
 WAIT_S, LONG_WAIT_S = 0.05, 3.0
 """Seconds, at most, that a handler waits: in most runs, and in some with splits."""
+VICTIMS = ("old-home", "new-home", "coordinator", "sender")
+"""The parts in a move whose process a kill at a phase of it may end."""
+ANY_PHASE = "any"
+"""Kills at drawn phases, of drawn victims."""
+KILLS_NODES = 4
+"""Nodes, at least, in drawn runs with kills at phases: a victim for every part."""
+ALONE = 0.7
+"""The part of runs with kills at phases in which nothing else ends, separates or stops nodes."""
 WAITS_LONG = 0.02
 """The part of messages whose handler waits, where it may wait long."""
 DRIFT = 0.01
@@ -116,6 +124,11 @@ class NodeOptions:
     """How nodes learn where shards live: the setting `sharding.homes`."""
     instances: int = 0
     """Instances of the entities of a fourth type; 0: there is no such type."""
+    kill_at: str = ""
+    """The phase of a move and the victim of each kill at a phase, as in `stopping/old-home`, or
+    `any`."""
+    move_kills: int = 0
+    """Kills at phases of moves."""
 
     @property
     def seed(self) -> int:
@@ -155,9 +168,9 @@ class NodeOptions:
         mode = "" if self.handoff == "buffer" else f" --handoff {self.handoff}"
         homes = "" if self.homes == "ask" else f" --homes {self.homes}"
         rows = f" --instances {self.instances}" if self.instances else ""
-        return (
-            f"{self.faults.command()} --sharding --load {self.density}{forced}{mode}{homes}{rows}"
-        )
+        kills = f" --kill-at {self.kill_at}" if self.kill_at else ""
+        own = f" --sharding --load {self.density}{forced}{mode}{homes}{rows}{kills}"
+        return self.faults.command() + own
 
 
 def draw_node_options(
@@ -170,11 +183,13 @@ def draw_node_options(
     handoff: str = "buffer",
     homes: str = "ask",
     instances: int = 0,
+    kill_at: str = "",
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
     there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
     way of homes and the number of instances change no other option; with a direct mode, shards move
-    more often."""
+    more often. With kills at phases, most runs have no other fault that ends, separates or stops
+    nodes."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -211,6 +226,8 @@ def draw_node_options(
     if handoff != "buffer":
         thin = _moving(thin, handoff)
     thin = replace(thin, homes=homes, instances=instances)
+    if kill_at:
+        thin = _killing(thin, kill_at, at_least=KILLS_NODES if nodes is None else 1)
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)
@@ -221,6 +238,23 @@ def _moving(load: NodeOptions, handoff: str) -> NodeOptions:
     services = load.services + Random(f"handoff {load.seed}").randint(1, 3)
     often = replace(load, rolls=load.rolls + 1, services=services, interval_s=0.5)
     return replace(often, handoff=handoff, rebalances=load.rebalances + 2)
+
+
+def _killing(load: NodeOptions, kill_at: str, at_least: int) -> NodeOptions:
+    """Add kills at phases of moves. Alone, they meet a cluster in good order."""
+    dice = Random(f"kill at {load.seed}")
+    faults = replace(load.faults, nodes=max(load.faults.nodes, at_least))
+    load = replace(load, kill_at=kill_at, move_kills=dice.randint(1, 4), interval_s=0.5)
+    if dice.random() < ALONE:
+        faults = replace(
+            faults, pauses=0, kills=0, vanishes=0, leaves=0, joins=0, partitions=0, one_ways=0,
+            cut_links=0, bounces=0, swizzles=0, flaps=0,
+        )  # fmt: skip
+        load = replace(
+            load, cuts=0, stops=0, sleeps=0, downs=0, hangs=0, rolls=0, splits=0, freezes=0,
+            blocks=0, suspends=0,
+        )  # fmt: skip
+    return replace(load, faults=faults)
 
 
 def _split(load: NodeOptions, dice: Random) -> NodeOptions:

@@ -45,6 +45,7 @@ from shardbus.simulation.membership.run import (
 from shardbus.simulation.nodes.application import SPREAD, SimApplication, SimSender
 from shardbus.simulation.nodes.checker import DeliveryChecker, waiting
 from shardbus.simulation.nodes.faults import NodeFaults
+from shardbus.simulation.nodes.move_kills import MoveKills
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import NodeWorld, SimNode, SimProcess
 from shardbus.transport.session import Session
@@ -69,9 +70,10 @@ class NodeRun:
         )
         modes = self.application.modes
         self.checker = self.application.checker = DeliveryChecker(self.world, modes, (SPREAD,))
-        self.world.on_start = self._add_sender
+        self.world.on_start = self._on_start
         self.world.on_step = Checks(self.world, gentle=False).after
         self.senders: list[SimSender] = []
+        self.kills: MoveKills | None = None
         self.settled_s: float | None = None
         self._marks: dict[Session, int] | None = {} if load.homes == "gossip" else None
         self._counts: dict[str, int] | None = None
@@ -97,8 +99,13 @@ class NodeRun:
             survivors=len(members(world)),
             events=world.events,
             digest=world.trace.digest,
-            counts=self._counts or self.checker.counts(),
+            counts=(self._counts or self.checker.counts()) | self._kills(),
         )
+
+    def _kills(self) -> dict[str, int]:
+        """Return the number of kills at each phase, of each victim."""
+        hit = self.kills.hit if self.kills is not None else {}
+        return {f"killed_at {target}": times for target, times in hit.items()}
 
     # ---- the phases
 
@@ -106,11 +113,16 @@ class NodeRun:
         world, load = self.world, self.load
         faults, node_faults = Faults(world, load.faults), NodeFaults(world, load)
         node_faults.restart = faults.restart
+        if load.move_kills:
+            modes = self.application.modes
+            self.kills = MoveKills(world, load, modes, faults, self._add_client)
         faults.begin()
         node_faults.begin(faults.times)
         for number in range(load.clients):
-            world.later(1.0 + number, lambda n=number: self._add_client(n))  # type: ignore[misc]
+            world.later(1.0 + number, self._add_client)
         self._advance(load.faults.seconds)
+        if self.kills is not None:
+            self.kills.heal()
         faults.heal()
         world.resume_all()
         world.exchange.changed()
@@ -157,8 +169,13 @@ class NodeRun:
 
     # ---- senders
 
-    def _add_client(self, number: int) -> None:
-        self._add_sender(self.world.add_client(f"c{number + 1}"))
+    def _on_start(self, sim_node: SimNode) -> None:
+        self._add_sender(sim_node)
+        if self.kills is not None:
+            self.kills.watch(sim_node)
+
+    def _add_client(self) -> None:
+        self._add_sender(self.world.add_client(f"c{len(self.world.clients) + 1}"))
 
     def _add_sender(self, home: SimProcess) -> None:
         name = f"s{len(self.senders) + 1}"
@@ -280,6 +297,8 @@ class NodeRun:
             return
         if why := self.checker.lost():
             raise Violation("I3", why)
+        if why := self.checker.untold():
+            raise Violation("told", why)
 
 
 def rows_of(coordinator: Coordinator) -> dict[str, dict[int, Home]]:

@@ -126,6 +126,12 @@ class SimProcess:
         return not self.ended_badly
 
     @property
+    def refused_tells(self) -> int:
+        """The tells of this process of which it knows that they were dropped, or may be lost. For a
+        node: at most that number."""
+        raise NotImplementedError
+
+    @property
     def executes(self) -> bool:
         """True if its code runs now: it has not ended, and is not paused."""
         return self.ended_at is None and self.world.now >= self.loop.paused_until
@@ -196,6 +202,11 @@ class SimNode(SimProcess):
         """True if its entities may execute code now."""
         return self.executes and not self.node.gate.is_shut()
 
+    @property
+    def refused_tells(self) -> int:
+        own = sum(sum(kind.host.counts.dropped.values()) for kind in self.node.regions.values())
+        return own + sum(self.node.refused.counts.values())
+
     def leave(self) -> None:
         """Let the node leave, as SIGTERM does."""
         self.loop.call_soon(self._leave_requested.set)
@@ -245,10 +256,15 @@ class SimClient(SimProcess):
         return self.client.lost_messages if self.client is not None else 0
 
     @property
+    def refused_tells(self) -> int:
+        refused = self.client.refused_messages.values() if self.client is not None else ()
+        return sum(refused) + self.lost_messages
+
+    @property
     def in_touch(self) -> bool:
         contact = self.client.contact if self.client is not None else None
         process = self.world.by_id.get(contact) if contact is not None else None
-        return process is not None and process.member
+        return not self.ended_badly and process is not None and process.member
 
     def connect(self, names: list[str]) -> None:
         """Connect to any of these nodes."""
@@ -339,6 +355,11 @@ class NodeWorld(World):
         super().kill(name, silent=silent)
         self.sim_nodes[name].end(badly=True)
         self.exchange.ended(name, silent=silent)
+
+    def kill_client(self, name: str) -> None:
+        """Kill a client's process."""
+        self.clients[name].end(badly=True)
+        self.exchange.ended(name, silent=False)
 
     def pause(self, name: str, seconds: float, thread_late: float = 0.0) -> None:
         """Pause the process, as SIGSTOP does. `thread_late`: seconds by which its cluster thread

@@ -1,0 +1,128 @@
+"""Processes that die at the phases of a move, in every mode of a hand-off: what the mode says
+holds, and every phase is met with every victim. Dropped tells are accounted for.
+
+A failing seed prints the command that replays it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from shardbus.config.settings import HANDOFFS
+from shardbus.sharding.handoff_modes import MODES
+from shardbus.sharding.move_phases import BUFFER_PHASES, phases_of
+from shardbus.simulation.membership.run import RunOutcome
+from shardbus.simulation.nodes.move_kills import targets_of
+from shardbus.simulation.nodes.options import ANY_PHASE, VICTIMS, NodeOptions, draw_node_options
+from shardbus.simulation.nodes.run import simulate_nodes
+
+NAMED = ("buffer", "ordered", "forward", "drop")
+SECONDS, NODES = 5.0, 4
+SEEDS_PER_TARGET = 12
+
+
+def options(
+    seed: int, mode: str, kill_at: str = ANY_PHASE, seconds: float = SECONDS
+) -> NodeOptions:
+    load = draw_node_options(seed, NODES, seconds, None, "thin", None, mode, kill_at=kill_at)
+    assert load.command().endswith(f" --kill-at {kill_at}")
+    return load
+
+
+def run(load: NodeOptions) -> RunOutcome:
+    outcome = simulate_nodes(load)
+    assert not outcome.broken, outcome.report()
+    return outcome
+
+
+def kills(outcome: RunOutcome) -> dict[str, int]:
+    met = ((name.removeprefix("killed_at "), n) for name, n in outcome.counts.items())
+    return {name: n for name, n in met if "/" in name}
+
+
+def test_a_move_has_the_phases_of_its_mode() -> None:
+    assert phases_of(None) == BUFFER_PHASES
+    found = {mode: phases_of(MODES[mode]) for mode in HANDOFFS if mode != "buffer"}
+    everywhere = {"intent", "moving", "prepared", "forwarding", "starting", "storing", "settling"}
+    assert all(everywhere <= set(phases) for phases in found.values())
+    own = {mode: set(phases) - everywhere for mode, phases in found.items()}
+    assert own["ordered"] == {"preparing", "stopping", "opening"}
+    assert own["forward"] == {"preparing"}
+    assert own["drop"] == {"stopping"}
+
+
+@pytest.mark.parametrize("mode", NAMED)
+def test_a_mode_holds_when_processes_die_at_phases_of_a_move(mode: str) -> None:
+    assert kills(run(options(0, mode)))
+
+
+@pytest.mark.parametrize("seed", [23])
+def test_what_a_dead_old_home_gives_back_does_not_go_behind_later_messages(seed: int) -> None:
+    run(options(seed, "ordered"))
+
+
+def test_a_kill_meets_the_phase_and_the_victim_that_it_is_for() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(2):
+        met.update(kills(run(options(seed, "ordered", "stopping/old-home"))))
+    assert set(met) == {"stopping/old-home"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", HANDOFFS)
+def test_every_mode_holds_over_more_seeds(mode: str) -> None:
+    for seed in range(2000, 2012 if mode in NAMED else 2004):
+        run(options(seed, mode))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", NAMED)
+def test_every_phase_is_met_with_every_victim(mode: str) -> None:
+    """Few moves of a mode without an order still settle at the end of a turn."""
+    missed = {}
+    for target in map(str, targets_of(MODES[mode])):
+        met: Counter[str] = Counter()
+        for seed in range(SEEDS_PER_TARGET):
+            met.update(kills(run(options(seed, mode, target, 8.0))))
+            if met:
+                break
+        missed[target] = not met
+    assert [target for target, never in missed.items() if never] == []
+    assert len(missed) == len(phases_of(MODES[mode])) * len(VICTIMS)
+
+
+def in_good_order(seed: int, mode: str) -> NodeOptions:
+    """Rolling restarts, moves and clients, without a fault that ends a process without order."""
+    load = draw_node_options(seed, NODES, 10.0, None, "thin", False, mode)
+    faults = replace(
+        load.faults, pauses=0, kills=0, vanishes=0, leaves=0, joins=0, partitions=0, one_ways=0,
+        cut_links=0, bounces=0, swizzles=0, flaps=0,
+    )  # fmt: skip
+    return replace(
+        load, faults=faults, cuts=0, stops=0, sleeps=0, downs=0, hangs=0, rolls=3, clients=2,
+        every_s=0.1,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        4,  # Another node had forwarded what was dropped.
+        9,  # A node left within a second of its last drop.
+        pytest.param(1, marks=pytest.mark.long),  # A node left with messages without a home.
+    ],
+)
+def test_each_dropped_tell_is_reported_to_its_sender(seed: int) -> None:
+    outcome = run(in_good_order(seed, "drop"))
+    assert outcome.counts["counted_as_dropped"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["drop", "keep/open/drop", "drop/open/forward"])
+def test_each_dropped_tell_is_reported_in_every_mode_that_drops(mode: str) -> None:
+    dropped = sum(run(in_good_order(s, mode)).counts["counted_as_dropped"] for s in range(20, 26))
+    assert dropped > 0
