@@ -56,6 +56,19 @@ class LayoutDiffers(ConfigError):
         self.entity_type, self.layout, self.stored = entity_type, layout, stored
 
 
+class StatesElsewhere(ConfigError):
+    """The stored states of a type are placed by another shard layout, so its nodes would not find
+    them. Nothing changed."""
+
+    def __init__(self, entity_type: str, layout: str, placed: str) -> None:
+        super().__init__(
+            f"the stored states of {entity_type!r} are placed by the shard layout {placed!r},"
+            f" and it is declared with {layout!r}",
+            hint="stop all nodes and run `shardbus data migrate APP --store URL`",
+        )
+        self.entity_type, self.layout, self.placed = entity_type, layout, placed
+
+
 class ProtocolError(ShardBusError):
     """A rule of the protocol was broken."""
 

@@ -1,11 +1,12 @@
-"""`data show`, `data remove` and `data repair`: the shard tables of a stopped cluster in its store.
+"""`data show`, `data remove`, `data repair` and `data migrate`: what a stopped cluster has stored.
 
 After the table of a type is removed, the next start allocates its shards anew, as a change of the
 number of shards requires. A repair puts right what no node can have written (`store.repair`); with
 `--dry-run` it only reports, and may run beside nodes. Otherwise both are refused while nodes run,
-because they would go on with what was stored before. A node runs if its HTTP answers for this
-cluster, or if a process listens at an address in the store: that of a home in these tables, or one
-in the node registry, which has every node from its start to its end.
+because they would go on with what was stored before. `data migrate` moves states to the places
+where this release and the application look for them (`store.migration`). A node runs if its HTTP
+answers for this cluster, or if a process listens at an address in the store: that of a home in
+these tables, or one in the node registry, which has every node from its start to its end.
 
 Source: S2.53, S2.54; N.6.
 """
@@ -13,6 +14,7 @@ Source: S2.53, S2.54; N.6.
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,17 +22,23 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, NodeUrl
+from shardbus_cli.parameters import NODE_URL, App, NodeUrl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shardbus import ShardBus
     from shardbus.ids import Address
+    from shardbus.store.migration import Declared, Migration
     from shardbus.store.protocol import StateStore, StoredTable
 
 app = typer.Typer(help="Shard tables in the state store.", no_args_is_help=True)
 
 CONNECT_TIMEOUT_S = 1.0
+MIGRATE_TIMEOUT_S = 10.0
+"""Seconds for one call to the store: nothing else waits for it."""
+PROGRESS_S = 1.0
+"""Seconds between two lines of progress."""
 PROBES_MAX = 100
 Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of entity types.")]
 StoreUrl = Annotated[
@@ -104,6 +112,41 @@ def repair(
         for line in lines or ["nothing is wrong"]:
             output.data(output.safe(f"{kind}: {line}"))
     if dry_run and any(found.values()):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+@app.command()
+def migrate(
+    store: StoreUrl,
+    application: App = None,
+    cluster: Cluster = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count, write nothing; exit code 5 if it would.")
+    ] = False,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Move stored states to where this release, or APP, looks for them. The cluster must be
+    stopped."""
+    import asyncio
+
+    declared: dict[str, Declared] = {}
+    if application is not None:
+        from shardbus_cli.app_loader import load_app
+
+        bus = load_app(application)
+        cluster, declared = cluster or bus.name, _declared(bus)
+    running = running_cluster(node)
+    name = cluster or running or no_name()
+    if running == name and not dry_run:
+        raise _runs(name, node)
+    found = asyncio.run(_migrate(store, name, declared, write=not dry_run))
+    if as_json:
+        output.data(json.dumps({"cluster": name, "written": not dry_run, **found}))
+    else:
+        for line in found["lines"]:
+            output.data(output.safe(line))
+    if dry_run and not found["done"]:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
@@ -222,6 +265,88 @@ async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> d
         return {kind: (await repair_type(raw, kind, write=write)).lines() for kind in types}
     finally:
         await store.close()
+
+
+def _declared(bus: ShardBus) -> dict[str, Declared]:
+    """Return the layouts of an application's types that have a state."""
+    from shardbus.routing.paths import place_function_of
+    from shardbus.store.migration import Declared
+
+    interfaces = {name: kind.interface for name, kind in bus.types.items() if kind.states}
+    return {
+        name: Declared(interface.layout, place_function_of(interface))
+        for name, interface in interfaces.items()
+    }
+
+
+async def _migrate(
+    url: str, cluster: str, declared: dict[str, Declared], *, write: bool
+) -> dict[str, Any]:
+    """Move states to their places, or count those in the wrong one, unless a node runs."""
+    from shardbus.ids import Address
+    from shardbus.store import node_registry
+    from shardbus.store.migration import migratable
+    from shardbus.store.opening import open_store
+
+    store = open_store(url, cluster=cluster, timeout=MIGRATE_TIMEOUT_S)
+    moving = migratable(store)
+    if moving is None:
+        line = "this store finds states whatever their shards are: nothing is to be moved"
+        return {"done": True, "moved": 0, "lists": 0, "types": {}, "lines": [line]}
+    moving.accept_older()
+    await store.start()
+    try:
+        found = await moving.survey(declared)
+        if write:
+            known = await node_registry.registered(store)
+            known |= {Address.parse(text) for text in await moving.older_nodes()}
+            known |= _addresses([await store.load_table(kind) for kind in found.types])
+            for address in await _listening(known):
+                raise _runs(cluster, str(address))
+        done = found.is_done
+        if write and not done:
+            found = await moving.migrate(declared, _Progress())
+        return _described_migration(found, done=done, write=write)
+    finally:
+        await store.close()
+
+
+class _Progress:
+    """Prints how far a migration is, every `PROGRESS_S`."""
+
+    def __init__(self) -> None:
+        self._printed_at = time.monotonic()
+
+    def __call__(self, moved: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._printed_at >= PROGRESS_S:
+            self._printed_at = now
+            output.note(f"{moved} of {total} moved")
+
+
+def _described_migration(found: Migration, *, done: bool, write: bool) -> dict[str, Any]:
+    types = {
+        name: {
+            "entities": one.entities,
+            "misplaced": one.misplaced,
+            "lists": one.lists,
+            "from": one.was,
+            "to": one.layout,
+        }
+        for name, one in sorted(found.types.items())
+    }
+    lines = [
+        f"{name}: {one['misplaced']} of {one['entities']} states and {one['lists']} lists"
+        f" {'are moved' if write else 'would move'} to the places of {one['to']!r}"
+        for name, one in types.items()
+        if one["misplaced"] or one["lists"]
+    ]
+    if done:
+        lines.append("everything is in its place")
+    elif write:
+        lines.append(f"{found.moved} states and {found.lists} lists moved")
+    counts = {"moved": found.moved, "lists": found.lists}
+    return {"done": done, **counts, "types": types, "lines": lines}
 
 
 async def opened(url: str, cluster: str) -> StateStore:

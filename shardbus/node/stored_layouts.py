@@ -6,7 +6,9 @@ no use for it. The coordinator refuses such a table, and without a coordinator n
 type is handled. So a node does not start with it, and the error says what to do.
 
 A table without homes, as an orderly stop of the cluster leaves it, has nothing to lose: the change
-is logged. Entities keep their ids and their states, which no shard is part of.
+is logged. Entities keep their ids and their states. But a store that places states by their shards,
+as Redis does, looks for them elsewhere from then on. If it has states of the type, the node does
+not start, and the error names the command that moves them.
 
 A store that does not answer, or has a damaged table, is a matter of the coordinator: it tries
 again, and says so.
@@ -20,7 +22,9 @@ import logging
 from collections.abc import Mapping
 
 from shardbus.entities.entity_type import EntityType
-from shardbus.errors import LayoutDiffers, StoreError
+from shardbus.errors import LayoutDiffers, StatesElsewhere, StoreError
+from shardbus.routing.paths import place_function_of
+from shardbus.store.placement import placing
 from shardbus.store.protocol import StateStore
 
 log = logging.getLogger("shardbus.node")
@@ -31,7 +35,23 @@ async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> N
 
     Raises:
         LayoutDiffers: a table that has homes is for another layout.
+        StatesElsewhere: the stored states of a type are placed by another layout.
     """
+    await _check_tables(store, types)
+    places = placing(store)
+    if places is None:
+        return
+    for name, entity_type in types.items():
+        if entity_type.states is None:
+            continue
+        interface = entity_type.interface
+        shard_of = place_function_of(interface)
+        placed = await places.placed(name, interface.layout, shard_of)
+        if placed != interface.layout:
+            raise StatesElsewhere(name, interface.layout, placed)
+
+
+async def _check_tables(store: StateStore, types: Mapping[str, EntityType]) -> None:
     for name, entity_type in types.items():
         if entity_type.interface.within is not None:
             continue

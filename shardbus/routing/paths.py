@@ -23,6 +23,7 @@ from dataclasses import replace
 from shardbus.bounds import TYPES_WITHIN_MAX
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id, shard_of
+from shardbus.sharding.instances import row_of, split_row
 from shardbus.wire.schema import Interface
 
 SEPARATOR = "/"
@@ -56,6 +57,20 @@ def shard_function_of(interface: Interface) -> Callable[[str], str]:
     """Return the function that finds the shard of an entity of this type."""
     own, shards = interface.shard_of, interface.shards
     return own if own is not None else lambda entity_id: shard_of(entity_id, shards)
+
+
+def place_function_of(interface: Interface) -> Callable[[str], str]:
+    """Return the function from an entity's id to the shard that hosts it, in the way that a store
+    places its state: with instances it is from a wire id to a row."""
+    base = shard_function_of(interface)
+    if interface.instances is None:
+        return base
+
+    def row(entity_id: str) -> str:
+        plain, number = split_row(entity_id)
+        return row_of(base(plain), number) if number else base(plain)
+
+    return row
 
 
 def placed_within(interface: Interface, parent: Interface) -> Interface:

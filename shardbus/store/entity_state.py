@@ -6,6 +6,8 @@ Source: docs/how-to/keep-state.md; docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Callable
 from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
@@ -23,7 +25,13 @@ class EntityStates:
 
     def __init__(self, store: StateStore, uid: int, within: float = 6.0) -> None:
         self._store = store
-        self._group = SaveGroup(store, op_ids(uid), self, within=within)
+        ids = op_ids(uid)
+        self._group = SaveGroup(store, ids, self, within=within)
+        self._lane: Callable[[str, str], int] | None = getattr(store, "lane", None)
+        self._groups: dict[int, SaveGroup] = defaultdict(
+            lambda: SaveGroup(store, ids, self, within=within)
+        )
+        """The groups of a store of several servers, which answer each at its own time."""
         self.errors = 0
         self._silent_at: float | None = None
         self.silent_because = ""
@@ -47,7 +55,8 @@ class EntityStates:
     ) -> asyncio.Future[None]:
         """Write the state; the future is done when the store has it. `data` None removes the
         state."""
-        return self._group.save(entity_type, shard, entity_id, fence, data)
+        group = self._group if self._lane is None else self._groups[self._lane(entity_type, shard)]
+        return group.save(entity_type, shard, entity_id, fence, data)
 
     @property
     def silent_ago(self) -> float | None:

@@ -10,9 +10,10 @@ A batch is bounded in number and bytes. Of an entity there is at most one save i
 repeat a batch is safe.
 
 A batch without an answer is sent again with the same operation ids, a bounded number of times and
-for a bounded time. Then it fails for each of its callers; the store has either the old value or the
-new one. The bound in time is for a process that stood still: the shard may have a new home by now,
-and a store that failed over meanwhile may have lost the fence that keeps this save out.
+for a bounded time, and so is the part of a batch whose server did not answer. Then it fails for
+each of its callers; the store has either the old value or the new one. The bound in time is for a
+process that stood still: the shard may have a new home by now, and a store that failed over
+meanwhile may have lost the fence that keeps this save out.
 
 Source: docs/how-to/keep-state.md; docs/architecture.md.
 """
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Protocol
 
-from shardbus.errors import StoreError, StoreUnavailable
+from shardbus.errors import StoreUnavailable
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
 from shardbus.task_set import TaskSet
@@ -114,13 +115,6 @@ class SaveGroup:
         outcomes: Sequence[Exception | None]
         try:
             outcomes = await self._save([save for save, _, _ in batch])
-            if missing := len(batch) - len(outcomes):  # a defect of the store
-                error = ValueError(f"the store answered {len(outcomes)} of {len(batch)} saves")
-                outcomes = [*outcomes[: len(batch)], *[error] * missing]
-        except StoreUnavailable as e:
-            outcomes = [
-                StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in batch
-            ]
         except Exception as e:
             outcomes = [e] * len(batch)
         ended, saved = perf_counter(), self._observer.saved
@@ -153,19 +147,38 @@ class SaveGroup:
                 size += len(save.data or b"")
         return batch
 
-    async def _save(self, saves: list[Save]) -> list[StoreError | None]:
-        definite, end = True, self._clock() + self._within
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return await self._store.save_states(saves)
-            except StoreUnavailable as error:
-                definite = error.definite = definite and error.definite
-                if attempt == self._attempts:
-                    raise
-                await asyncio.sleep(self._pause)
-                if self._clock() >= end:
-                    raise
-        raise AssertionError("a batch is tried at least once")
+    async def _save(self, saves: list[Save]) -> list[Exception | None]:
+        """Write saves, and those again whose server did not answer."""
+        end = self._clock() + self._within
+        outcomes = await self._try(saves)
+        for _ in range(1, self._attempts):
+            left = _unanswered(outcomes) if any(outcomes) else []
+            if not left:
+                break
+            await asyncio.sleep(self._pause)
+            if self._clock() >= end:
+                break
+            again = await self._try([saves[i] for i in left])
+            for i, outcome in zip(left, again, strict=True):
+                before, outcomes[i] = outcomes[i], outcome
+                if isinstance(outcome, StoreUnavailable) and isinstance(before, StoreUnavailable):
+                    outcome.definite = outcome.definite and before.definite
+        return outcomes
+
+    async def _try(self, saves: list[Save]) -> list[Exception | None]:
+        """Return the answer to each save, StoreUnavailable for one without."""
+        try:
+            outcomes: list[Exception | None] = list(await self._store.save_states(saves))
+        except StoreUnavailable as e:
+            return [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in saves]
+        if missing := len(saves) - len(outcomes):  # a defect of the store
+            error = ValueError(f"the store answered {len(outcomes)} of {len(saves)} saves")
+            outcomes = [*outcomes[: len(saves)], *[error] * missing]
+        return outcomes
+
+
+def _unanswered(outcomes: Sequence[Exception | None]) -> list[int]:
+    return [i for i, outcome in enumerate(outcomes) if isinstance(outcome, StoreUnavailable)]
 
 
 def op_ids(uid: int) -> Iterator[int]:

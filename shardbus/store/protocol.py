@@ -143,7 +143,8 @@ class StateStore(Protocol):
         """Write the states of many entities in one round trip. Each write is atomic by itself. The
         answers are in the order of `saves`: None for a write that was applied (now, or earlier
         under this operation id), StaleFence for one that was refused, StoreError for one whose
-        stored fence is unreadable. The last two changed nothing."""
+        stored fence is unreadable. The last two changed nothing. A store of several servers
+        answers StoreUnavailable for one whose server alone did not answer."""
         ...
 
     async def page_stored(

@@ -1,6 +1,9 @@
 """The store in Redis: one server, a master under Sentinels, or a Redis Cluster.
 
-Each step of the protocol is one script (`redis_scripts`), sent over the link (`redis_link`). This
+Each step of the protocol is one script (`redis_scripts`) with keys of `redis_keys`, sent over a
+link: to one server (`redis_link`), or to the masters of a cluster (`redis_cluster`). Loads and
+saves of many entities share a script. On one server such a group has entities of any shards; in a
+cluster it is cut by slot, and each part goes to the master of its slot, beside the others. This
 module does not depend on the version of Redis's wire protocol, because scripts answer in lists.
 
 Source: docs/architecture.md; N.1, N.6, N.7.
@@ -11,11 +14,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
-from urllib.parse import quote, unquote
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from shardbus.errors import (
     ConfigError,
@@ -25,15 +37,21 @@ from shardbus.errors import (
     StoreError,
     StoreUnavailable,
 )
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
 from shardbus.store.load_group import Load, Loaded, LoadGroup
+from shardbus.store.migration import Declared, Migration
+from shardbus.store.node_registry import RESERVED, SHARD
+from shardbus.store.placement import UNFINISHED, shard_function
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
-from shardbus.store.redis_link import RedisClient, RedisLink, RedisSession, Value
+from shardbus.store.redis_cluster import ClusterLink, ClusterMap
+from shardbus.store.redis_keys import VERSION, RedisKeys, quoted, slot_of
+from shardbus.store.redis_link import Durability, RedisClient, RedisLink, RedisSession, Value
+from shardbus.store.redis_migration import RedisMigration
 from shardbus.store.redis_scan import KeyScan
-from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
+from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH, Script
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import (
@@ -52,8 +70,8 @@ log = logging.getLogger("shardbus.store")
 PROBE_S = 2.0
 """Between two calls that only ask whether the server is there, and which it is."""
 
-PLAIN = re.compile(r"[A-Za-z0-9_.~-]*", re.ASCII).fullmatch
-"""Names that percent-encoding leaves as they are."""
+LANES = 16
+"""Lanes of loads and saves in a cluster."""
 CHUNK_SAVES = 128
 CHUNK_KEYS = 1000
 """Keys of entities in one step of a repair."""
@@ -77,42 +95,127 @@ class RedisStore:
         check_every: float = REPEAT_S,
     ) -> None:
         parsed = RedisUrl.parse(url)
+        self._keys = RedisKeys(prefix)
         self._prefix = prefix
         self._timeout = timeout
         self._shown = mask_url(url)
-        self._durability = parsed.durability
+        self._durability, self._replicas = parsed.durability, parsed.replicas
         self._connect = connect or parsed.connector(timeout)
         self._check_every = check_every
         self._problems: tuple[str, ...] = ()
-        self._mark: bytes | None = None
+        self._marks: dict[str, bytes] = {}
+        """The text that each key of a probe had last."""
         one = parsed.kind != "redis+cluster"
         self._clock = ServerClock(2 * PROBE_S) if one else None
         self._watch: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
         self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
-        self._link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
-        self._second_link = RedisLink(self._connect, self._session, timeout=timeout, one=one)
+        self._on_new_server: Callable[[], None] = lambda: None
+        self._session.on_new_server = self._new_server
+        self._map: ClusterMap | None = None
+        self.lane: Callable[[str, str], int] | None = None
+        self._link: RedisLink | ClusterLink
+        self._second_link: RedisLink | ClusterLink
         """Only for loads and saves, while the first is busy."""
-        self._loads = LoadGroup(self._load_all)
-        self._keys = KeyScan(self._connect, self._shown, timeout=timeout, one=one)
+        if one:
+            self._link = RedisLink(self._connect, self._session, timeout=timeout)
+            self._second_link = RedisLink(self._connect, self._session, timeout=timeout)
+        else:
+            connect_to = parsed.node_connector(timeout)
+            slots = ClusterMap(
+                parsed.hosts, connect_to, self._shown, self._keys.mark, timeout=timeout / 2
+            )
+            slots.on_new_master = self._new_server
+            self._map = slots
+            self.lane = self._lane_of
+            self._link = ClusterLink(slots, self._session, timeout=timeout)
+            self._second_link = ClusterLink(slots, self._session, timeout=timeout)
+        self._loads: dict[int, LoadGroup] = defaultdict(lambda: LoadGroup(self._load_all))
+        self._scan = KeyScan(self._connect, self._shown, timeout=timeout, one=one)
+        self._with_list: set[tuple[str, str]] = set()
+        """The shards that are known to be among those with a list."""
+        self._shard_of: dict[str, Callable[[str], str] | None] = {}
+        """The shard functions by which states are placed, None if unknown."""
+        self._accepts_older = False
 
     async def start(self) -> None:
+        fsync = False
+        await self._find_masters()
+        for connect, shown in self._masters():
+            client = connect()
+            try:
+                syncs, warnings = await check_server(client, shown, self._durability, self._timeout)
+            finally:
+                await _close(client)
+            fsync = fsync or syncs
+            for warning in warnings:
+                log.warning(warning)
         client = self._connect()
         try:
-            fsync, warnings = await check_server(
-                client, self._shown, self._durability, self._timeout
-            )
             await check_access(client, self._prefix, self._shown, self._timeout)
         finally:
             await _close(client)
-        for warning in warnings:
-            log.warning(warning)
         for link in (self._link, self._second_link):
-            link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
+            if isinstance(link, ClusterLink):
+                link.open(fsync=fsync, replicas=self._replicas)
+            else:
+                durable = Durability(lambda: self._keys.sync, fsync, self._replicas)
+                link.open(durable if fsync or self._replicas else None)
+        await self._check_version()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
         if self._watch is None:
             self._watch = self._tasks.spawn(self._watch_server(), name="shardbus-redis-watch")
+
+    async def _check_version(self) -> None:
+        """Refuse a store whose keys are of another version.
+
+        Raises:
+            ConfigError: they are, or are being moved.
+        """
+        found = (await self._link.call(scripts.VERSION, (self._keys.probe,))).decode()
+        if not found or found == str(VERSION) or (found == "1" and self._accepts_older):
+            return
+        await self.close()
+        if found == "1":
+            raise ConfigError(
+                f"store.url: {self._shown} has its keys as an earlier release left them",
+                hint="stop all nodes and run `shardbus data migrate --store URL`",
+            )
+        raise ConfigError(
+            f"store.url: {self._shown} has keys of version {found:.20}, this release has {VERSION}",
+            hint="use the release that wrote them, or a later one",
+        )
+
+    def _masters(self) -> list[tuple[Callable[[], RedisClient], str]]:
+        """Return how to connect to each master, and its name for people."""
+        slots = self._map
+        if slots is None:
+            return [(self._connect, self._shown)]
+        masters = sorted(slots.masters)
+        return [
+            (lambda at=at: slots.connect(at), f"{at} of {self._shown}")  # type: ignore[misc]
+            for at in masters
+        ]
+
+    async def _find_masters(self) -> None:
+        """Ask for the map of a cluster.
+
+        Raises:
+            ConfigError: no node answers this user, or none is of a cluster.
+            StoreUnavailable: no node answers.
+        """
+        if self._map is None:
+            return
+        try:
+            await self._map.refresh()
+        except StoreUnavailable:
+            trouble = self._map.trouble
+            if trouble.again:
+                raise
+            raise ConfigError(
+                f"store.url: {self._shown} {trouble.what}", hint=trouble.hint
+            ) from None
 
     async def close(self) -> None:
         watch, self._watch = self._watch, None
@@ -121,15 +224,20 @@ class RedisStore:
             await asyncio.wait([watch])
         await self._link.close()
         await self._second_link.close()
-        await self._keys.close()
+        await self._scan.close()
 
     @property
     def on_new_server(self) -> Callable[[], None]:
-        return self._session.on_new_server
+        return self._on_new_server
 
     @on_new_server.setter
     def on_new_server(self, call: Callable[[], None]) -> None:
-        self._session.on_new_server = call
+        self._on_new_server = call
+
+    def _new_server(self) -> None:
+        """Note that a server may have lost writes."""
+        self._with_list.clear()
+        self._on_new_server()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -153,26 +261,50 @@ class RedisStore:
         library may connect again unseen, and FLUSHALL does not restart a server."""
         mark = secrets.token_hex(8)
         asked_at = machine_clock()
-        key = f"{self._prefix}:probe"
+        key = self._keys.probe
         found, run_id, server_ms = await self._link.call(scripts.PROBE, (key,), mark)
         if self._clock is not None:
             self._clock.observe(int(server_ms) / 1000, asked_at)
-        before, self._mark = self._mark, found
-        if before is not None and before != found:
-            self._session.on_new_server()
-        elif run_id:
+        lost = self._marked(key, found)
+        if self._map is not None and isinstance(self._link, ClusterLink):
+            await self._map.refresh()
+            await asyncio.gather(
+                *(self._probe_master(self._link, at) for at in self._map.masters),
+                return_exceptions=True,
+            )
+        elif run_id and not lost:
             self._session.meet(run_id.decode())
 
+    async def _probe_master(self, link: ClusterLink, master: Address) -> None:
+        """Notice whether a master of a cluster is another server, or has lost all keys."""
+        assert self._map is not None
+        key, text = self._map.mark(master), secrets.token_hex(8)
+        found, run_id, _ = await link.call_at(master, scripts.PROBE, (key,), text)
+        if not self._marked(key, found) and run_id:
+            self._session.meet(run_id.decode(), master)
+
+    def _marked(self, key: str, found: bytes) -> bool:
+        """Keep the mark of a probe. Returns True if the keys were lost since the last one."""
+        before, self._marks[key] = self._marks.get(key), found
+        if before is None or before == found:
+            return False
+        self._new_server()
+        return True
+
     async def _check_again(self) -> None:
-        """Check the server's settings, and keep what is wrong in `problems`."""
-        client = self._connect()
-        try:
-            await check_server(client, self._shown, self._durability, self._timeout)
-            problems: tuple[str, ...] = ()
-        except ConfigError as error:
-            problems = (str(error),)
-        finally:
-            await _close(client)
+        """Check the servers' settings, and keep what is wrong in `problems`."""
+        problems: tuple[str, ...] = ()
+        for connect, shown in self._masters():
+            client = connect()
+            try:
+                await check_server(client, shown, self._durability, self._timeout)
+            except ConfigError as error:
+                problems += (str(error),)
+            except StoreUnavailable:
+                if self._map is None:
+                    raise
+            finally:
+                await _close(client)
         for problem in set(problems) - set(self._problems):
             log.error("%s", problem)
         if self._problems and not problems:
@@ -181,16 +313,16 @@ class RedisStore:
 
     async def identity(self, known: str = "") -> str:
         text, force = known or new_identity(), "1" if known else "0"
-        found = await self._link.call(scripts.IDENTITY, (f"{self._prefix}:probe",), text, force)
+        found = await self._link.call(scripts.IDENTITY, (self._keys.probe,), text, force)
         return str(found.decode(errors="replace"))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
-        reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))
+        reply = await self._link.call(scripts.LOAD_TABLE, self._keys.table(entity_type))
         return None if reply is None else _table(entity_type, reply)
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         reply = await self._link.call(
-            scripts.CLAIM_EPOCH, self._table(entity_type), _wide(epoch), layout
+            scripts.CLAIM_EPOCH, self._keys.table(entity_type), _wide(epoch), layout
         )
         if reply[0] == b"stale":
             raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, reply[1]))
@@ -209,74 +341,185 @@ class RedisStore:
         for shard, home in homes.items():
             pairs += [shard, "" if home is None else f"{home[1]} {home[0]}"]
         reply = await self._link.call(
-            scripts.WRITE_HOMES, self._table(entity_type), _wide(epoch), f"{op_id:016x}", *pairs
+            scripts.WRITE_HOMES,
+            self._keys.table(entity_type),
+            _wide(epoch),
+            f"{op_id:016x}",
+            *pairs,
         )
         if reply[0] == b"stale":
             raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, reply[1]))
 
     async def remove_table(self, entity_type: str) -> bool:
-        return bool(await self._link.call(scripts.REMOVE_TABLE, self._table(entity_type)))
+        return bool(await self._link.call(scripts.REMOVE_TABLE, self._keys.table(entity_type)))
 
     async def load_state(
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None:
         check_fence(fence)
-        return await self._loads.load(entity_type, shard, entity_id, fence)
+        group = self._loads[0 if self.lane is None else self.lane(entity_type, shard)]
+        return await group.load(entity_type, shard, entity_id, fence)
+
+    def _lane_of(self, entity_type: str, shard: str) -> int:
+        """Return a number from 0: loads and saves of shards with different numbers share no batch,
+        so that a master of a cluster that does not answer holds up few others. The slots of a
+        master mostly follow each other."""
+        return self._keys.slot(entity_type, shard) * LANES // REDIS_CLUSTER_HASH_SLOTS
 
     async def _load_all(self, loads: Sequence[Load]) -> list[Loaded]:
-        """Load entities of one type."""
-        prefix = self._key(loads[0].entity_type, "entity", "")
-        keys = [prefix + quoted(load.entity_id) for load in loads]
-        fences = [_wide(load.fence) for load in loads]
-        link = self._second_link if self._link.busy else self._link
-        replies = await link.call(scripts.LOAD_STATES, keys, *fences)
-        return [_loaded(load, reply) for load, reply in zip(loads, replies, strict=True)]
+        keys = [self._keys.entities(load[0], load[1]) + quoted(load.entity_id) for load in loads]
+        found: list[Loaded] = [None] * len(loads)
+
+        async def load(part: list[int]) -> None:
+            chosen = [keys[i] for i in part]
+            link = self._free_link(chosen[0])
+            fences = [_wide(loads[i].fence) for i in part]
+            replies = await link.call(scripts.LOAD_STATES, chosen, *fences)
+            for i, reply in zip(part, replies, strict=True):
+                found[i] = _loaded(loads[i], reply)
+
+        await self._by_slot(load, keys, found)
+        return found
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         answers: list[StoreError | None] = [None] * len(saves)
-        chunks = list(_chunks(saves))
-        link = self._second_link if self._link.busy else self._link
-        if len(chunks) == 1:
-            replies = [await self._save_chunk(link, saves, chunks[0])]
-        else:
-            try:
-                replies = await asyncio.gather(*(self._save_chunk(link, saves, c) for c in chunks))
-            except StoreUnavailable as error:
-                error.definite = False
-                raise
-        for chunk, stale in zip(chunks, replies, strict=True):
-            for place, stored in zip(stale[::2], stale[1::2], strict=True):
-                i = chunk[place - 1]
-                answers[i] = _stale(saves[i], stored)
+        if self._map is None:
+            await self._save_chunks(saves, list(_chunks(saves, range(len(saves)))), answers)
+            return answers
+        for once in _rounds(saves):  # Parts for two masters may overtake each other.
+            await self._save_chunks(saves, list(_chunks(saves, once, self._keys)), answers)
         return answers
+
+    async def _save_chunks(
+        self, saves: Sequence[Save], chunks: list[list[int]], answers: list[StoreError | None]
+    ) -> None:
+        if not chunks:
+            return
+        first = saves[chunks[0][0]]
+        link = self._free_link(self._keys.entities(first.entity_type, first.shard))
+        if len(chunks) == 1:
+            await self._save_chunk(link, saves, chunks[0], answers)
+            return
+        calls = (self._save_chunk(link, saves, chunk, answers) for chunk in chunks)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        _settle(chunks, outcomes, answers)
+
+    async def _by_slot(
+        self,
+        call: Callable[[list[int]], Awaitable[None]],
+        keys: Sequence[str],
+        answers: list[Any] | None = None,
+    ) -> None:
+        """Make a call for each group of keys, given by their places, that one script may have.
+        With `answers`, a group that fails gives its error to each of its keys."""
+        if self._map is None:
+            await call(list(range(len(keys))))
+            return
+        groups: dict[int, list[int]] = {}
+        for i, key in enumerate(keys):
+            groups.setdefault(slot_of(key), []).append(i)
+        parts = list(groups.values())
+        outcomes = await asyncio.gather(*map(call, parts), return_exceptions=True)
+        if answers is not None:
+            _settle(parts, outcomes, answers)
+            return
+        for failed in filter(None, outcomes):
+            raise failed
+
+    def _free_link(self, key: Value) -> RedisLink | ClusterLink:
+        """Return the link that is not busy, if there is one."""
+        return self._second_link if self._link.busy_for(key) else self._link
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
-        pattern = self._key(entity_type, "entity", prefix) + "*"
-        keys, after = await self._page_keys(pattern, cursor, limit)
+        pattern = self._keys.all_entities(entity_type, prefix)
+        keys, after = await self.page_keys(pattern, cursor, limit)
         has: list[int] = []
         for first in range(0, len(keys), CHUNK_KEYS):
-            has += await self._link.call(scripts.HAVE_STATES, keys[first : first + CHUNK_KEYS])
-        return [_id_of(key) for key, stored in zip(keys, has, strict=True) if stored], after
+            has += await self.call_each(scripts.HAVE_STATES, keys[first : first + CHUNK_KEYS])
+        return [self._id_of(key) for key, stored in zip(keys, has, strict=True) if stored], after
 
     async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
-        prefix, found = self._key(entity_type, "entity", ""), list[bytes | None]()
+        found: list[bytes | None] = []
         for first in range(0, len(entity_ids), READ_KEYS):
-            keys = [prefix + quoted(one) for one in entity_ids[first : first + READ_KEYS]]
-            found += await self._link.call(scripts.ENTITY_STATES, keys)
+            keys = await self._find(entity_type, entity_ids[first : first + READ_KEYS])
+            known = [key for key in keys if key is not None]
+            states = iter(await self.call_each(scripts.ENTITY_STATES, known))
+            found += [None if key is None else next(states) for key in keys]
         return found
+
+    async def call(self, script: Script, keys: Sequence[str], *args: Any) -> Any:
+        """Run a script at the server of its keys."""
+        return await self._link.call(script, keys, *args)
+
+    async def call_each(self, script: Script, keys: Sequence[str]) -> list[Any]:
+        """Return what a script answers for each of these keys."""
+        found: list[Any] = [None] * len(keys)
+
+        async def call(part: list[int]) -> None:
+            replies = await self._link.call(script, [keys[i] for i in part])
+            for i, reply in zip(part, replies, strict=True):
+                found[i] = reply
+
+        if keys:
+            await self._by_slot(call, keys)
+        return found
+
+    async def placed(
+        self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None
+    ) -> str:
+        """Return the layout by which the states of a type are placed; see `PlacingStore`."""
+        key = self._keys.table(entity_type)[:1]
+        found = (await self._link.call(scripts.PLACED, key, layout, "0")).decode()
+        if found != layout and not found.startswith(UNFINISHED):
+            async for page in self._entity_keys(entity_type):
+                if page:
+                    return str(found)
+            found = (await self._link.call(scripts.PLACED, key, layout, "1")).decode()
+        if found == layout:
+            self._shard_of[entity_type] = shard_of or shard_function(layout)
+        return str(found)
+
+    async def _find(self, entity_type: str, entity_ids: Sequence[str]) -> list[str | None]:
+        """Return the keys of these entities, None for one without. If the shard function is not
+        known, it looks at the keys of all entities of the type."""
+        if entity_type not in self._shard_of:
+            key = self._keys.table(entity_type)[:1]
+            placed, _ = await self._link.call(scripts.LAYOUTS, key)
+            layout = "" if placed is None else placed.decode(errors="replace")
+            self._shard_of[entity_type] = shard_function(layout)
+        shard_of = self._shard_of[entity_type]
+        if shard_of is not None:
+            return [self._keys.entity(entity_type, shard_of(one), one) for one in entity_ids]
+        found: dict[str, str] = {}
+        wanted = set(entity_ids)
+        async for page in self._entity_keys(entity_type):
+            found |= {one: key for key in page if (one := self._id_of(key)) in wanted}
+            if len(found) == len(wanted):
+                break
+        return [found.get(one) for one in entity_ids]
 
     async def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
     ) -> list[str]:
-        prefix, removed = self._key(entity_type, "entity", ""), list[str]()
+        removed: list[str] = []
+        times = (_milliseconds(now), _milliseconds(since))
         for first in range(0, len(entity_ids), READ_KEYS):
-            named = entity_ids[first : first + READ_KEYS]
-            keys = [prefix + quoted(one) for one in named]
-            times = (_milliseconds(now), _milliseconds(since))
-            places = await self._link.call(scripts.EXPIRE_STATES, keys, *times)
-            removed += [named[place - 1] for place in places]
+            found = await self._find(entity_type, entity_ids[first : first + READ_KEYS])
+            keys = [key for key in found if key is not None]
+            gone: list[bool] = [False] * len(keys)
+
+            async def expire(
+                part: list[int], keys: list[str] = keys, gone: list[bool] = gone
+            ) -> None:
+                chosen = [keys[i] for i in part]
+                for place in await self._link.call(scripts.EXPIRE_STATES, chosen, *times):
+                    gone[part[place - 1]] = True
+
+            if keys:
+                await self._by_slot(expire, keys)
+            removed += [self._id_of(key) for key, went in zip(keys, gone, strict=True) if went]
         return removed
 
     async def add_remembered(
@@ -292,21 +535,21 @@ class RedisStore:
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
-        key = self._key(entity_type, "remembered", shard)
+        _, key = self._keys.remembered(entity_type, shard)
         lowest = "-" if cursor is None else f"({cursor}"
         reply = await self._link.call(scripts.PAGE_REMEMBERED, (key,), lowest, limit)
         page = [entity_id.decode() for entity_id in reply]
         return page, page[-1] if len(page) == limit else None
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
-        key = self._key(entity_type, "shards")
+        key = self._keys.shards(entity_type)
         reply = await self._link.call(scripts.REMEMBERED_SHARDS, (key,))
         return [shard.decode() for shard in reply]
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         counter = await self._link.call(
             scripts.ACQUIRE_LEASE,
-            (self._lease(name),),
+            (self._keys.lease(name),),
             owner,
             _milliseconds(ttl),
             self._limit(ttl),
@@ -316,7 +559,7 @@ class RedisStore:
     async def renew_lease(self, lease: Lease, ttl: float) -> bool:
         renewed = await self._link.call(
             scripts.RENEW_LEASE,
-            (self._lease(lease.name),),
+            (self._keys.lease(lease.name),),
             lease.owner,
             lease.counter,
             _milliseconds(ttl),
@@ -325,57 +568,83 @@ class RedisStore:
         return bool(renewed)
 
     async def release_lease(self, lease: Lease) -> None:
-        key = self._lease(lease.name)
+        key = self._keys.lease(lease.name)
         await self._link.call(scripts.RELEASE_LEASE, (key,), lease.owner, lease.counter)
 
     # Repair
 
     async def raw_table(self, entity_type: str) -> RawTable | None:
-        reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))
+        reply = await self._link.call(scripts.LOAD_TABLE, self._keys.table(entity_type))
         return None if reply is None else RawTable(reply[1], reply[2], tuple(_rows(reply[3])))
 
     async def raw_fences(self, entity_type: str) -> AsyncIterator[list[RawFence]]:
-        flat = await self._link.call(scripts.SHARD_FENCES, (self._key(entity_type, "shards"),))
-        lists = zip(flat[::2], flat[1::2], strict=True)
-        yield [RawFence(f"list of shard {_text(shard)!r}", shard, fence) for shard, fence in lists]
+        shards = await self.remembered_shards(entity_type)
+        lists = [self._keys.remembered(entity_type, shard)[0] for shard in shards]
+        found = zip(shards, lists, await self.call_each(scripts.FENCES, lists), strict=True)
+        yield [RawFence(f"list of shard {name[:60]!r}", key, v) for name, key, v in found if v]
         async for keys in self._entity_keys(entity_type):
-            fences = await self._link.call(scripts.ENTITY_FENCES, keys)
-            rows = zip(map(_id_of, keys), keys, fences, strict=True)
+            fences = await self.call_each(scripts.FENCES, keys)
+            rows = zip(map(self._id_of, keys), keys, fences, strict=True)
             yield [RawFence(f"entity {name!r:.60}", key, fence) for name, key, fence in rows]
 
     async def _entity_keys(self, entity_type: str) -> AsyncIterator[list[str]]:
         """Yield the keys of the entities of a type, in pages. A key may come twice."""
-        pattern, cursor = self._key(entity_type, "entity", "") + "*", None
+        pattern, cursor = self._keys.all_entities(entity_type), None
         while True:
-            keys, cursor = await self._page_keys(pattern, cursor, CHUNK_KEYS)
+            keys, cursor = await self.page_keys(pattern, cursor, CHUNK_KEYS)
             for first in range(0, len(keys), CHUNK_KEYS):
                 yield keys[first : first + CHUNK_KEYS]
             if cursor is None:
                 return
 
-    async def _page_keys(
+    async def page_keys(
         self, pattern: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
+        """Return keys of this pattern, and the next cursor, None at the end."""
         if self._watch is None:
             raise StoreUnavailable(f"the store {self._shown} is not open")
-        return await self._keys.page(pattern, cursor, limit)
+        return await self._scan.page(pattern, cursor, limit)
+
+    # Migration
+
+    def accept_older(self) -> None:
+        self._accepts_older = True
+
+    async def older_nodes(self) -> list[str]:
+        key = self._keys.old_remembered(RESERVED, SHARD)
+        found: list[str] = []
+        lowest = "-"
+        while lowest:
+            page = await self._link.call(scripts.PAGE_REMEMBERED, (key,), lowest, CHUNK_KEYS)
+            found += [one.decode() for one in page]
+            lowest = f"({found[-1]}" if len(page) == CHUNK_KEYS else ""
+        return found
+
+    async def survey(self, declared: Mapping[str, Declared]) -> Migration:
+        return await RedisMigration(self, self._keys, declared).survey()
+
+    async def migrate(
+        self, declared: Mapping[str, Declared], progress: Callable[[int, int], None]
+    ) -> Migration:
+        self._shard_of.clear()
+        return await RedisMigration(self, self._keys, declared).run(progress)
 
     async def mend_table(
         self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]
     ) -> None:
         shards: list[Any] = list(gone)
         await self._link.call(
-            scripts.MEND_TABLE, self._table(entity_type), _wide(epoch), layout, *shards
+            scripts.MEND_TABLE, self._keys.table(entity_type), _wide(epoch), layout, *shards
         )
 
     async def mend_fences(self, entity_type: str, fences: Sequence[RawFence], fence: int) -> None:
-        keys = [key for _, key, _ in fences if isinstance(key, str)]
-        shards = [shard for _, shard, _ in fences if not isinstance(shard, str)]
+        keys: list[str] = [key for _, key, _ in fences]
+
+        async def mend(part: list[int]) -> None:
+            await self._link.call(scripts.MEND_FENCES, [keys[i] for i in part], _wide(fence))
+
         if keys:
-            await self._link.call(scripts.MEND_ENTITIES, keys, _wide(fence))
-        if shards:
-            lists = (self._key(entity_type, "shards"),)
-            await self._link.call(scripts.MEND_SHARDS, lists, _wide(fence), *shards)
+            await self._by_slot(mend, keys)
 
     def _limit(self, ttl: float) -> Value:
         """Return the server's time at which a lease may be taken as ended, in ms; empty if only the
@@ -384,65 +653,107 @@ class RedisStore:
         return "" if limit is None else _milliseconds(limit)
 
     async def _save_chunk(
-        self, link: RedisLink, saves: Sequence[Save], chunk: list[int]
-    ) -> list[Any]:
-        """Write these of the saves, which are of one type. Returns the place in the chunk, from 1,
-        and the stored fence of each that is stale, in turn."""
-        prefix = self._key(saves[chunk[0]].entity_type, "entity", "")
+        self,
+        link: RedisLink | ClusterLink,
+        saves: Sequence[Save],
+        chunk: list[int],
+        answers: list[StoreError | None],
+    ) -> None:
+        """Write these of the saves by one script, and answer those that are stale."""
+        entities = self._keys.entities
         keys: list[Value] = []
         args: list[Value] = []
         for i in chunk:
-            _, _, entity_id, fence, data, op_id = saves[i]
-            keys.append((prefix + quoted(entity_id)).encode())
+            entity_type, shard, entity_id, fence, data, op_id = saves[i]
+            keys.append((entities(entity_type, shard) + quoted(entity_id)).encode())
             check_fence(fence)
             if data is None:
                 args.append(b"%019d%016x0" % (fence, op_id))
             else:
                 args.append(b"%019d%016x1%b" % (fence, op_id, data))
         stale: list[Any] = await link.call(scripts.SAVE_STATES, keys, *args)
-        return stale
+        for place, stored in zip(stale[::2], stale[1::2], strict=True):
+            one = chunk[place - 1]
+            answers[one] = _stale(saves[one], stored)
 
     async def _remember(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int, add: str
     ) -> None:
-        keys = (self._key(entity_type, "shards"), self._key(entity_type, "remembered", shard))
-        reply = await self._link.call(scripts.REMEMBER, keys, shard, _wide(fence), add, *entity_ids)
+        place = (entity_type, shard)
+        if place not in self._with_list:
+            await self._link.call(scripts.ADD_LIST, (self._keys.shards(entity_type),), shard)
+            self._with_list.add(place)
+        keys = self._keys.remembered(entity_type, shard)
+        reply = await self._link.call(scripts.REMEMBER, keys, _wide(fence), add, *entity_ids)
         if reply[0] == b"stale":
             raise StaleFence(entity_type, shard, fence, fence_of(entity_type, shard, reply[1]))
 
-    def _key(self, entity_type: str, *parts: str) -> str:
-        return ":".join([f"{self._prefix}:{{{quoted(entity_type)}}}", *map(quoted, parts)])
-
-    def _table(self, entity_type: str) -> tuple[str, str]:
-        return self._key(entity_type, "table"), self._key(entity_type, "homes")
-
-    def _lease(self, name: str) -> str:
-        return f"{self._prefix}:lease:{{{quote(name, safe='')}}}"
+    def _id_of(self, key: str) -> str:
+        """Return the entity's id in a key."""
+        parts = self._keys.parse(key)
+        return key if parts is None else parts.entity_id
 
 
-def quoted(name: str) -> str:
-    """Return a name as it stands in a key: percent-encoded."""
-    return name if PLAIN(name) else quote(name, safe="")
-
-
-def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
-    """Yield groups of saves of one type, each entity once, bounded in number and bytes, as indexes
-    into `saves`."""
-    groups: dict[str, dict[str, int]] = {}
-    sizes: dict[str, int] = {}
+def _rounds(saves: Sequence[Save]) -> Iterator[Sequence[int]]:
+    """Yield the indexes of saves in order, in parts that have each entity once."""
+    seen: set[tuple[str, str, str]] = set()
+    first = 0
     for i, save in enumerate(saves):
-        entity_type, entity_id = save.entity_type, save.entity_id
-        group = groups.setdefault(entity_type, {})
+        entity = save[:3]
+        if entity in seen:
+            yield range(first, i)
+            first, seen = i, set()
+        seen.add(entity)
+    yield range(first, len(saves))
+
+
+def _chunks(
+    saves: Sequence[Save], chosen: Iterable[int], slots: RedisKeys | None = None
+) -> Iterator[list[int]]:
+    """Yield groups of the chosen saves, which are of one type, or in a cluster of one slot, each
+    entity once, bounded in number and bytes, as indexes into `saves`."""
+    groups: dict[str | int, dict[str, int]] = {}
+    sizes: dict[str | int, int] = {}
+    for i in chosen:
+        save = saves[i]
+        entity_type, shard, entity_id = save[:3]
+        place = entity_type if slots is None else slots.slot(entity_type, shard)
+        if slots is not None:
+            entity_id = f"{entity_type}/{entity_id}"
+        group = groups.setdefault(place, {})
         if entity_id in group:
             yield list(group.values())
-            group = groups[entity_type] = {}
-            sizes[entity_type] = 0
+            group = groups[place] = {}
+            sizes[place] = 0
         group[entity_id] = i
-        size = sizes[entity_type] = sizes.get(entity_type, 0) + len(save.data or b"")
+        size = sizes[place] = sizes.get(place, 0) + len(save.data or b"")
         if len(group) == CHUNK_SAVES or size >= CHUNK_BYTES:
-            yield list(groups.pop(entity_type).values())
-            del sizes[entity_type]
+            yield list(groups.pop(place).values())
+            del sizes[place]
     yield from (list(group.values()) for group in groups.values())
+
+
+def _settle(
+    parts: Sequence[Sequence[int]], outcomes: Sequence[BaseException | None], answers: list[Any]
+) -> None:
+    """Give the error of each part that failed to each of its members. If all failed, raise."""
+    failed = [outcome for outcome in outcomes if outcome is not None]
+    for error in failed:
+        if not isinstance(error, StoreUnavailable):
+            raise error
+    if failed and len(failed) == len(parts):
+        definite = all(isinstance(one, StoreUnavailable) and one.definite for one in failed)
+        raise _again(failed[0], definite)
+    for part, outcome in zip(parts, outcomes, strict=True):
+        for i in part if outcome is not None else ():
+            answers[i] = _again(outcome, None)
+
+
+def _again(error: BaseException | None, definite: bool | None) -> StoreUnavailable:
+    """Return another error that says the same."""
+    assert isinstance(error, StoreUnavailable)
+    sure = error.definite if definite is None else definite
+    return StoreUnavailable(error.message, hint=error.hint, definite=sure)
 
 
 def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:
@@ -469,15 +780,6 @@ def _rows(flat: list[bytes]) -> Iterator[Row]:
     for shard, home in zip(flat[::2], flat[1::2], strict=True):
         fence, _, node = home.partition(b" ")
         yield shard, node, fence
-
-
-def _id_of(key: str) -> str:
-    """Return the entity's id in a key."""
-    return unquote(key.rpartition(":")[2])
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="backslashreplace")[:60]
 
 
 def _wide(number: int) -> str:

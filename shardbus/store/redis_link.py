@@ -11,6 +11,9 @@ master, and sends the calls that still wait. A caller waits at most `timeout` se
 A server with another run id may have lost what the last one had acknowledged; `on_new_server` is
 called once the link has met it. The client library's own retries are off, because a repeated call
 must carry a new sequence number (see `redis_scripts`).
+
+A link to one master of a cluster sends nothing again that another master may answer: its calls end
+with `Bounced`, and `redis_cluster` decides where they go next.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Any, Protocol
 from redis import exceptions as redis_errors
 
 from shardbus.errors import StoreUnavailable
+from shardbus.ids import Address
 from shardbus.store.outage import Outage
 from shardbus.store.redis_errors import trouble_of
 from shardbus.store.redis_scripts import SEQUENCE_WIDTH, Script
@@ -40,7 +44,58 @@ Value = str | bytes | int
 
 
 class NotSynced(Exception):
-    """The server ran a batch, and its log is not known to be on its disk."""
+    """The server ran a batch, and it is not known to be as durable as `Durability` says."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What a batch must have reached before it is answered.
+
+    The server waits for what this connection wrote. A repeated call whose first write went over
+    another connection writes nothing, so each batch also writes to a key, which `key` returns.
+    """
+
+    key: Callable[[], str]
+    fsync: bool = False
+    """The log of the server is on its disk."""
+    replicas: int = 0
+    """The number of replicas that have it in memory."""
+
+    def commands(self, sequence: int, milliseconds: int) -> list[tuple[Value, ...]]:
+        """Return what follows a batch."""
+        found: list[tuple[Value, ...]] = [("HSET", self.key(), "sequence", sequence)]
+        if self.fsync:
+            found.append(("WAITAOF", 1, 0, milliseconds))
+        if self.replicas:
+            found.append(("WAIT", self.replicas, milliseconds))
+        return found
+
+    def check(self, replies: list[Any]) -> None:
+        """Raise NotSynced if the replies to these commands say so."""
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise NotSynced(f"has not confirmed its writes: {reply}", "check its log")
+        if self.fsync and replies[1][0] < 1:
+            raise NotSynced("has not synced its log", "check the server's disk and its log")
+        if self.replicas and replies[-1] < self.replicas:
+            raise NotSynced(
+                f"has its writes on {replies[-1]} of {self.replicas} replicas",
+                "start its replicas, or lower ?replicas=",
+            )
+
+
+class Bounced(Exception):
+    """A call that this server did not answer. `to`: the server that it names instead. `once`: it
+    does so for this call only, because a slot is on its way."""
+
+    def __init__(
+        self, trouble: Trouble, in_doubt: bool, to: Address | None = None, once: bool = False
+    ) -> None:
+        self.trouble, self.in_doubt, self.to, self.once = trouble, in_doubt, to, once
 
 
 class RedisPipeline(Protocol):
@@ -63,6 +118,8 @@ class _Call:
     args: Sequence[Value]
     size: int
     answer: asyncio.Future[Any]
+    asking: bool = False
+    """Send ASKING first: the key's slot is on its way to this server."""
     in_full: bool = False
     """Send the text of the script, because the server does not know its digest."""
     was_in_doubt: bool = False
@@ -78,14 +135,15 @@ class _Call:
 
 class RedisSession:
     """What the links of one store object share: the `session` that names it in every call, the
-    sequence of its commands, and what it knows of the server that `shown` names."""
+    sequence of its commands, and what it knows of the servers that `shown` names."""
 
     def __init__(self, session: str, shown: str) -> None:
         self.session, self.shown = session, shown
         self._sequence = 0
         self.outage = Outage(shown)
-        self._server: str | None = None
-        """The run id of the server that the last connection met."""
+        self.servers: dict[Address | None, str] = {}
+        """The run ids that the last connections met: of each master of a cluster by its address,
+        else of the one server, under None."""
         self.on_new_server: Callable[[], None] = lambda: None
 
     def next_sequence(self) -> int:
@@ -93,16 +151,16 @@ class RedisSession:
         self._sequence += 1
         return self._sequence
 
-    def meet(self, run_id: str) -> None:
+    def meet(self, run_id: str, at: Address | None = None) -> None:
         """Report the run id of the server; empty if it hides it, and is taken for another one."""
-        before, self._server = self._server, run_id
+        before, self.servers[at] = self.servers.get(at), run_id
         if before is not None and (not run_id or before != run_id):
             self.on_new_server()
 
 
 class RedisLink:
     """Calls scripts through the clients that `connect` creates. `timeout` bounds a call, in
-    seconds. `one`: the clients reach one server at a time, not a cluster of them."""
+    seconds. `at`: the address of the server if it is a master of a cluster."""
 
     def __init__(
         self,
@@ -110,13 +168,13 @@ class RedisLink:
         session: RedisSession,
         *,
         timeout: float,
-        one: bool = True,
+        at: Address | None = None,
     ) -> None:
         self._connect = connect
-        self._one = one
+        self._at = at
         self._session, self._shown = session, session.shown
         self._timeout = timeout
-        self._sync_key: str | None = None
+        self._durability: Durability | None = None
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
@@ -126,13 +184,9 @@ class RedisLink:
         self._outage = session.outage
         self._open = False
 
-    def open(self, *, sync_key: str | None) -> None:
-        """Accept calls. With `sync_key`, answer them only once the server has synced its log.
-
-        The server syncs what this connection wrote. A repeated call whose first write went over
-        another connection writes nothing, so each batch also writes to the key `sync_key`.
-        """
-        self._sync_key = sync_key
+    def open(self, durability: Durability | None = None) -> None:
+        """Accept calls, and answer them once they are as durable as this says."""
+        self._durability = durability
         self._open = True
 
     async def close(self) -> None:
@@ -154,14 +208,7 @@ class RedisLink:
             StoreUnavailable: the server did not answer in time, or answered with an error; unless
             `definite`, the script may have run.
         """
-        if not self._open:
-            raise StoreUnavailable(f"the store {self._shown} is not open")
-        size = sum(len(arg) for arg in args if not isinstance(arg, int))
-        call = _Call(script, keys, args, size, asyncio.get_running_loop().create_future())
-        self._waiting.append(call)
-        if self._task is None or self._task.done():
-            self._trouble = None
-            self._task = self._running.spawn(self._run(), name="shardbus-redis")
+        call = self._queue(script, keys, args)
         try:
             async with asyncio.timeout(self._timeout):
                 return await call.answer
@@ -174,6 +221,27 @@ class RedisLink:
                 definite=not call.in_doubt,
             ) from None
 
+    def bounce(
+        self, script: Script, keys: Sequence[Value], args: Sequence[Value], *, asking: bool = False
+    ) -> asyncio.Future[Any]:
+        """Return the future of a reply, as `call`, from a master of a cluster. It fails with
+        `Bounced` if this server does not answer, and has no deadline of its own."""
+        return self._queue(script, keys, args, asking=asking).answer
+
+    def _queue(
+        self, script: Script, keys: Sequence[Value], args: Sequence[Value], *, asking: bool = False
+    ) -> _Call:
+        if not self._open:
+            raise StoreUnavailable(f"the store {self._shown} is not open")
+        size = sum(len(arg) for arg in args if not isinstance(arg, int))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        call = _Call(script, keys, args, size, answer, asking)
+        self._waiting.append(call)
+        if self._task is None or self._task.done():
+            self._trouble = None
+            self._task = self._running.spawn(self._run(), name="shardbus-redis")
+        return call
+
     async def _run(self) -> None:
         pause = FIRST_PAUSE_S
         while batch := self._take():
@@ -182,6 +250,8 @@ class RedisLink:
                     replies = await self._send(batch)
             except asyncio.CancelledError:
                 self._waiting.extendleft(reversed(batch))
+                if self._at is not None:
+                    self._bounce_waiting(Trouble("is no master any more", again=True))
                 raise
             except Exception as error:  # The client library's errors have no common root.
                 again = self._fail(batch, error)
@@ -193,13 +263,16 @@ class RedisLink:
                 continue
             self._outage.failed(self._trouble.what, self._trouble.hint)
             self._disconnect()
+            if self._at is not None:
+                self._bounce_waiting(self._trouble)
+                return
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _fail(self, batch: list[_Call], error: Exception) -> list[_Call]:
         """Note that no answer came to the batch. Returns the calls that must be sent again."""
         if isinstance(error, NotSynced):
-            trouble = Trouble(str(error), "check the server's disk and its log", definite=False)
+            trouble = Trouble(str(error), error.hint, definite=False)
         else:
             trouble = trouble_of(error)
         self._trouble = trouble
@@ -226,15 +299,16 @@ class RedisLink:
     async def _send(self, batch: list[_Call]) -> list[Any]:
         if self._client is None:
             self._client = self._connect()
-            if self._one:
-                self._session.meet(await self._identify(self._client))
+            self._session.meet(await self._identify(self._client), self._at)
         commands: list[tuple[Value, ...]] = []
         sequence = 0
         for call in batch:
             sequence = self._session.next_sequence()
             call.was_in_doubt, call.in_doubt = call.in_doubt, True
+            if call.asking:
+                commands.append(("ASKING",))
             commands.append(call.command(self._session.session, sequence))
-        if self._one and self._sync_key is None and len(commands) == 1:  # quicker than a pipeline
+        if self._durability is None and len(commands) == 1:  # quicker than a pipeline
             try:
                 return [await self._client.execute_command(*commands[0])]
             except redis_errors.ResponseError as error:
@@ -242,21 +316,19 @@ class RedisLink:
         pipeline: RedisPipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        if self._sync_key is None:
-            return await pipeline.execute(raise_on_error=False)
-        pipeline.execute_command("HSET", self._sync_key, "sequence", sequence)
-        pipeline.execute_command("WAITAOF", 1, 0, int(self._timeout * 400))
-        *replies, written, synced = await pipeline.execute(raise_on_error=False)
-        for reply in (written, synced):
-            if isinstance(reply, Exception):
-                raise NotSynced(f"has not synced its log: {reply}")
-        if synced[0] < 1:
-            raise NotSynced("has not synced its log")
-        return replies
+        if self._durability is not None:
+            for command in self._durability.commands(sequence, int(self._timeout * 400)):
+                pipeline.execute_command(*command)
+        replies = await pipeline.execute(raise_on_error=False)
+        if self._durability is not None:
+            self._durability.check(replies[len(commands) :])
+        if len(commands) == len(batch):
+            return replies[: len(batch)]
+        places = (i for i, command in enumerate(commands) if len(command) > 1)
+        return [replies[i] for i in places]
 
-    @property
-    def busy(self) -> bool:
-        """True while calls wait or are in flight."""
+    def busy_for(self, key: Value) -> bool:
+        """True while calls wait or are in flight, whatever the key."""
         return self._task is not None and not self._task.done()
 
     async def _identify(self, client: RedisClient) -> str:
@@ -279,11 +351,16 @@ class RedisLink:
             elif reply == b"late":
                 call.in_doubt = call.was_in_doubt
                 again.append(call)
+            elif isinstance(reply, redis_errors.AskError):  # MovedError is one, too
+                call.in_doubt = call.was_in_doubt
+                self._redirect(call, reply)
             elif isinstance(reply, Exception):
                 trouble = trouble_of(reply)
                 if trouble.definite:
                     call.in_doubt = call.was_in_doubt
-                if trouble.again:
+                if trouble.again and self._at is not None:
+                    call.answer.set_exception(Bounced(trouble, call.in_doubt))
+                elif trouble.again:
                     self._trouble = trouble
                     again.append(call)
                 else:
@@ -294,6 +371,31 @@ class RedisLink:
                     self._outage.answered()
                 call.answer.set_result(reply)
         return again
+
+    def _redirect(self, call: _Call, reply: Any) -> None:
+        """Answer that another master of the cluster has the keys of this call."""
+        if self._at is None:
+            self._refuse(call, Trouble("is a node of a cluster", "write redis+cluster://"))
+            return
+        to = Address(reply.host or self._at.host, reply.port)
+        once = not isinstance(reply, redis_errors.MovedError)
+        trouble = Trouble("moves these keys to another server", again=True)
+        call.answer.set_exception(Bounced(trouble, call.in_doubt, to, once))
+
+    def _bounce_waiting(self, trouble: Trouble) -> None:
+        while self._waiting:
+            call = self._waiting.popleft()
+            if not call.answer.done():
+                call.answer.set_exception(Bounced(trouble, call.in_doubt))
+
+    def retire(self) -> None:
+        """Bounce the waiting calls and close the connection: the server is no master any more."""
+        self._open = False
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        self._bounce_waiting(Trouble("is no master any more", again=True))
+        self._disconnect()
 
     def _refuse(self, call: _Call, trouble: Trouble) -> None:
         if not call.answer.done():

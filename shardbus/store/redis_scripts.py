@@ -9,18 +9,23 @@ and answers `late`. A sender that receives `late` sends its command again.
 Numbers of 63 bits do not fit a Lua number. Fences, epochs and sequence numbers are therefore texts
 of a fixed width, which compare as the numbers do.
 
-| key (its type is the hash tag) | kind | holds |
+| key (the part in braces is its hash tag) | kind | holds |
 |---|---|---|
-| `<prefix>:{<type>}:table` | hash | `epoch`, `layout`, `claimer`, `op`, `sign` |
+| `<prefix>:{<type>}:table` | hash | `epoch`, `layout`, `claimer`, `op`, `sign`; `states` |
 | `<prefix>:{<type>}:homes` | hash | shard -> `<fence> <node>` |
-| `<prefix>:{<type>}:entity:<id>` | hash | `v` = fence, signature, op; `data`; `idle` = `<v> <ms>` |
-| `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
-| `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
+| `<prefix>:{<type>}:lists` | hash | shard -> `1`, of each that has or had a list |
+| `<prefix>:{<type>/<shard>}:entity:<id>` | hash | `v` = fence, signature, op; `data`; `idle` |
+| `<prefix>:{<type>/<shard>}:list` | hash | `v` = fence, signature of the shard's list |
+| `<prefix>:{<type>/<shard>}:remembered` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
-| `<prefix>:probe` | hash | `mark`, by which a store notices that all keys were lost; `identity` |
+| `<prefix>:probe` | hash | `identity`; `keys`, the version of this table; `mark` of one server |
+| `<prefix>:{probe/<n>}` | hash | `mark` and `sequence` of a master of a cluster |
 | `<prefix>:sync` | hash | `sequence`, written so that each batch writes something |
 
-Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
+A `mark` is how a store notices that all keys of a server were lost. `states` is the layout by which
+the states of the type are placed in shards (`placement`), `layout` that of its table. `idle` is
+`<v> <ms>`. Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy
+evicts one.
 
 Source: N.1, N.6.
 """
@@ -28,7 +33,9 @@ Source: N.1, N.6.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 FENCE_WIDTH = 19
 SESSION_WIDTH = 10
@@ -41,11 +48,27 @@ class Script:
 
     source: str
     writes: bool = True
+    join: Callable[[list[Any]], Any] | None = None
+    """The script treats each key by itself; this makes one answer out of one for each key."""
+    own_args: bool = False
+    """Each key has an argument of its own."""
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
         digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "sha", digest)
+
+
+def _each(answers: list[Any]) -> list[Any]:
+    return [one for [one] in answers]
+
+
+def _places(answers: list[Any]) -> list[Any]:
+    return [place for place, found in enumerate(answers, 1) if found]
+
+
+def _stale_places(answers: list[Any]) -> list[Any]:
+    return [part for i, found in enumerate(answers, 1) if found for part in (i, found[1])]
 
 
 # `signed` is the session and sequence of an earlier write. True if this command is older than it.
@@ -130,7 +153,9 @@ for i, key in ipairs(KEYS) do
   end
 end
 return answers
-"""
+""",
+    join=_each,
+    own_args=True,
 )
 
 # KEYS entities, each once; ARGV from 3 on: for each of them fence, op and then '1' and the data, or
@@ -167,22 +192,27 @@ for _, i in ipairs(todo) do
   end
 end
 return stale
-"""
+""",
+    join=_stale_places,
+    own_args=True,
 )
 
-# KEYS shards, remembered; ARGV 3 shard, 4 fence, 5 '1' to add or '0' to remove, then entity ids
+# KEYS lists; ARGV 3 a shard that is to have a list
+ADD_LIST = Script("return redis.call('HSET', KEYS[1], ARGV[3], '1')")
+
+# KEYS list, remembered; ARGV 3 fence, 4 '1' to add or '0' to remove, then entity ids
 REMEMBER = Script(
     _LATE
     + """
-local v = redis.call('HGET', KEYS[1], ARGV[3])
+local v = redis.call('HGET', KEYS[1], 'v')
 if v then
   local fence = v:sub(1, 19)
-  if fence > ARGV[4] then return {'stale', fence} end
-  if fence == ARGV[4] and late(v:sub(20)) then return 'late' end
+  if fence > ARGV[3] then return {'stale', fence} end
+  if fence == ARGV[3] and late(v:sub(20)) then return 'late' end
 end
-redis.call('HSET', KEYS[1], ARGV[3], ARGV[4] .. session .. seq)
-for i = 6, #ARGV do
-  if ARGV[5] == '1' then
+redis.call('HSET', KEYS[1], 'v', ARGV[3] .. session .. seq)
+for i = 5, #ARGV do
+  if ARGV[4] == '1' then
     redis.call('ZADD', KEYS[2], 0, ARGV[i])
   else
     redis.call('ZREM', KEYS[2], ARGV[i])
@@ -197,7 +227,7 @@ PAGE_REMEMBERED = Script(
     "return redis.call('ZRANGEBYLEX', KEYS[1], ARGV[3], '+', 'LIMIT', 0, ARGV[4])", writes=False
 )
 
-# KEYS shards. The answer includes shards whose list is empty.
+# KEYS lists. The answer includes shards whose list is empty.
 REMEMBERED_SHARDS = Script("return redis.call('HKEYS', KEYS[1])", writes=False)
 
 _NOW = """
@@ -247,12 +277,42 @@ return 1
 """
 )
 
-# KEYS a hash of its own; ARGV 3 a random text. Shows that the server takes writes. Returns the text
-# that was written first, the server's run id, empty if it does not say, and its clock in ms.
-# Another text than before means that the keys were lost meanwhile, another run id that this is
-# another server.
+# A server that has nothing of this store gets the present version of its keys.
+_FRESH = """
+if redis.call('HLEN', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], 'keys', '2') end
+"""
+
+# KEYS probe. Returns the version of the keys, empty if the store has nothing.
+VERSION = Script(
+    """
+return redis.call('HGET', KEYS[1], 'keys') or (redis.call('HLEN', KEYS[1]) > 0 and '1' or '')
+""",
+    writes=False,
+)
+
+# KEYS probe; ARGV 3 the version of the keys, once all are moved
+SET_VERSION = Script("return redis.call('HSET', KEYS[1], 'keys', ARGV[3])")
+
+# KEYS table; ARGV 3 a layout, 4 '1' to write it in any case or '0' only if there is none
+PLACED = Script("""
+if ARGV[4] == '1' then
+  redis.call('HSET', KEYS[1], 'states', ARGV[3])
+else
+  redis.call('HSETNX', KEYS[1], 'states', ARGV[3])
+end
+return redis.call('HGET', KEYS[1], 'states')
+""")
+
+# KEYS table. Returns the layout by which states are placed, and that of the table.
+LAYOUTS = Script("return redis.call('HMGET', KEYS[1], 'states', 'layout')", writes=False)
+
+# KEYS probe, or another hash of its own; ARGV 3 a random text. Shows that the server takes writes.
+# Returns the text that was written first, the server's run id, empty if it does not say, and its
+# clock in ms. Another text than before means that the keys were lost meanwhile, another run id that
+# this is another server.
 PROBE = Script(
     _NOW
+    + _FRESH
     + """
 redis.call('HSETNX', KEYS[1], 'mark', ARGV[3])
 local info = redis.pcall('INFO', 'server')
@@ -262,14 +322,17 @@ return {redis.call('HGET', KEYS[1], 'mark'), run_id, text(now)}
 )
 
 # KEYS the hash of PROBE; ARGV 3 a text, 4 '1' to write it in any case or '0' only if there is none
-IDENTITY = Script("""
+IDENTITY = Script(
+    _FRESH
+    + """
 if ARGV[4] == '1' then
   redis.call('HSET', KEYS[1], 'identity', ARGV[3])
 else
   redis.call('HSETNX', KEYS[1], 'identity', ARGV[3])
 end
 return redis.call('HGET', KEYS[1], 'identity')
-""")
+"""
+)
 
 # KEYS entities. Returns 1 for each that has a state.
 HAVE_STATES = Script(
@@ -281,6 +344,7 @@ end
 return found
 """,
     writes=False,
+    join=_each,
 )
 
 # KEYS entities. Returns the state of each, nil for one without.
@@ -293,12 +357,14 @@ end
 return found
 """,
     writes=False,
+    join=_each,
 )
 
 # KEYS entities; ARGV 3 now, 4 since, in ms. `idle` is the time of the first call after the last
 # load or save, behind the `v` of that time; every load and save changes `v`. Returns the places of
 # those whose states are removed.
-EXPIRE_STATES = Script("""
+EXPIRE_STATES = Script(
+    """
 local now, since, removed = tonumber(ARGV[3]), tonumber(ARGV[4]), {}
 for i, key in ipairs(KEYS) do
   local kept = redis.call('HMGET', key, 'v', 'idle')
@@ -315,12 +381,15 @@ for i, key in ipairs(KEYS) do
   end
 end
 return removed
-""")
+""",
+    join=_places,
+)
 
 # Repair. The cluster is stopped, so no signature or operation of an earlier write matters any more.
 
-# KEYS entities. Returns the fence of each, or all of `v` if that has another length than written.
-ENTITY_FENCES = Script(
+# KEYS entities or lists. Returns the fence of each, or all of `v` if that has another length than
+# written.
+FENCES = Script(
     """
 local found = {}
 for i, key in ipairs(KEYS) do
@@ -330,16 +399,7 @@ end
 return found
 """,
     writes=False,
-)
-
-# KEYS shards. Returns shard and fence in turn, as ENTITY_FENCES.
-SHARD_FENCES = Script(
-    """
-local flat = redis.call('HGETALL', KEYS[1])
-for i = 2, #flat, 2 do flat[i] = flat[i]:sub(1, #flat[i] == 44 and 19 or #flat[i]) end
-return flat
-""",
-    writes=False,
+    join=_each,
 )
 
 # KEYS table, homes; ARGV 3 epoch, 4 layout, then the shards without a home
@@ -350,20 +410,56 @@ for i = 5, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
 return 1
 """)
 
-# KEYS entities; ARGV 3 fence
-MEND_ENTITIES = Script("""
+# KEYS entities or lists; ARGV 3 fence
+MEND_FENCES = Script(
+    """
 for _, key in ipairs(KEYS) do
   redis.call('HSET', key, 'v', ARGV[3] .. string.rep('0', 25))
 end
+return {}
+""",
+    join=_places,
+)
+
+# Migration. The cluster is stopped, too.
+
+# KEYS hashes. Returns the fields and values of each, in turn.
+READ_WHOLE = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do found[i] = redis.call('HGETALL', key) end
+return found
+""",
+    writes=False,
+    join=_each,
+)
+
+# KEYS a hash; ARGV 3 the `v` of its other copy, then the fields and values of that one. What has a
+# lower fence gives way.
+COPY = Script("""
+local v = redis.call('HGET', KEYS[1], 'v')
+if v and v:sub(1, 19) >= ARGV[3]:sub(1, 19) then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
 return 1
 """)
 
-# KEYS shards; ARGV 3 fence, then shards
-MEND_SHARDS = Script("""
-for i = 4, #ARGV do
-  redis.call('HSET', KEYS[1], ARGV[i], ARGV[3] .. string.rep('0', 25))
-end
+# KEYS a hash; ARGV 3 its `v`, as it was copied
+DROP = Script("""
+if (redis.call('HGET', KEYS[1], 'v') or '') ~= ARGV[3] then return 0 end
+return redis.call('DEL', KEYS[1])
+""")
+
+# KEYS remembered; ARGV from 3 on: entity ids
+COPY_LIST = Script("""
+for i = 3, #ARGV do redis.call('ZADD', KEYS[1], 0, ARGV[i]) end
 return 1
+""")
+
+# KEYS the fences of version 1, remembered; ARGV 3 shard
+DROP_LIST = Script("""
+redis.call('DEL', KEYS[2])
+return redis.call('HDEL', KEYS[1], ARGV[3])
 """)
 
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves

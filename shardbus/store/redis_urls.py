@@ -43,6 +43,8 @@ class RedisUrl:
     password: str | None
     options: dict[str, str]
     durability: str
+    replicas: int
+    """Replicas that must have a write before it is answered."""
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
@@ -54,7 +56,7 @@ class RedisUrl:
         scheme, _, rest = url.partition("://")
         kind = scheme.replace("rediss", "redis", 1)
         tls = scheme != kind
-        allowed = ("durability", *(TLS_OPTIONS if tls else ()))
+        allowed = ("durability", "replicas", *(TLS_OPTIONS if tls else ()))
         allowed += SENTINEL_OPTIONS if kind == "redis+sentinel" else ()
         base, options = split_options(url, allowed)
         rest = base.partition("://")[2]
@@ -62,7 +64,8 @@ class RedisUrl:
         username, _, password = user_info.partition(":")
         netloc, _, db = place.partition("/")
         durability = check_durability(options.pop("durability", "disk"), DURABILITIES)
-        problem = _problem(kind, netloc, db, options, durability)
+        replicas = options.pop("replicas", "0")
+        problem = _problem(kind, netloc, db, options, replicas)
         if problem:
             raise ConfigError(f"store.url: {mask_url(url)!r} {problem}")
         try:
@@ -81,11 +84,26 @@ class RedisUrl:
             unquote(password) or None,
             options,
             durability,
+            int(replicas),
         )
 
     def connector(self, timeout: float) -> Callable[[], RedisClient]:
         """Return a function that creates a client. Each client connects at its first command, and
         then finds the current master."""
+        shared, settings = self._shared(timeout), self._settings(timeout)
+        match self.kind:
+            case "redis+cluster":
+                return lambda: self._cluster(settings)
+            case "redis+sentinel":
+                return lambda: _SentinelClient.of(self, shared, settings)
+            case _:
+                host = self.hosts[0]
+                return lambda: Redis(
+                    host=host.host, port=host.port, db=self.db, retry=_no_retry(), **settings
+                )
+
+    def _shared(self, timeout: float) -> dict[str, Any]:
+        """Return what clients of servers and of Sentinels have in common."""
         shared: dict[str, Any] = {
             "socket_timeout": timeout / 2,
             "socket_connect_timeout": timeout / 4,
@@ -94,17 +112,15 @@ class RedisUrl:
         if self.tls:
             shared |= {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
             shared |= {name: self.options[name] for name in TLS_OPTIONS if name in self.options}
-        login: dict[str, Any] = {"username": self.username, "password": self.password}
-        match self.kind:
-            case "redis+cluster":
-                return lambda: self._cluster({**shared, **login})
-            case "redis+sentinel":
-                return lambda: _SentinelClient.of(self, shared, {**shared, **login})
-            case _:
-                host = self.hosts[0]
-                return lambda: Redis(
-                    host=host.host, port=host.port, db=self.db, retry=_no_retry(), **shared, **login
-                )
+        return shared
+
+    def _settings(self, timeout: float) -> dict[str, Any]:
+        return {**self._shared(timeout), "username": self.username, "password": self.password}
+
+    def node_connector(self, timeout: float) -> Callable[[Address], RedisClient]:
+        """Return a function that creates a client of one node of a cluster."""
+        settings = self._settings(timeout)
+        return lambda node: Redis(host=node.host, port=node.port, retry=_no_retry(), **settings)
 
     def _cluster(self, settings: dict[str, Any]) -> RedisClient:
         nodes = [ClusterNode(host.host, host.port) for host in self.hosts]
@@ -149,15 +165,15 @@ def _no_retry() -> Retry:
     return Retry(NoBackoff(), 0)
 
 
-def _problem(kind: str, netloc: str, db: str, options: dict[str, str], durability: str) -> str:
+def _problem(kind: str, netloc: str, db: str, options: dict[str, str], replicas: str) -> str:
     if not netloc:
         return "names no host"
     if kind == "redis" and "," in netloc:
         return "names several hosts: write redis+sentinel:// or redis+cluster://"
     if kind == "redis+sentinel" and not options.get("master"):
         return "does not name the master: add ?master=<name>"
-    if kind == "redis+cluster" and durability == "fsync":
-        return "asks for durability=fsync: in a cluster, set appendfsync to always on its servers"
+    if not (replicas.isascii() and replicas.isdigit() and len(replicas) == 1):
+        return "must have a number of replicas from 0 to 9"
     if db and not (db.isascii() and db.isdigit()):
         return "must end in the number of a database"
     if kind == "redis+cluster" and db not in ("", "0"):

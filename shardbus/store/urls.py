@@ -21,7 +21,7 @@ POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 MASK = "***"
 SHOWN_OPTIONS = (
-    "durability", "master", "ssl_ca_certs", "ssl_certfile", "sentinel_username",
+    "durability", "replicas", "master", "ssl_ca_certs", "ssl_certfile", "sentinel_username",
     "schema", "connections", "target_session_attrs", "sslmode", "sslrootcert", "sslcert",
 )  # fmt: skip
 """Options of a URL whose values are shown."""

@@ -296,8 +296,10 @@ async def test_ids_do_not_shape_keys(own_redis: RedisServer, store: StateStore) 
         await store.acquire_lease(name, name, 60.0)
     with own_redis.client() as client:
         keys = [key.decode() for key in client.scan_iter() if not key.endswith(b":probe")]
-    assert len(keys) == 4 * len(NASTY_IDS) + 1
-    shape = re.compile(r"shardbus:shop:(lease:)?\{[\w.~%-]+\}(:[a-z]+(:[\w.~%-]+)?)?", re.ASCII)
+    assert len(keys) == 5 * len(NASTY_IDS) + 1
+    shape = re.compile(
+        r"shardbus:shop:(lease:)?\{[\w.~%-]+(/[\w.~%-]+)?\}(:[a-z]+(:[\w.~%-]+)?)?", re.ASCII
+    )
     assert [key for key in keys if not shape.fullmatch(key)] == []
 
 

@@ -1,4 +1,4 @@
-"""`data show`, `data remove` and `data repair`: stored tables, which no running node may lose."""
+"""`data show`, `data remove`, `data repair` and `data migrate`: what no running node may lose."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from shardbus.errors import StoreError
-from shardbus.ids import Address, NodeId
+from shardbus.ids import Address, NodeId, shard_of
 from shardbus.store import node_registry
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
 from shardbus_cli.exit_codes import ExitCode
+from tests.redis_server import RedisServer
 
 NO_NODE = ("--node", "http://127.0.0.1:1")
 
@@ -154,3 +155,74 @@ def test_data_is_not_repaired_while_a_node_answers(shell, stored, url):
 def test_data_needs_a_clusters_name(shell, stored):
     assert shell("data", "show", *stored.words, *NO_NODE) == ExitCode.USAGE
     assert "--cluster" in shell.err
+
+
+APP = """
+from dataclasses import dataclass
+from shardbus import Entity, ShardBus, handler
+
+bus = ShardBus("shop")
+
+@dataclass
+class Lines:
+    items: int = 0
+
+@bus.entity("cart", shards=20)
+class Cart(Entity):
+    state: Lines
+
+    @handler
+    def get(self) -> int:
+        return self.state.items
+"""
+
+
+def version_1(redis_server: RedisServer, db: int, port: int) -> None:
+    """Write what an earlier release has left: a cart, and a node that listens at this port."""
+    v = b"%019d" % 7 + b"a" * 10 + b"0" * 15
+    with redis_server.client(db) as client:
+        client.hset("shardbus:shop:probe", "mark", "0123")
+        client.hset("shardbus:shop:{cart}:table", mapping={"epoch": 1, "layout": "crc32/10"})
+        client.hset("shardbus:shop:{cart}:entity:c-1", mapping={"v": v, "data": b"tea"})
+        client.hset("shardbus:shop:{%24nodes}:shards", "all", v)
+        client.zadd("shardbus:shop:{%24nodes}:remembered:all", {f"127.0.0.1:{port}": 0})
+
+
+def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url, tmp_path):
+    words = ("data", "migrate", "--store", redis_url, *NO_NODE)
+    named = (*words, "--cluster", "shop")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        version_1(redis_server, int(redis_url.rpartition("/")[2]), port)
+        assert shell("state", "list", "cart", "--store", redis_url, "--cluster", "shop") != 0
+        assert "`shardbus data migrate --store URL`" in shell.err
+        assert shell(*named, "--dry-run") == ExitCode.UNHEALTHY
+        assert "cart: 1 of 1 states and 0 lists would move to the places of 'crc32/10'" in shell.out
+        assert shell(*named) == ExitCode.REFUSED
+        assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
+    assert shell(*named) == ExitCode.OK
+    assert "1 states and 1 lists moved" in shell.out
+    with socket.create_server(("127.0.0.1", port)):
+        assert shell(*named, "--dry-run") == ExitCode.OK
+        assert shell(*named) == ExitCode.REFUSED, "the registry was moved, too"
+    (tmp_path / "carts.py").write_text(APP)
+    assert shell("data", "migrate", str(tmp_path / "carts.py"), *words[2:], "--json") == ExitCode.OK
+    found = json.loads(shell.out)
+    assert found["types"]["cart"]["to"] == "crc32/20"
+    assert (found["moved"], found["cluster"]) == (found["types"]["cart"]["misplaced"], "shop")
+
+    async def read() -> bytes | None:
+        store = open_store(redis_url, cluster="shop", timeout=60.0)
+        await store.start()
+        try:
+            return await store.load_state("cart", shard_of("c-1", 20), "c-1", 9)
+        finally:
+            await store.close()
+
+    assert asyncio.run(read()) == b"tea"
+
+
+def test_a_store_without_places_has_nothing_to_move(shell, stored):
+    words = ("data", "migrate", "--store", stored.url, "--cluster", "shop", *NO_NODE)
+    assert shell(*words, "--dry-run") == ExitCode.OK
+    assert "nothing is to be moved" in shell.out

@@ -1,15 +1,17 @@
-"""A node does not start with a table of another number of shards, unless it is empty."""
+"""A node does not start with a table of another number of shards, unless it is empty, nor with
+states that are placed by another one."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.errors import ConfigError, StoreUnavailable
-from shardbus.ids import NodeId
+from shardbus.errors import ConfigError, StatesElsewhere, StoreUnavailable
+from shardbus.ids import NodeId, shard_of
 from shardbus.node.stored_layouts import check_layouts
 from shardbus.store.memory import MemoryData, MemoryStore
 
@@ -79,3 +81,46 @@ async def test_a_store_that_does_not_answer_keeps_no_node_from_starting(
     monkeypatch.setattr(store, "load_table", silent)
     await check_layouts(store, application(80).types)
     assert caplog.messages == ["the stored table of 'counter' was not compared: no answer"]
+
+
+class Placing(MemoryStore):
+    """A store that has the states of `cart` placed by 40 shards."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryData())
+        self.asked: dict[str, str] = {}
+
+    async def placed(self, entity_type: str, layout: str, shard_of: Any) -> str:
+        self.asked[entity_type] = shard_of("c-7")
+        return "crc32/40"
+
+
+def with_state(shards: int) -> ShardBus:
+    bus = application(shards)
+
+    @bus.entity(name="cart", shards=shards)
+    class Cart(Entity):
+        state: Lines
+
+        @handler
+        def get(self) -> int:
+            return self.state.items
+
+    return bus
+
+
+@dataclass
+class Lines:
+    items: int = 0
+
+
+async def test_states_that_are_placed_by_another_layout_are_refused_with_the_command() -> None:
+    store = Placing()
+    await store.start()
+    with pytest.raises(StatesElsewhere) as refused:
+        await check_layouts(store, with_state(80).types)
+    assert "'cart' are placed by the shard layout 'crc32/40'" in str(refused.value)
+    assert "`shardbus data migrate APP --store URL`" in refused.value.hint
+    assert "\n" not in str(refused.value)
+    await check_layouts(store, with_state(40).types)
+    assert store.asked == {"cart": shard_of("c-7", 40)}, "types without a state have none to place"

@@ -65,7 +65,7 @@ async def by_hand(store: Any, what: str, *row: str) -> bool:
             )
         case RedisStore() if what == "fence":
             client = store._connect()
-            key = store._key("counter", "entity", row[0])
+            key = store._keys.entity("counter", "7", row[0])
             await client.hset(key, "v", f"{row[1]:>19}{'0' * 41}")
             with contextlib.suppress(Exception):
                 await client.aclose()
@@ -90,7 +90,7 @@ async def by_hand(store: Any, what: str, *row: str) -> bool:
             )
         case RedisStore():
             client = store._connect()
-            head, homes = store._table("counter")
+            head, homes = store._keys.table("counter")
             if what == "epoch":
                 await client.hset(head, "epoch", row[0])
             else:

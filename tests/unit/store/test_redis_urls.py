@@ -45,7 +45,8 @@ def test_the_parts_of_a_url() -> None:
         ("redis://h?durability=no", "disk, cache, fsync"),
         ("redis+sentinel://h", "does not name the master"),
         ("redis+cluster://h/1", "has only 0"),
-        ("redis+cluster://h?durability=fsync", "appendfsync"),
+        ("redis+cluster://h?replicas=all", "a number of replicas"),
+        ("redis://h?replicas=-1", "a number of replicas"),
         ("redis://bus:hush@h/x", "bus:\\*\\*\\*@h"),
     ],
 )

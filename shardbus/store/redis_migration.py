@@ -1,0 +1,195 @@
+"""The migration of states in Redis; `migration` has its steps, and why it may end at any of them.
+
+Source: docs/how-to/operate.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from shardbus.errors import StoreError
+from shardbus.store import redis_scripts as scripts
+from shardbus.store.migration import (
+    PASSES_MAX,
+    Declared,
+    Migration,
+    TypeStates,
+    settle,
+    unknown,
+)
+from shardbus.store.placement import UNFINISHED
+from shardbus.store.redis_keys import VERSION, RedisKeys
+from shardbus.store.redis_scripts import Script
+
+SLICE = 200
+"""Entities that are moved at once."""
+SCANNED = 1000
+"""Keys of one page."""
+LIST_PAGE = 1000
+"""Ids of a list that are copied at once."""
+
+Call = Callable[..., Any]
+
+
+class Servers(Protocol):
+    """What a migration uses of a store."""
+
+    async def call(self, script: Script, keys: Sequence[str], *args: Any) -> Any:
+        """Run a script at the server of its keys."""
+
+    async def call_each(self, script: Script, keys: Sequence[str]) -> list[Any]:
+        """Return what a script answers for each of these keys."""
+        ...
+
+    async def page_keys(
+        self, pattern: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """Return keys of this pattern, and the next cursor."""
+        ...
+
+
+class RedisMigration:
+    """One migration of the keys that `keys` names."""
+
+    def __init__(self, servers: Servers, keys: RedisKeys, declared: Mapping[str, Declared]) -> None:
+        self._servers, self._keys, self._declared = servers, keys, declared
+
+    async def survey(self) -> Migration:
+        """Count what is in the wrong place."""
+        found = Migration()
+        found.version = (await self._servers.call(scripts.VERSION, (self._keys.probe,))).decode()
+        strange: list[str] = []
+        async for page in self._pages():
+            for key in page:
+                parts = self._keys.parse(key)
+                name = self._keys.old_list_type(key) if parts is None else parts.entity_type
+                if name is None:
+                    continue
+                if name not in found.types:
+                    found.types[name] = await self._type(name, strange)
+                one = found.types[name]
+                if parts is None:
+                    one.lists = len(await self._old_lists(name))
+                    continue
+                one.entities += 1
+                one.misplaced += one.shard_of is not None and self._place(one, key) != key
+        strange = [name for name in strange if found.types[name].entities]
+        if strange:
+            raise unknown(strange)
+        return found
+
+    async def run(self, progress: Callable[[int, int], None]) -> Migration:
+        """Move all states to their places."""
+        found = await self.survey()
+        total = found.left
+        for name, one in found.types.items():
+            if one.misplaced:
+                await self._record(name, UNFINISHED + one.layout)
+        for name, one in found.types.items():
+            if one.lists:
+                await self._move_lists(name, found)
+                progress(found.moved + found.lists, total)
+        for _ in range(PASSES_MAX):
+            before = found.moved
+            async for page in self._pages():
+                for first in range(0, len(page), SLICE):
+                    await self._move(page[first : first + SLICE], found)
+                    progress(found.moved + found.lists, max(total, found.moved + found.lists))
+            if found.moved == before:
+                break
+        else:
+            raise StoreError(
+                f"states were in the wrong place after {PASSES_MAX} passes",
+                hint="end what else writes to this store, and run it again",
+            )
+        for name, one in found.types.items():
+            if one.entities and not name.startswith("$"):
+                await self._record(name, one.layout)
+        await self._servers.call(scripts.SET_VERSION, (self._keys.probe,), str(VERSION))
+        return found
+
+    async def _type(self, name: str, strange: list[str]) -> TypeStates:
+        one = TypeStates()
+        placed, table = await self._servers.call(scripts.LAYOUTS, self._keys.table(name)[:1])
+        one.was = "" if placed is None else placed.decode(errors="replace")
+        text = "" if table is None else table.decode(errors="replace")
+        if not settle(name, one, text, self._declared.get(name)):
+            strange.append(name)
+        return one
+
+    async def _move(self, keys: Sequence[str], found: Migration) -> None:
+        """Move those of these keys that are in the wrong place."""
+        places: dict[str, str] = {}
+        for key in keys:
+            parts = self._keys.parse(key)
+            one = None if parts is None else found.types.get(parts.entity_type)
+            if one is not None and (place := self._place(one, key)) != key:
+                places[key] = place
+        if not places:
+            return
+        rows = await self._servers.call_each(scripts.READ_WHOLE, list(places))
+        kept = {key: row for key, row in zip(places, rows, strict=True) if row}
+        await asyncio.gather(
+            *(
+                self._servers.call(scripts.COPY, (places[key],), _field(row, b"v"), *row)
+                for key, row in kept.items()
+            )
+        )
+        gone = await asyncio.gather(
+            *(
+                self._servers.call(scripts.DROP, (key,), _field(row, b"v"))
+                for key, row in kept.items()
+            )
+        )
+        found.moved += sum(gone)
+
+    async def _move_lists(self, name: str, found: Migration) -> None:
+        old = self._keys.old_shards(name)
+        for shard, v in (await self._old_lists(name)).items():
+            source = self._keys.old_remembered(name, shard)
+            fence, ids = self._keys.remembered(name, shard)
+            await self._servers.call(scripts.ADD_LIST, (self._keys.shards(name),), shard)
+            lowest = "-"
+            while lowest:
+                page = await self._servers.call(
+                    scripts.PAGE_REMEMBERED, (source,), lowest, LIST_PAGE
+                )
+                if page:
+                    await self._servers.call(scripts.COPY_LIST, (ids,), *page)
+                lowest = f"({page[-1].decode()}" if len(page) == LIST_PAGE else ""
+            await self._servers.call(scripts.COPY, (fence,), v, b"v", v)
+            await self._servers.call(scripts.DROP_LIST, (old, source), shard)
+            found.lists += 1
+
+    async def _old_lists(self, name: str) -> dict[str, bytes]:
+        """Return the lists that version 1 has left, with what it has stored of their fences."""
+        old = self._keys.old_shards(name)
+        [flat] = await self._servers.call_each(scripts.READ_WHOLE, [old])
+        return {shard.decode(): v for shard, v in zip(flat[::2], flat[1::2], strict=True)}
+
+    def _place(self, one: TypeStates, key: str) -> str:
+        """Return the key where an entity belongs."""
+        parts = self._keys.parse(key)
+        assert parts is not None
+        assert one.shard_of is not None
+        shard = one.shard_of(parts.entity_id)
+        return self._keys.entity(parts.entity_type, shard, parts.entity_id)
+
+    async def _record(self, name: str, layout: str) -> None:
+        await self._servers.call(scripts.PLACED, self._keys.table(name)[:1], layout, "1")
+
+    async def _pages(self) -> AsyncIterator[list[str]]:
+        """Yield the keys of all types, in pages. A key may come twice."""
+        cursor: str | None = None
+        while True:
+            page, cursor = await self._servers.page_keys(self._keys.everything(), cursor, SCANNED)
+            yield page
+            if cursor is None:
+                return
+
+
+def _field(row: Sequence[bytes], name: bytes) -> bytes:
+    """Return the value of a field of a hash, empty if it has none."""
+    return dict(zip(row[::2], row[1::2], strict=True)).get(name, b"")
