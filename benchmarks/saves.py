@@ -3,10 +3,11 @@
 One node, one producer, 10,000 carts; 1, 256 and 2,048 asks in flight; states of 100 B and 4 KiB.
 The bare client of Redis runs one script for up to 128 keys, which compares a fence and writes; what
 waits meanwhile goes with the next scripts, in one pipeline. It has no node, no entity and no
-mailbox: it shows what the store and redis-py allow. SQLite has no bare side.
+mailbox: it shows what the store and redis-py allow. The bare client of PostgreSQL is asyncpg with
+one connection, and runs the statement of the store for what waits. SQLite has no bare side.
 
     python -m benchmarks.saves                          Redis, appendfsync everysec
-    python -m benchmarks.saves always sqlite            others of everysec, always and sqlite
+    python -m benchmarks.saves always sqlite postgres   others of everysec, always, sqlite, postgres
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import asyncpg  # type: ignore[import-untyped]
 from redis.asyncio import Redis
 
 from benchmarks.harness import (
@@ -32,6 +34,8 @@ from benchmarks.harness import (
 )
 from benchmarks.saves_app import Cart
 from benchmarks.sides import Product
+from shardbus.store import postgres_statements as sql
+from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
 LANES = (1, 256, 2_048)
@@ -104,9 +108,53 @@ class Bare(Side):
             pipeline.evalsha(self._sha, len(chunk), *chunk, f"{7:019}", *data)
 
 
-async def compare(where: str, product: Product, bare: Bare | None) -> None:
+class BarePostgres(Side):
+    """Run asyncpg alone: what waits is one statement, on tables that the store has created."""
+
+    def __init__(self, url: str, schema: str) -> None:
+        self.name, self._url, self.message = "bare", url, b""
+        self._text = sql.SAVE_STATES.text(schema)
+        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._operations = 0
+
+    async def __aenter__(self) -> Self:
+        self._connection = await asyncpg.connect(self._url)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._connection.close()
+
+    def ask(self, entity_id: str) -> Any:
+        """Do one entity's part, with others."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entity_id, future))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+        return future
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch = dict(self._waiting)
+            futures = [future for _, future in self._waiting]
+            self._waiting = []
+            count, begin = len(batch), self._operations
+            self._operations += count
+            operations = list(range(begin + 1, begin + count + 1))
+            rows = (["cart"] * count, list(batch), [7] * count, operations, [self.message] * count)
+            await self._connection.execute(self._text, 1, operations[-1], "bare", *rows)
+            for future in futures:
+                future.set_result(None)
+
+
+async def compare(where: str, product: Product, bare: Bare | BarePostgres | None) -> None:
     """Measure one store."""
-    sides: list[Product | Bare] = [product] if bare is None else [product, bare]
+    sides: list[Product | Bare | BarePostgres] = [product] if bare is None else [product, bare]
     for size in SIZES:
         for side in sides:
             side.message = bytes(size)
@@ -114,7 +162,7 @@ async def compare(where: str, product: Product, bare: Bare | None) -> None:
             await _measure(f"saves/{where}/{size}/{lanes}", sides, lanes)
 
 
-async def _measure(name: str, sides: list[Product | Bare], lanes: int) -> None:
+async def _measure(name: str, sides: list[Product | Bare | BarePostgres], lanes: int) -> None:
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
     p50: dict[str, list[float]] = {side.name: [] for side in sides}
     for side in sides:
@@ -141,6 +189,12 @@ async def main() -> None:
             if where == "sqlite":
                 async with saving(f"sqlite:///{folder}/saves.db") as product:
                     await compare(where, product, None)
+                continue
+            if where == "postgres":
+                with PostgresServer("shared_buffers=64MB") as postgres:
+                    url = postgres.url()
+                    async with saving(url) as product, BarePostgres(url, "shardbus") as bare_sql:
+                        await compare(where, product, bare_sql)
                 continue
             with RedisServer(Path(folder) / where, "--appendfsync", where) as server:
                 url = f"redis://127.0.0.1:{server.port}/0"

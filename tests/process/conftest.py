@@ -23,12 +23,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
     return report
 
 
-@pytest.fixture(params=["sqlite", *long_only("redis")])
+@pytest.fixture(params=["sqlite", *long_only("redis", "postgres")])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a store that several processes can share."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/store.db"
-    return str(request.getfixturevalue("redis_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ class Processes:
             command += ["--host", machine.address, "--set", "security.insecure=true"]
         for seed in [node.address for node in self.live[:2]] if seeds is None else seeds:
             command += ["--seed", seed]
-        patience = () if self.store.startswith("redis") else PATIENT
+        patience = () if self.store.startswith(("redis", "postgresql")) else PATIENT
         for assignment in (*QUICK, *STAYS_DOWN, *patience, *settings):
             command += ["--set", assignment]
         node = self.run(*command, *options, machine=machine, **environment)

@@ -1,18 +1,25 @@
-"""What can happen to a Redis server while nodes use it: how it begins, how it ends, and what the
-nodes say."""
+"""What can happen to a server of a store while nodes use it: how it begins, how it ends, and what
+the nodes say. The troubles of a Redis."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
+from tests.process.nodes import NodeProcess, Processes
+from tests.process.stores.saving import Savers, judge, stored_totals
 from tests.process.stores.shims import Shim
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 USER, PASSWORD, NEXT_PASSWORD = "bus", "hush", "hush-hush"
+QUICK_STORE = ("sharding.entity_restart_backoff=500ms",)
 RULES = ("~shardbus:*", "+@scripting", "+@hash", "+@sortedset", "+del", "+time", "+info")
 
 
@@ -22,12 +29,61 @@ class Trouble:
     None if it starts. `hurts`: saves fail while it lasts. `finding`: what `doctor` finds."""
 
     name: str
-    begin: Callable[[Lab], None]
-    end: Callable[[Lab], None]
+    begin: Callable[[Any], None]
+    end: Callable[[Any], None]
     says: str
     code: int | None = 4
     hurts: bool = True
     finding: str = "store-errors"
+
+
+async def doctor(lab: Processes, node: NodeProcess) -> str:
+    """Return what `doctor` says."""
+    command = lab.run("doctor", "--wait", "0", "--node", f"http://127.0.0.1:{node.http_port}")
+    await command.ended()
+    return command.out.read_text()
+
+
+async def names_it(lab: Processes, node: NodeProcess, trouble: Trouble) -> bool:
+    said = await doctor(lab, node)
+    return re.search(f"{trouble.finding}: .*{trouble.says}", said) is not None
+
+
+async def starts_in_trouble(lab: Processes, trouble: Trouble) -> None:
+    """Start a node. It joins, or ends with one line that says why."""
+    if trouble.code is None:
+        node = await lab.start(settings=QUICK_STORE)
+        assert await node.terminate() == 0
+        return
+    node = lab.begin(settings=QUICK_STORE)
+    assert await node.ended() == trouble.code
+    [line] = [line for line in node.err.read_text().splitlines() if "error: " in line]
+    assert "; " in line, "it says what to do"
+
+
+async def suffer_and_recover(lab: Processes, server: Any, trouble: Trouble) -> None:
+    """Run nodes whose entities save all the time through a trouble of `server`, and judge what the
+    store has at the end."""
+    nodes = await lab.cluster(2, settings=QUICK_STORE)
+    async with lab.client(*nodes) as client, Savers(client) as savers:
+        await asyncio.to_thread(trouble.begin, server)
+        if trouble.hurts:
+            await savers.suffer(f"failures while {trouble.name}")
+        if trouble.finding:
+            await until(lambda: names_it(lab, nodes[0], trouble), "the doctor")
+        assert await asyncio.to_thread(lambda: all(node.get("/readyz") for node in nodes))
+        await starts_in_trouble(lab, trouble)
+        await asyncio.to_thread(trouble.end, server)
+        await savers.proceed(f"saves after {trouble.name}")
+    if trouble.hurts:
+        assert re.search(trouble.says, savers.errors) is not None, savers.errors
+    logs = "".join(node.err.read_text() for node in nodes)
+    assert re.search(f"the store .*{trouble.says}" if trouble.hurts else trouble.says, logs)
+    assert "Traceback" not in logs
+    for node in nodes:
+        assert await node.terminate() == 0
+    stored = await stored_totals(server.url, list(savers.ledgers))
+    assert judge(savers, stored) == []
 
 
 @dataclass
