@@ -82,7 +82,7 @@ def remove(
     running = running_cluster(node)
     name = cluster or running or no_name()
     if running == name:
-        raise _runs(name, node)
+        raise runs(name, node)
     for kind, removed in asyncio.run(_remove(store, name, types)).items():
         output.note(f"{kind}: {'removed' if removed else 'nothing was stored'}")
 
@@ -104,7 +104,7 @@ def repair(
     running = running_cluster(node)
     name = cluster or running or no_name()
     if running == name and not dry_run:
-        raise _runs(name, node)
+        raise runs(name, node)
     found = asyncio.run(_repair(store, name, types, write=not dry_run))
     if as_json:
         output.data(json.dumps({"cluster": name, "written": not dry_run, "found": found}))
@@ -139,7 +139,7 @@ def migrate(
     running = running_cluster(node)
     name = cluster or running or no_name()
     if running == name and not dry_run:
-        raise _runs(name, node)
+        raise runs(name, node)
     found = asyncio.run(_migrate(store, name, declared, write=not dry_run))
     if as_json:
         output.data(json.dumps({"cluster": name, "written": not dry_run, **found}))
@@ -157,7 +157,8 @@ def no_name() -> str:
     )
 
 
-def _runs(name: str, where: str) -> CommandFailure:
+def runs(name: str, where: str) -> CommandFailure:
+    """Return the failure of a command that needs a stopped cluster."""
     return CommandFailure(
         f"cluster {name!r} runs: a node answers at {where}", "stop all nodes", code=ExitCode.REFUSED
     )
@@ -234,15 +235,29 @@ async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
 
     store = await opened(url, cluster)
     try:
-        nodes = await node_registry.registered(store)
-        homes = _addresses([await store.load_table(kind) for kind in types])
-        for address in await _listening(nodes | homes):
-            raise _runs(cluster, str(address))
+        nodes = await refuse_if_running(store, cluster, types)
         removed = {kind: await store.remove_table(kind) for kind in types}
         await node_registry.remove(store, nodes)
         return removed
     finally:
         await store.close()
+
+
+async def refuse_if_running(
+    store: StateStore, cluster: str, types: Iterable[str]
+) -> frozenset[Address]:
+    """Return the registered nodes, none of which runs.
+
+    Raises:
+        CommandFailure: one runs, or a process listens where the tables of these types have a home.
+    """
+    from shardbus.store import node_registry
+
+    nodes = await node_registry.registered(store)
+    homes = _addresses([await store.load_table(kind) for kind in types])
+    for address in await _listening(nodes | homes):
+        raise runs(cluster, str(address))
+    return frozenset(nodes)
 
 
 async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> dict[str, list[str]]:
@@ -261,7 +276,7 @@ async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> d
                 table = await raw.raw_table(kind)
                 known |= table.addresses if table is not None else set()
             for address in await _listening(known):
-                raise _runs(cluster, str(address))
+                raise runs(cluster, str(address))
         return {kind: (await repair_type(raw, kind, write=write)).lines() for kind in types}
     finally:
         await store.close()
@@ -302,7 +317,7 @@ async def _migrate(
             known |= {Address.parse(text) for text in await moving.older_nodes()}
             known |= _addresses([await store.load_table(kind) for kind in found.types])
             for address in await _listening(known):
-                raise _runs(cluster, str(address))
+                raise runs(cluster, str(address))
         done = found.is_done
         if write and not done:
             found = await moving.migrate(declared, _Progress())

@@ -91,6 +91,14 @@ class NodeHttp:
         asked = {key: value for key, value in query.items() if value is not None}
         return self._ask("POST", path, asked, accepted=())[1]
 
+    def post_json(self, body: str, *path: str) -> str:
+        """Return the text of the answer to a write that sends JSON."""
+        return self._ask("POST", path, {}, accepted=(), body=body)[1]
+
+    def delete(self, *path: str) -> str:
+        """Return the text of the answer to a removal."""
+        return self._ask("DELETE", path, {}, accepted=())[1]
+
     def parse(self, text: str) -> dict[str, Any]:
         """Return an answer as an object.
 
@@ -110,7 +118,12 @@ class NodeHttp:
         return found
 
     def _ask(
-        self, method: str, path: tuple[str, ...], query: dict[str, Any], accepted: tuple[int, ...]
+        self,
+        method: str,
+        path: tuple[str, ...],
+        query: dict[str, Any],
+        accepted: tuple[int, ...],
+        body: str | None = None,
     ) -> tuple[int, str]:
         # Here, because these imports take several times as long as a request.
         from http.client import HTTPException
@@ -120,6 +133,9 @@ class NodeHttp:
 
         url = "/".join([self.url, *(quote(part, safe="") for part in path)])
         request = Request(f"{url}?{urlencode(query, doseq=True)}" if query else url, method=method)  # noqa: S310
+        if body is not None:
+            request.data = body.encode()
+            request.add_header("Content-Type", "application/json")
         if token := own_token():
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         opener = build_opener(ProxyHandler({}), *self._tls())

@@ -1,5 +1,5 @@
 """`state list`, `state show` and `state check`: what entities have saved, read from the store.
-Nothing is written, so they may run beside nodes.
+Nothing is written, so they may run beside nodes. `state_changes` has the commands that write.
 
 `state check` reads every stored state by the classes of an application, as its nodes would: run it
 with the new version before it is rolled out. Exit code 5 if one cannot be read.
@@ -9,15 +9,15 @@ Source: docs/how-to/keep-state.md.
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from shardbus_cli import output
+from shardbus_cli import output, state_changes
 from shardbus_cli.data import Cluster, StoreUrl, no_name, opened, running_cluster
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, App, NodeUrl
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from shardbus.wire.stored_state import StateCodec
 
 app = typer.Typer(help="The stored states of entities.", no_args_is_help=True)
+app.command("set")(state_changes.set_)
+app.command()(state_changes.remove)
+app.command()(state_changes.export)
+app.command("import")(state_changes.import_)
 
 T = TypeVar("T")
 LISTED = 100
@@ -36,21 +40,35 @@ NAMED_MAX = 20
 SHOWN = 80
 """Characters of a state in a list."""
 Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
+MaybeStore = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help="State store. Default: ask a node.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
 def list_(
     kind: Type,
-    store: StoreUrl,
+    store: MaybeStore = None,
+    shard: Annotated[str, typer.Option(help="Only this shard; not with --store.")] = "",
     prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most this many.")] = LISTED,
+    cursor: Annotated[
+        str | None, typer.Option(help="Go on at this page; not with --store.")
+    ] = None,
     cluster: Cluster = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List entities that have a stored state, in the order of the store."""
+    """List entities that have a stored state, in the order of the store: of a node the ids of one
+    page, with --store the states, too."""
     import asyncio
+
+    if store is None:
+        _list_by_node(node, kind, as_json, shard=shard, prefix=prefix, limit=limit, cursor=cursor)
+        return
+    if shard or cursor:
+        raise CommandFailure("--shard and --cursor are not for --store", code=ExitCode.USAGE)
 
     from shardbus.store.listing import stored_pages
 
@@ -164,34 +182,33 @@ async def _checked(listed: StateStore, kind: EntityType) -> dict[str, Any]:
 
 
 def _row(entity_id: str, data: bytes) -> dict[str, Any]:
-    """Return a stored state for people: its value in plain JSON, bytes in base64."""
+    """Return a stored state for people: its value as JSON."""
     from shardbus.errors import SchemaError
+    from shardbus.wire.plain_json import to_json
     from shardbus.wire.schema import decode_value
     from shardbus.wire.stored_state import split
 
     row: dict[str, Any] = {"id": entity_id, "version": None, "bytes": len(data)}
     try:
         row["version"], value = split(data)
-        row["state"] = _plain(decode_value(value))
+        row["state"] = to_json(decode_value(value))
     except (SchemaError, ValueError) as error:
         row["state"] = None
         row["unreadable"] = str(error)
     return row
 
 
-def _plain(value: Any) -> Any:
-    """Return the value in what JSON has."""
-    match value:
-        case bytes():
-            return base64.b64encode(value).decode()
-        case dict():
-            return {str(key): _plain(one) for key, one in value.items()}
-        case list() | tuple():
-            return [_plain(one) for one in value]
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return str(value)
+def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:
+    """Print one page of ids as a node lists them."""
+    asked = NodeHttp(node)
+    text = asked.get("v1", "stored", kind, **{key: value or None for key, value in query.items()})
+    if as_json:
+        output.data(text)
+        return
+    answer = asked.parse(text)
+    output.table(("id", "shard"), answer["stored"])
+    if answer["next"] is not None:
+        output.note(f"there are more: --cursor '{answer['next']}'")
 
 
 async def _with_store(url: str, cluster: str, read: Callable[[StateStore], Awaitable[T]]) -> T:

@@ -27,12 +27,13 @@ from shardbus.errors import BufferFull, ConfigError, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
-from shardbus.sharding.events import Rebalance
+from shardbus.sharding.events import Note, Rebalance
 from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.store.protocol import problems_of
 from shardbus.store.urls import default_url, mask_url
 from shardbus.transport.permissions import LIST_STORED
+from shardbus.wire.schema import decode_value
 
 STOP_PART = 0.5
 """The part of the asker's timeout that stopping shards may take; then the answer names the shards
@@ -76,6 +77,7 @@ class NodeAnswers:
             self.slow,
             self.stop,
             self.limit,
+            self.change_state,
             self.shutdown_region,
             self.checkup,
             self.reload_keys,
@@ -173,6 +175,24 @@ class NodeAnswers:
         if shard:
             ids = [entity_id for entity_id in ids if _is_in(region, entity_id, shard)]
         return ids, following
+
+    async def change_state(
+        self, name: str, shard: str, entity_id: str, value: bytes | None, operator: str
+    ) -> dict[str, Any]:
+        """Make the encoded plain value the state of an entity whose shard is here; None removes the
+        state. `operator` names who asks, for the log."""
+        region = region_of(self._node.regions, name)
+        codec = region.entity_type.states
+        try:
+            if codec is None:
+                raise ConfigError(f"{name!r} has no state")
+            data = None if value is None else codec.of_plain(decode_value(value))
+            await region.host.change_state(shard, entity_id, data)
+        except ShardBusError as e:
+            return _refusal(e)
+        size = 0 if data is None else len(data)
+        self._node.note(name, changed_state(entity_id, size, operator))
+        return {"bytes": size}
 
     def limit(self, name: str, wanted: int | None) -> list[int] | None:
         """The limit on entities in memory here, their number, and how many were evicted. `wanted`
@@ -373,6 +393,13 @@ class NodeAnswers:
             CoordinatorState.RETIRING,
         )
         return machine if rules else None
+
+
+def changed_state(entity_id: str, size: int, operator: str) -> Note:
+    """Return what the log says about a state that an operator has changed."""
+    what = f"{size} bytes" if size else "removed"
+    kind = "state_set" if size else "state_removed"
+    return Note(kind, f"of {entity_id!r:.100}: {what}, by {operator:.100}")
 
 
 def _is_in(region: RegionShell, entity_id: str, shard: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.metrics import render
 from shardbus.admin.services import AdminServices
-from shardbus.admin.shard_control import ShardControl, address_of
+from shardbus.admin.shard_control import ShardControl, address_of, agreed
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -40,10 +40,14 @@ from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.paths import ancestors
+from shardbus.routing.refs import start_entity
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.sharding.intents import split_intents
 from shardbus.sharding.shard_load import MESSAGES, UNITS
 from shardbus.shells.region import RegionShell, check_own_table, region_of
+from shardbus.transport.permissions import LIST_STORED
+from shardbus.wire.plain_json import from_json
+from shardbus.wire.schema import encode_value
 
 STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
@@ -55,6 +59,8 @@ HOTTEST = 10
 """Shards with the most load, on the page of loads."""
 ENTITIES_MAX = 1000
 """Entities on one page."""
+HOME_WITHIN_MS = 1500
+"""For a shard to get a home, before a state in it is changed."""
 PACE = ("paused", "held", "moving", "moves_at_a_time")
 _STATES = {
     "begin": "handing_off",
@@ -111,6 +117,14 @@ def _gossip_of(region: RegionShell) -> Json | None:
             for change in gossip.state.changes
         ],
     }
+
+
+def _shard_of(region: RegionShell, entity_id: str) -> str | None:
+    """The shard of a stored id; None for one that no entity of the type has."""
+    try:
+        return region.router.shard_of(entity_id)
+    except ConfigError:
+        return None
 
 
 def _check_shard(region: RegionShell, shard: str) -> None:
@@ -750,6 +764,60 @@ class AdminPages:
         ]
         rows.sort(key=_by_shard)
         return {"type": type, "places": rows}
+
+    # ---- stored states
+
+    async def stored(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        """A page of the entities with a stored state, from this node's store."""
+        region = self._region(type)
+        ids, following = await self._node.rpc.ask(
+            self._node.me, LIST_STORED, type, shard or "", prefix, cursor or "", limit
+        )
+        rows = [{"id": one, "shard": shard or _shard_of(region, one)} for one in ids]
+        return {"type": type, "stored": rows, "next": following}
+
+    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
+        """Let the owner of an entity replace its state."""
+        codec = self._region(type).entity_type.states
+        if codec is None:
+            raise ConfigError(f"{type!r} has no state")
+        try:
+            plain = from_json(state)
+        except ValueError as error:
+            raise ConfigError(f"the state: {error}") from None
+        codec.of_plain(plain)  # the owner may have another release, and checks it again
+        return await self._change_state(type, id, encode_value(plain), operator)
+
+    async def remove_state(self, type: str, id: str, operator: str) -> Json:
+        """Let the owner of an entity remove its state."""
+        return await self._change_state(type, id, None, operator)
+
+    async def _change_state(self, type: str, id: str, value: bytes | None, operator: str) -> Json:
+        """Let the home of an entity change its state. Without a home, a start of the entity
+        allocates one; it may fail, by the very state that is to be replaced."""
+        region = self._region(type)
+        shard, machine = region.router.route_of(id).shard, region.router.region
+        if machine.home_of(shard) is None:
+            with suppress(RequestError):
+                await start_entity(region.router, id, HOME_WITHIN_MS)
+        home = machine.home_of(shard)
+        if home is None:
+            raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
+        answer = agreed(
+            await self._node.rpc.ask(
+                home.node, "change_state", type, shard, id, value, operator, of=type
+            )
+        )
+        return {
+            "type": type,
+            "id": id,
+            "shard": shard,
+            "node": str(home.node),
+            "bytes": answer["bytes"],
+            "removed": value is None,
+        }
 
     async def limits(self, type: str) -> Json:
         """The limit on entities in memory on every node that hosts the type."""

@@ -15,6 +15,7 @@ from shardbus.node.downing_log import DowningLog
 from shardbus.node.phases import Phases
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.subscriptions import Subscriptions
+from shardbus.sharding.events import Note
 from shardbus.shells.cluster_thread import MembershipRunner
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
@@ -56,6 +57,7 @@ class AdminServices(Protocol):
     def regions(self) -> Mapping[str, RegionShell]: ...
     @property
     def singletons(self) -> Mapping[str, SingletonShell]: ...
+    def note(self, entity_type: str, note: Note) -> None: ...
     @property
     def notes(self) -> Mapping[tuple[str, str], int]: ...
     @property

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from shardbus.errors import ConfigError, Refused, ShardBusError, StoreUnavailable
+from shardbus.errors import AskTimeout, ConfigError, Refused, ShardBusError, StoreUnavailable
 from shardbus.ids import Address, NodeId
 from shardbus.node.rpc import NodeRpc
 from shardbus.shells.region import RegionShell, region_of
 
 REFUSALS: Mapping[str, type[ShardBusError]] = {
-    error.__name__: error for error in (ConfigError, Refused, StoreUnavailable)
+    error.__name__: error for error in (AskTimeout, ConfigError, Refused, StoreUnavailable)
 }
 """Errors of a coordinator that its asker raises again, by name."""
 
@@ -39,6 +39,14 @@ def address_of(place: Place) -> Address:
     return place if isinstance(place, Address) else Address.parse(place.partition("#")[0])
 
 
+def agreed(answer: Any) -> Any:
+    """Return an answer, or raise the refusal that it is."""
+    if isinstance(answer, dict) and "refused" in answer:
+        error, message, hint = answer["refused"]
+        raise REFUSALS.get(error, Refused)(message, hint=hint)
+    return answer
+
+
 class ShardControl:
     """Asks coordinators. Every method raises UnknownEntityType for an unknown type, Refused if the
     coordinator is not known, and RequestError if it does not answer."""
@@ -54,10 +62,7 @@ class ShardControl:
             answer = await self._rpc.ask(coordinator, question, name, *args, of=name)
         if not answer:
             raise Refused(f"the coordinator of {name!r} is not known yet", hint="try again")
-        if isinstance(answer, dict) and "refused" in answer:
-            error, message, hint = answer["refused"]
-            raise REFUSALS.get(error, Refused)(message, hint=hint)
-        return answer
+        return agreed(answer)
 
     async def rebalance(
         self, name: str, *, paused: bool | None = None, moves: int | None = None

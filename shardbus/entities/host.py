@@ -36,10 +36,11 @@ from shardbus.entities.passivator import Passivator
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
 from shardbus.entities.runner import EntityRunner, failure_for_asker
+from shardbus.entities.state_changes import StateChange
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import ConfigError, StaleFence, StateTooLarge, Unhandled
+from shardbus.errors import ConfigError, Refused, StaleFence, StateTooLarge, Unhandled
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
@@ -226,6 +227,18 @@ class Host:
     ) -> Activation:
         """Start an entity that is not in memory; it begins with the messages of `mailbox`. `chain`:
         the entities that wait for it."""
+        activation = self._activated(hosted, entity_id, cause, mailbox)
+        if self.remembered is None or self.remembered.knows(hosted, entity_id):
+            self._begin(activation, chain)
+        else:
+            activation.step(LifeStep.LISTS)
+            self.remembered.add(hosted, activation)
+        return activation
+
+    def _activated(
+        self, hosted: Shard, entity_id: str, cause: str, mailbox: deque[Message] | None = None
+    ) -> Activation:
+        """Return the activation of an entity that is about to start."""
         activation = self._context(self, hosted, entity_id)
         if mailbox is not None:
             activation.mailbox = mailbox
@@ -237,11 +250,6 @@ class Host:
             self.passivator.started(activation)
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
-        if self.remembered is None or self.remembered.knows(hosted, entity_id):
-            self._begin(activation, chain)
-        else:
-            activation.step(LifeStep.LISTS)
-            self.remembered.add(hosted, activation)
         return activation
 
     def _begin(self, activation: Activation, chain: Chain = ()) -> None:
@@ -411,6 +419,46 @@ class Host:
             self.state_sizes.note(activation, data)
         if self.gate.is_shut():
             await self.gate.passed()
+
+    async def change_state(self, shard: str, entity_id: str, data: bytes | None) -> None:
+        """Make this the state of an entity, for an operator; None removes it.
+
+        Raises:
+            Refused: the shard is not here, or moves, or the entity is busy. Nothing was changed.
+            AskTimeout: the store has not answered; the state may be changed. StateTooLarge.
+        """
+        change = StateChange(self.kind, data, self.save)
+        while True:
+            hosted = self.shards.get(shard)
+            if hosted is None or hosted.stopping is not None or self.gate.is_shut():
+                hint = "try again"
+                raise Refused(f"shard {shard!r:.100} of {self.name} moves or waits now", hint=hint)
+            activation = self.find(entity_id, shard)
+            if activation is None:
+                await self._change_at_rest(hosted, entity_id, data)
+                return
+            if await change.make(self.runner, activation):
+                return
+
+    async def _change_at_rest(self, hosted: Shard, entity_id: str, data: bytes | None) -> None:
+        """Save the state of an entity that does not run. Messages wait for it meanwhile."""
+        activation = self._activated(hosted, entity_id, "operator")
+        activation.step(LifeStep.LISTS)
+        try:
+            await self.save(activation, data)
+        finally:
+            if activation.state is LifeState.LISTING:
+                self._go_on(hosted, activation)
+
+    def _go_on(self, hosted: Shard, activation: Activation) -> None:
+        """Start an entity whose state was changed, if it is wanted; else let it leave memory."""
+        if self.remembered is not None and not self.remembered.knows(hosted, activation.key):
+            self.remembered.add(hosted, activation)
+        elif self.remembered is not None or activation.mailbox:
+            self._listed(activation)
+        else:
+            activation.stopping = activation.stopping or StopReason.PASSIVATION
+            self._gone(activation)
 
     def _checked(self, entity_id: str, data: bytes) -> bytes:
         """Return the form in which a state is stored. Raises StateTooLarge."""

@@ -107,6 +107,11 @@ RESUMED_MAX = 256
 """Held activations that go on in one turn of the loop."""
 
 
+class StateReplaced(Exception):
+    """An operator has replaced the state of the entity, which starts again. Never leaves the
+    runner."""
+
+
 def sliced(
     ids: Sequence[str], payloads: Sequence[bytes], corrs: int | Sequence[int]
 ) -> Iterable[Rows]:
@@ -691,6 +696,9 @@ class EntityRunner:
     ) -> bool:
         """Fail the asker of a handler that raised, or count its told message, and follow the
         directive. Returns True if the entity goes on or stops, False if it starts again."""
+        if isinstance(error, StateReplaced):
+            self._start_again(activation)
+            return False
         extras = activation.extras
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
@@ -721,13 +729,17 @@ class EntityRunner:
             return True
         if corr == Origin.OWN:
             self._supervisor.failed_by_itself(activation)
+        if not in_start:
+            self.counts.restarted()
+        self._start_again(activation)
+        return False
+
+    def _start_again(self, activation: Activation) -> None:
+        """Start an entity again, with its stored state, in the same activation."""
         self.deferred.end(activation)
         activation.entity = None
         activation.step(LifeStep.RESTARTS)
-        if not in_start:
-            self.counts.restarted()
         self._begin(activation)
-        return False
 
     @staticmethod
     def _stops_by(activation: Activation, corr: int) -> bool:

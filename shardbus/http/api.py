@@ -35,8 +35,8 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `serve`, `rebalance`, `stop`, `place`, `set_limit`, `join`
-    and `shut_down`.
+    `leave`, `down`, `serve`, `rebalance`, `stop`, `place`, `set_limit`, `set_state`,
+    `remove_state`, `join` and `shut_down`.
     """
 
     @property
@@ -157,6 +157,25 @@ class NodeApi(Protocol):
         Raises:
             Refused: the coordinator does not answer.
         """
+        ...
+
+    async def stored(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        """A page of about `limit` entities with a stored state."""
+        ...
+
+    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
+        """Let the owner of an entity replace its state by this JSON value. `operator` names the
+        client, for the log.
+
+        Raises:
+            ConfigError: it does not fit the class. Refused: the entity is busy, or its shard moves.
+        """
+        ...
+
+    async def remove_state(self, type: str, id: str, operator: str) -> Json:
+        """Let the owner of an entity remove its state. Raises as `set_state`."""
         ...
 
     async def limits(self, type: str) -> Json:

@@ -7,6 +7,7 @@
     GET  /v1/partitions/{type}               the instances of each shard
     GET  /v1/plan/{type}                     ?add=N&remove=NODE ...: moves that would follow
     GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
+    GET  /v1/stored/{type}                   ?shard= &prefix= &limit= &cursor=
     GET  /v1/where/{type}/{id}
     GET  /v1/explain/{type}/{id}
     GET  /v1/downing
@@ -19,6 +20,8 @@
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon ends that
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no new ones
     POST /v1/rebalance/{type}                check the balance now; ?pause=true &moves=N
+    POST /v1/state/{type}/{id}               the state as JSON in the body; the owner saves it
+    DELETE /v1/state/{type}/{id}             the owner removes the state
     POST /v1/limit/{type}                    ?limit=N, 0 for none; on all nodes, or on ?node=NODE
     POST /v1/stop/{type}                     ?shard=S ...: until a message arrives
     GET  /v1/explain/{type}                  ?shard=S: its home and its history
@@ -62,6 +65,7 @@ ADD_MAX = 1000
 MOVES_MAX = 1_000_000
 LIMIT_MAX = 999_999_999
 STREAMS_MAX = 20
+BODY_MAX = 16 * 2**20
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -94,6 +98,9 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/places/{rest:path}", pages.places),
             Route("/v1/places/{rest:path}", pages.place, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
+            Route("/v1/stored/{rest:path}", pages.stored),
+            Route("/v1/state/{rest:path}", pages.set_state, methods=["POST"]),
+            Route("/v1/state/{rest:path}", pages.remove_state, methods=["DELETE"]),
             Route("/v1/where/{rest:path}", pages.where),
             Route("/v1/explain/{rest:path}", pages.explain),
             Route("/v1/nodes/{rest:path}", pages.act, methods=["POST"]),
@@ -245,6 +252,32 @@ class _Pages:
             )
         )
 
+    async def stored(self, request: Request) -> Response:
+        query = request.query_params
+        limit = _number(query.get("limit", str(PAGE_DEFAULT)), "limit", 1, None)
+        return await _answer(
+            self.node.stored(
+                _type(request),
+                query.get("shard"),
+                query.get("prefix", ""),
+                min(limit, PAGE_MAX),
+                query.get("cursor"),
+            )
+        )
+
+    async def set_state(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        name, entity_id = _type_and_id(request)
+        try:
+            state = msgspec.json.decode(await _body(request))
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"the body is no JSON: {error}") from None
+        return await _answer(self.node.set_state(name, entity_id, state, _client(request)))
+
+    async def remove_state(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        return await _answer(self.node.remove_state(*_type_and_id(request), _client(request)))
+
     async def act(self, request: Request) -> Response:
         node, _, action = "/".join(_after(request, 2)).rpartition("/")
         if not node or action not in ("leave", "down", "shutdown-region", *SERVICES):
@@ -295,6 +328,21 @@ def _type_and_id(request: Request) -> tuple[str, str]:
     if len(parts) < 2:
         raise HTTPException(404)
     return check_id("entity type", parts[0]), check_id("entity id", "/".join(parts[1:]))
+
+
+async def _body(request: Request) -> bytes:
+    """The body of a request, of at most `BODY_MAX` bytes."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_MAX:
+            raise ConfigError(f"the body has more than {BODY_MAX} bytes")
+    return bytes(body)
+
+
+def _client(request: Request) -> str:
+    """The operator, for the log: the address that the request came from."""
+    return f"operator at {request.client.host}" if request.client is not None else "operator"
 
 
 def _number(text: str, name: str, low: int, high: int | None) -> int:

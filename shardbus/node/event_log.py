@@ -37,6 +37,8 @@ NOTEWORTHY = frozenset(
 ALARMING = frozenset(
     {
         "lease_lost",
+        "state_set",
+        "state_removed",
         "too_few_shards",
         "too_many_shards",
         "hot_shard",

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardbus.errors import RemoteProtocolError, StateUnreadable
+from shardbus.errors import ConfigError, RemoteProtocolError, StateUnreadable
 from shardbus.inflate import inflate
 from shardbus.wire.schema import Decode, decode_value, encode_value
 
@@ -69,8 +69,23 @@ class StateCodec:
         Raises:
             SchemaError: a value in it cannot be stored.
         """
-        data = encode_value(state)
-        return data if self.version == 1 else _HEAD.pack(VERSIONED, self.version) + data
+        return joined(self.version, encode_value(state))
+
+    def of_plain(self, value: object) -> bytes:
+        """Return the stored form of a plain value that a person has written for this class.
+
+        Raises:
+            ConfigError: it does not fit the class, or has a field that the class does not have; the
+                text has the field's path.
+        """
+        try:
+            state = self.decode(encode_value(value))
+            data = encode_value(state)
+        except Exception as error:
+            raise ConfigError(f"the state of {self.entity_type}: {error}") from None
+        if unknown := _unknown(value, decode_value(data), "$"):
+            raise ConfigError(f"the state of {self.entity_type} has no field {unknown}")
+        return joined(self.version, data)
 
     def read(self, entity_id: str, data: bytes) -> Any:
         """Return the state that these bytes hold.
@@ -109,6 +124,21 @@ class StateCodec:
         )
 
 
+def _unknown(given: object, read: object, path: str) -> str:
+    """Return the path of the first field that the class has ignored; empty if there is none."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            if key not in read:
+                return f"{path}.{key}"
+            if found := _unknown(value, read[key], f"{path}.{key}"):
+                return found
+    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
+        for n, (one, other) in enumerate(zip(given, read, strict=False)):
+            if found := _unknown(one, other, f"{path}[{n}]"):
+                return found
+    return ""
+
+
 def split(data: bytes) -> tuple[int, bytes]:
     """Return the version of a stored state and its value.
 
@@ -135,6 +165,16 @@ def _split(data: bytes) -> tuple[int, bytes]:
     if len(data) < _HEAD.size:
         raise ValueError("the version is cut off")
     return _HEAD.unpack_from(data)[1], data[_HEAD.size :]
+
+
+def joined(version: int, value: bytes) -> bytes:
+    """Return the stored form of a value of this version."""
+    return value if version == 1 else _HEAD.pack(VERSIONED, version) + value
+
+
+def is_compressed(data: bytes) -> bool:
+    """True if the stored form is compressed."""
+    return data.startswith(_COMPRESSED_HEAD)
 
 
 def compressed(data: bytes) -> bytes:

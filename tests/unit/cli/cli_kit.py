@@ -93,6 +93,18 @@ class FakeNode:
         silent = ["10.0.0.9:1#1"] if self.stuck else []
         return {"entities": rows * min(limit, 2), "next": "abc", "silent": silent}
 
+    async def stored(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        row = {"id": f"{prefix}\x1b[31mé", "shard": shard or "7"}
+        return {"type": type, "stored": [row], "next": "abc" if cursor is None else None}
+
+    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
+        return {"type": type, "id": id, "state": state, "removed": False}
+
+    async def remove_state(self, type: str, id: str, operator: str) -> Json:
+        return {"type": type, "id": id, "removed": True}
+
     async def explain(self, type: str, id: str) -> Json:
         return {"type": type, "id": id, "because": "least shards", "history": None}
 

@@ -95,7 +95,12 @@ def test_states_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str
     assert "there are more" in shown.err
 
     assert run(["state", "list", "raw", *named, "--json"]) == 0
-    row = {"id": "r", "version": 1, "bytes": 22, "state": {"items": ["AP8="], "7": 1.5}}
+    row = {
+        "id": "r",
+        "version": 1,
+        "bytes": 22,
+        "state": {"$map": [["items", [{"$bytes": "AP8="}]], [7, 1.5]]},
+    }
     assert json.loads(capsys.readouterr().out) == {"type": "raw", "states": [row], "more": False}
 
     assert run(["state", "show", "cart", "a/2", *named]) == 0
@@ -126,3 +131,110 @@ def test_a_check_of_a_type_without_states_is_refused(
     for name, why in (("plain", "has no state"), ("card", "is no type of the application")):
         assert run(["state", "check", app, "--store", url, "--type", name]) == 2
         assert why in capsys.readouterr().err
+
+
+def states(url: str, kind: str) -> dict[str, bytes | None]:
+    async def read() -> dict[str, bytes | None]:
+        store = open_store(url, cluster="shop")
+        await store.start()
+        ids, _ = await store.page_stored(kind, "", None, 1000)
+        found = await store.read_states(kind, ids)
+        await store.close()
+        return dict(zip(ids, found, strict=True))
+
+    return asyncio.run(read())
+
+
+def test_a_state_is_set_and_removed_in_the_store_of_a_stopped_cluster(
+    url: str, app: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ("--store", url, "--app", app)
+    assert run(["state", "set", "cart", "a/1", '{"lines": {"tea": 7}}', *here]) == 0
+    assert states(url, "cart")["a/1"] == V2 + encode_value({"lines": {"tea": 7}})
+    assert run(["state", "remove", "cart", "a/2", *here]) == 0
+    assert set(states(url, "cart")) == {"a/1", "b/1"}
+    capsys.readouterr()
+    for wrong, why in (
+        ('{"lines": {"tea": "x"}}', "the state of cart: Expected `int`, got `str` - at `$.lines"),
+        ('{"owner": 1}', "the state of cart has no field $.owner"),
+        ("{", "the state is no JSON"),
+    ):
+        assert run(["state", "set", "cart", "a/1", wrong, *here]) != 0
+        said = capsys.readouterr().err
+        assert why in said
+        assert said.count("\n") == 1
+    assert run(["state", "set", "plain", "x", "1", *here]) != 0
+    assert "no type with state" in capsys.readouterr().err
+    unknown = ("--store", url, "--cluster", "shop")
+    assert run(["state", "set", "cart", "a/1", "{}", *unknown]) != 0
+    assert "is not known; give --app" in capsys.readouterr().err
+
+
+def test_an_export_is_read_by_another_store(
+    url: str, app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["state", "export", "cart", "raw", "--store", url, "--app", app]) == 0
+    lines = capsys.readouterr().out
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert {row["id"]: row.get("version") for row in rows} == {
+        "a/1": 1, "a/2": 2, "b/1": 1, "r": 1,
+    }  # fmt: skip
+    assert all("shard" in row for row in rows if row["type"] == "cart")
+    file = tmp_path / "states.jsonl"
+    file.write_text(lines.replace('"type":"raw"', '"shard":"1","type":"raw"'), encoding="utf-8")
+    other = f"sqlite:///{tmp_path}/other.db"
+    bring = ["state", "import", str(file), "--store", other, "--app", app]
+    assert run([*bring, "--dry-run"]) == 0
+    assert "4 written, 0 same, 0 skipped, 0 remembered: nothing was written" in (
+        capsys.readouterr().err
+    )
+    assert states(other, "cart") == {}
+    assert run(bring) == 0
+    assert (states(other, "cart"), states(other, "raw")) == (
+        states(url, "cart"),
+        states(url, "raw"),
+    )
+    assert run(bring) == 0
+    assert "0 written, 4 same" in capsys.readouterr().err
+    assert run(["state", "set", "cart", "a/1", "{}", "--store", other, "--app", app]) == 0
+    assert run(bring) == ExitCode.REFUSED
+    assert "line 1: cart 'a/1' has another state" in capsys.readouterr().err
+    assert run([*bring, "--skip-existing", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 1
+    assert run([*bring, "--replace"]) == 0
+    assert states(other, "cart") == states(url, "cart")
+
+
+def test_a_line_that_is_no_state_stops_an_import_with_its_number(
+    url: str, app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "states.jsonl"
+    good = '{"type": "cart", "id": "n", "state": {"items": []}}'
+    for bad, why in (
+        ("nonsense", "line 3: it is no JSON"),
+        ('{"type": "cart", "id": "m", "version": 9, "state": 1}', "line 3: the stored state of"),
+        ('{"type": "other", "id": "m", "state": 1}', "line 3: the shard of other 'm' is not known"),
+    ):
+        file.write_text(f"{good}\n\n{bad}\n", encoding="utf-8")
+        told = run(["state", "import", str(file), "--store", url, "--app", app])
+        assert told == ExitCode.REFUSED
+        said = capsys.readouterr().err
+        assert why in said
+        assert said.count("\n") == 1
+    assert "n" not in states(url, "cart")
+    assert run(["state", "import", "no/such", "--store", url, "--app", app]) == ExitCode.USAGE
+
+
+def test_an_export_goes_on_at_a_page(
+    url: str, app: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shardbus.store.listing.PAGE", 1)
+    monkeypatch.setattr("shardbus.store.listing.stored_pages.__defaults__", ("", None, 1))
+    export = ["state", "export", "cart", "--store", url, "--app", app]
+    assert run(export) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["id"] for row in rows] == ["a/1", "a/2", "b/1"]
+    assert run([*export, "--after", rows[2]["page"]]) == 0
+    rest = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["id"] for row in rest] == ["b/1"]
+    assert run([*export, "raw", "--after", rows[2]["page"]]) == ExitCode.USAGE

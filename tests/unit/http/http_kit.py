@@ -93,6 +93,17 @@ class FakeNode:
     async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
         return await self.answer("stop", type, list(shards))
 
+    async def stored(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        return await self.answer("stored", type, shard, prefix, limit, cursor)
+
+    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
+        return await self.answer("set_state", type, id, state, operator)
+
+    async def remove_state(self, type: str, id: str, operator: str) -> Json:
+        return await self.answer("remove_state", type, id, operator)
+
     async def limits(self, type: str) -> Json:
         return await self.answer("limits", type)
 

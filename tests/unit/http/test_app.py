@@ -156,6 +156,26 @@ async def test_B85_limits_are_read_by_all_and_written_by_few(node):
     assert node.asked == wanted
 
 
+async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypatch):
+    monkeypatch.setattr("shardbus.http.app.BODY_MAX", 100)
+    async with client_of(node, WRITE) as client:
+        assert (await client.get("/v1/stored/x?prefix=a&limit=2000")).status_code == 200
+        for method in ("POST", "DELETE"):
+            assert (await client.request(method, "/v1/state/x/a%2Fb")).status_code == 403
+        answer = await client.post("/v1/state/x/a%2Fb", json={"n": 1}, headers=BEARER)
+        assert answer.status_code == 200
+        for bad in (b"nonsense", b"[" + b"1," * 60 + b"1]"):
+            answer = await client.post("/v1/state/x/a", content=bad, headers=BEARER)
+            assert answer.status_code == 400
+        assert (await client.delete("/v1/state/x/a", headers=BEARER)).status_code == 200
+    who = "operator at 127.0.0.1"
+    assert node.asked == [
+        ("stored", "x", None, "a", 1000, None),
+        ("set_state", "x", "a/b", {"n": 1}, who),
+        ("remove_state", "x", "a", who),
+    ]
+
+
 async def test_plans_are_read_and_rebalances_are_writes(node):
     async with client_of(node, WRITE) as client:
         assert (await client.get("/v1/plan/x?add=2&remove=a:1&remove=b:2")).status_code == 200

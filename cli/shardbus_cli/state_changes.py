@@ -1,0 +1,346 @@
+"""`state set`, `state remove`, `state export` and `state import`.
+
+`set` and `remove` ask a node, which lets the owner of the entity do it: the node's HTTP needs
+`http.write` and the operator's token. With `--store` they write the store themselves, as `import`
+does, and refuse that while nodes run. `export` reads, and may run beside nodes.
+
+Source: docs/how-to/keep-state.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.data import Cluster, no_name, opened, refuse_if_running, running_cluster, runs
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, NodeUrl
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from shardbus.app import ShardBus
+    from shardbus.store.protocol import StateStore
+    from shardbus.store.transfer import Imported, StoredEntity
+
+BATCH = 500
+"""Entities that an import writes at a time."""
+REMEMBERED_PAGE = 1000
+Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", help="Write this store; no node may run. Default: ask a node."
+    ),
+]
+StoreUrl = Annotated[
+    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="State store.")
+]
+Application = Annotated[
+    str | None,
+    typer.Option(
+        "--app", metavar="APP", help="The application: its classes check states, and give shards."
+    ),
+]
+
+
+def set_(
+    kind: Type,
+    entity_id: Id,
+    state: Annotated[str, typer.Argument(metavar="JSON", help="The state, as `show` prints it.")],
+    store: Store = None,
+    application: Application = None,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Set the state of one entity, which starts again with it."""
+    from shardbus.wire.plain_json import from_json
+    from shardbus.wire.schema import encode_value
+
+    try:
+        plain = from_json(json.loads(state))
+    except ValueError as error:
+        raise CommandFailure(f"the state is no JSON: {error}", code=ExitCode.USAGE) from None
+    if store is None:
+        output.data(NodeHttp(node).post_json(state, "v1", "state", kind, entity_id))
+        return
+    bus = _app(application)
+    known = bus.types.get(kind) if bus is not None else None
+    if bus is not None and (known is None or known.states is None):
+        raise CommandFailure(f"{kind!r} is no type with state of the application")
+    data = encode_value(plain) if known is None else known.states.of_plain(plain)  # type: ignore[union-attr]
+    _write_here(store, cluster, node, bus, kind, entity_id, data)
+
+
+def remove(
+    kind: Type,
+    entity_id: Id,
+    store: Store = None,
+    application: Application = None,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Remove the state of one entity, which starts again without one."""
+    if store is None:
+        output.data(NodeHttp(node).delete("v1", "state", kind, entity_id))
+        return
+    _write_here(store, cluster, node, _app(application), kind, entity_id, None)
+
+
+def export(
+    store: StoreUrl,
+    types: Annotated[
+        list[str] | None, typer.Argument(metavar="[TYPE]...", help="Names of entity types.")
+    ] = None,
+    application: Application = None,
+    every: Annotated[bool, typer.Option("--all", help="Every type with state of --app.")] = False,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
+    after: Annotated[
+        str | None,
+        typer.Option(metavar="PAGE", help="Go on at this page of one type: the last `page` read."),
+    ] = None,
+    rate: Annotated[int, typer.Option(min=1, help="Entities per second.")] = 100_000,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Print every stored state as a line of JSON, and the entities that are remembered."""
+    import asyncio
+
+    bus = _app(application)
+    names = list(types or ())
+    if every and bus is not None:
+        names = [name for name, known in bus.types.items() if known.states is not None]
+    if not names or (every and (bus is None or types)) or (after is not None and len(names) != 1):
+        raise CommandFailure(
+            "give TYPE..., or --all with --app; --after is for one type", code=ExitCode.USAGE
+        )
+    name = cluster or (bus.name if bus is not None else running_cluster(node)) or no_name()
+
+    async def print_all() -> int:
+        found, count = await opened(store, name), 0
+        try:
+            for kind in names:
+                async for line in _lines(found, bus, kind, prefix, after, rate):
+                    output.data(line)
+                    count += 1
+        finally:
+            await found.close()
+        return count
+
+    output.note(f"{asyncio.run(print_all())} lines")
+
+
+def import_(
+    store: StoreUrl,
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="Lines of an export; - is standard input.")
+    ] = "-",
+    application: Application = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace another state that is there.")
+    ] = False,
+    skip: Annotated[
+        bool, typer.Option("--skip-existing", help="Keep another state that is there.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, write nothing.")] = False,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write the lines of an export into a store. No node may run. It may be repeated."""
+    import asyncio
+    from dataclasses import asdict
+
+    if replace and skip:
+        raise CommandFailure("--replace or --skip-existing, not both", code=ExitCode.USAGE)
+    bus = _app(application)
+    name = cluster or (bus.name if bus is not None else running_cluster(node)) or no_name()
+    if not dry_run and running_cluster(node) == name:
+        raise runs(name, node)
+    existing = "replace" if replace else "skip" if skip else "refuse"
+
+    async def write_all() -> Imported:
+        found = await opened(store, name)
+        try:
+            if not dry_run:
+                await refuse_if_running(found, name, bus.types if bus is not None else ())
+            with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as lines:  # noqa: ASYNC230
+                return await _import(found, bus, lines, existing, write=not dry_run)
+        finally:
+            await found.close()
+
+    try:
+        done = asdict(asyncio.run(write_all()))
+    except OSError as error:
+        raise CommandFailure(f"{file}: {error.strerror}", code=ExitCode.USAGE) from None
+    if as_json:
+        output.data(json.dumps({"cluster": name, "dry_run": dry_run, **done}))
+    else:
+        counts = ", ".join(f"{count} {what}" for what, count in done.items())
+        output.note(f"{counts}{': nothing was written' if dry_run else ''}")
+
+
+async def _import(
+    store: StateStore, bus: ShardBus | None, lines: Iterable[bytes], existing: str, *, write: bool
+) -> Imported:
+    from shardbus.errors import ConfigError, StateUnreadable
+    from shardbus.store.transfer import Importer, read_line
+
+    finder = ShardFinder(store, bus)
+    importer = Importer(store, finder.find, existing=existing, write=write)
+    batch: list[tuple[int, StoredEntity]] = []
+
+    async def put() -> None:
+        other = await importer.put([one for _, one in batch])
+        if other is not None:
+            number = next(n for n, one in batch if one is other)
+            raise CommandFailure(
+                f"line {number}: {other.entity_type} {other.entity_id!r:.100} has another state",
+                "use --replace or --skip-existing",
+                code=ExitCode.REFUSED,
+            )
+        batch.clear()
+
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            one = read_line(line)
+            known = bus.types.get(one.entity_type) if bus is not None else None
+            if one.data is not None and known is not None and known.states is not None:
+                known.states.read(one.entity_id, one.data)
+            if not one.shard:
+                one = one._replace(shard=await finder.learn(one.entity_type, one.entity_id))
+        except (ConfigError, StateUnreadable) as error:
+            raise CommandFailure(f"line {number}: {error}", code=ExitCode.REFUSED) from None
+        batch.append((number, one))
+        if len(batch) == BATCH:
+            await put()
+    await put()
+    return importer.done
+
+
+class ShardFinder:
+    """Finds the shard of an entity: by the class of an application, or by the stored table."""
+
+    def __init__(self, store: StateStore, bus: ShardBus | None) -> None:
+        self._store, self._bus = store, bus
+        self._known: dict[str, Callable[[str], str] | None] = {}
+
+    async def learn(self, entity_type: str, entity_id: str) -> str:
+        """Return the shard.
+
+        Raises:
+            ConfigError: neither knows it.
+        """
+        if entity_type not in self._known:
+            self._known[entity_type] = await self._function(entity_type)
+        function = self._known[entity_type]
+        if function is None:
+            from shardbus.errors import ConfigError
+
+            raise ConfigError(
+                f"the shard of {entity_type} {entity_id!r:.100} is not known", hint="give --app"
+            )
+        return function(entity_id)
+
+    def find(self, entity_type: str, entity_id: str) -> str:
+        """Return the shard of a type that was learned, empty if it is not known."""
+        function = self._known.get(entity_type)
+        return "" if function is None else function(entity_id)
+
+    async def _function(self, entity_type: str) -> Callable[[str], str] | None:
+        from shardbus.ids import shard_of
+        from shardbus.routing.paths import place_function_of
+
+        if self._bus is not None and entity_type in self._bus.types:
+            return place_function_of(self._bus.types[entity_type].interface)
+        table = await self._store.load_table(entity_type)
+        name, _, shards = table.layout.partition("/") if table is not None else ("", "", "")
+        if name != "crc32" or not shards.isdigit():
+            return None
+        return lambda entity_id: shard_of(entity_id, int(shards))
+
+
+async def _lines(
+    store: StateStore,
+    bus: ShardBus | None,
+    kind: str,
+    prefix: str,
+    after: str | None,
+    rate: int,
+) -> AsyncIterator[str]:
+    """Yield the lines of one type, at most `rate` per second."""
+    import asyncio
+
+    from shardbus.errors import ConfigError
+    from shardbus.store.listing import stored_pages
+    from shardbus.store.transfer import StoredEntity, line_of
+
+    finder, began, count = ShardFinder(store, bus), time.monotonic(), 0
+    with suppress(ConfigError):  # then the lines have no shard
+        await finder.learn(kind, "x")
+    async for page in stored_pages(store, kind, prefix, after):
+        mark = page.cursor
+        for entity_id, data in page.states:
+            shard = finder.find(kind, entity_id)
+            yield line_of(StoredEntity(kind, entity_id, shard, data), mark)
+            mark, count = None, count + 1
+        await asyncio.sleep(max(0.0, count / rate - (time.monotonic() - began)))
+    for shard in sorted(await store.remembered_shards(kind)):
+        cursor: str | None = None
+        while True:
+            ids, cursor = await store.page_remembered(kind, shard, cursor, REMEMBERED_PAGE)
+            for entity_id in ids:
+                if entity_id.startswith(prefix):
+                    yield line_of(StoredEntity(kind, entity_id, shard, None))
+            if cursor is None:
+                break
+
+
+def _write_here(
+    url: str,
+    cluster: str | None,
+    node: str,
+    bus: ShardBus | None,
+    kind: str,
+    entity_id: str,
+    data: bytes | None,
+) -> None:
+    """Write one state into the store, unless a node runs."""
+    import asyncio
+
+    from shardbus.store.transfer import write_states
+
+    running = running_cluster(node)
+    name = cluster or (bus.name if bus is not None else running) or no_name()
+    if running == name:
+        raise runs(name, node)
+
+    async def write() -> None:
+        store = await opened(url, name)
+        try:
+            await refuse_if_running(store, name, (kind,))
+            shard = await ShardFinder(store, bus).learn(kind, entity_id)
+            await write_states(store, [(kind, shard, entity_id, data)])
+        finally:
+            await store.close()
+
+    asyncio.run(write())
+    output.note(f"{kind} {entity_id!r}: {'removed' if data is None else f'{len(data)} bytes set'}")
+
+
+def _app(application: str | None) -> ShardBus | None:
+    if application is None:
+        return None
+    from shardbus_cli.app_loader import load_app
+
+    return load_app(application)

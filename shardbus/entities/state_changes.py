@@ -1,0 +1,89 @@
+"""Changes of an entity's state that an operator makes while its shard runs here.
+
+The entity itself saves the new state, under its fence and between two messages, like a handler.
+Then it starts again: `on_start` runs with the new state, and what waits in the mailbox follows.
+`on_stop` does not run, because it might save what the entity had before.
+
+An entity that does not run is not started for it, since its stored state may be one that cannot be
+read: it waits in state LISTING, with the messages that arrive, until the store has the new state.
+It goes away again if no message has come, unless its type is remembered: then it starts.
+
+Source: docs/how-to/keep-state.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from shardbus.entities.activation import Activation, LifeState, Message
+from shardbus.entities.entity_type import EntityType, Invoker
+from shardbus.entities.runner import EntityRunner, StateReplaced
+from shardbus.errors import AskTimeout, Refused
+from shardbus.transport.drop_reports import Origin
+
+WITHIN_S = 2.5
+"""For an entity to come to the change. Less than the asking node waits."""
+LOOK_S = 0.05
+"""Between two looks at whether the activation has ended."""
+
+Save = Callable[[Activation, bytes | None], Awaitable[None]]
+
+
+class StateChange:
+    """One change: a state as it is stored, or None to remove it. `save` writes it."""
+
+    def __init__(self, kind: EntityType, data: bytes | None, save: Save) -> None:
+        self._kind, self._data, self._save = kind, data, save
+        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._begun = self._over = False
+        self.until = asyncio.get_running_loop().time() + WITHIN_S
+
+    async def make(self, runner: EntityRunner, activation: Activation) -> bool:
+        """Hand the change to an activation. Returns False if that has ended before; then the change
+        was not made, and may be handed to the next one.
+
+        Raises:
+            Refused: it was still busy at the end of the time, and nothing was changed. AskTimeout:
+                the store had not answered by then; the state may be changed. Errors of a save.
+        """
+        invoker = Invoker("$state", self._replace, True, {}, one=lambda payload: activation)
+        message = Message(invoker, b"", None, Origin.OWN, 0)
+        runner.receive(activation, message, counts=False)
+        loop = asyncio.get_running_loop()
+        while not self._outcome.done():
+            if activation.state is LifeState.GONE and not self._begun:
+                return False
+            if loop.time() >= self.until:
+                self._over = True
+                raise self._late(activation)
+            await asyncio.wait([self._outcome], timeout=LOOK_S)
+        self._outcome.result()
+        return True
+
+    async def _replace(self, entity: Any, activation: Activation) -> None:
+        """Save the state, as the handler of a message. Raises StateReplaced, so that the entity
+        starts again."""
+        if self._over:
+            return
+        self._begun, codec = True, self._kind.states
+        try:
+            await self._save(activation, self._data)
+        except Exception as error:
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
+            raise
+        assert codec is not None
+        entity.state = codec.cls() if self._data is None else codec.read(activation.key, self._data)
+        if not self._outcome.done():
+            self._outcome.set_result(None)
+        if activation.stopping is None:
+            raise StateReplaced
+
+    def _late(self, activation: Activation) -> Exception:
+        name = f"{self._kind.name} {activation.key!r:.100}"
+        if self._begun:
+            return AskTimeout(f"the store has not confirmed the state of {name} in time")
+        hint = "try again, or while no node runs"
+        return Refused(f"{name} handles no message now: it is busy or starts", hint=hint)

@@ -1,0 +1,222 @@
+"""Change what is stored while no node runs: set and remove states, and move them to another store.
+
+**Fences.** A state is written under a fence above the stored one, so a process that stopped long
+ago and wakes up cannot overwrite it. A load by the next home is under a higher fence again: homes
+get theirs from a later epoch.
+
+**Lines.** An export is one JSON object per entity and line:
+
+    {"type": "cart", "id": "7", "shard": "42", "version": 2, "state": {"items": {"tea": 1}}}
+    {"type": "cart", "id": "7", "shard": "42", "remembered": true}
+
+`state` is the plain value (`wire.plain_json`). If that would lose something, or the state is not
+readable at all, `raw` has the stored bytes in base64 instead. `compressed` is true for a state that
+was. `page`, in the first line of each page, is where an export that was interrupted goes on.
+`shard` is missing if it is not known. Entities that are remembered come last, without state.
+
+Source: docs/how-to/keep-state.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shardbus.bounds import FENCE_MAX
+from shardbus.errors import ConfigError, SchemaError, StaleFence, StoreError
+from shardbus.ids import check_id
+from shardbus.store.protocol import Save, StateStore
+from shardbus.wire.plain_json import from_json, to_json
+from shardbus.wire.schema import decode_value, encode_value
+from shardbus.wire.stored_state import VERSION_MAX, compressed, is_compressed, joined, split
+
+FIELDS = {"type", "id", "shard", "version", "state", "raw", "compressed", "remembered", "page"}
+"""The fields of a line."""
+
+
+class StoredEntity(NamedTuple):
+    """One line: an entity with its stored state, or (`data` None) one that is remembered. `shard`
+    is empty if it is not known."""
+
+    entity_type: str
+    entity_id: str
+    shard: str
+    data: bytes | None
+
+
+def line_of(entity: StoredEntity, page: str | None = None) -> str:
+    """Return the line of an entity. `page`: the cursor of the page that begins with it."""
+    row: dict[str, Any] = {"type": entity.entity_type, "id": entity.entity_id}
+    row |= {"shard": entity.shard} if entity.shard else {}
+    row |= {"page": page} if page is not None else {}
+    row |= {"remembered": True} if entity.data is None else _shown(entity.data)
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+
+
+def _shown(data: bytes) -> dict[str, Any]:
+    """Return the fields of a state."""
+    try:
+        version, value = split(data)
+        plain = to_json(decode_value(value))
+        row = {"version": version, "state": plain}
+        if is_compressed(data):
+            row["compressed"] = True
+        if _data_of(row) == data:
+            return row
+    except (SchemaError, ValueError):
+        pass
+    return {"raw": base64.b64encode(data).decode()}
+
+
+def read_line(text: str | bytes) -> StoredEntity:
+    """Return the entity of a line.
+
+    Raises:
+        ConfigError: it is no such line.
+    """
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"it is no JSON: {error}") from None
+    if not isinstance(row, dict) or "type" not in row or "id" not in row:
+        raise ConfigError("it is no object with type and id")
+    if unknown := sorted(set(row) - FIELDS):
+        raise ConfigError(f"it has an unknown field {unknown[0]!r:.60}")
+    for name in ("type", "id", *(["shard"] if "shard" in row else [])):
+        if not isinstance(row[name], str):
+            raise ConfigError(f"{name} is {row[name]!r:.60}, not a text")
+        check_id(name, row[name])
+    shard = row.get("shard", "")
+    if row.get("remembered") is True and not {"state", "raw"} & set(row):
+        return StoredEntity(row["type"], row["id"], shard, None)
+    return StoredEntity(row["type"], row["id"], shard, _data_of(row))
+
+
+def _data_of(row: dict[str, Any]) -> bytes:
+    """Return the stored bytes of a line. Raises ConfigError."""
+    if ("state" in row) == ("raw" in row):
+        raise ConfigError("it has none or both of state and raw")
+    try:
+        if "raw" in row:
+            return base64.b64decode(row["raw"], validate=True)
+        version = row.get("version", 1)
+        if type(version) is not int or not 1 <= version <= VERSION_MAX:
+            raise ValueError(f"version is {version!r:.60}, not 1 to {VERSION_MAX}")
+        data = joined(version, encode_value(from_json(row["state"])))
+        return compressed(data) if row.get("compressed") is True else data
+    except (ValueError, TypeError, binascii.Error, SchemaError) as error:
+        raise ConfigError(str(error)) from None
+
+
+@dataclass(slots=True)
+class Imported:
+    """What an import did with its entities."""
+
+    written: int = 0
+    same: int = 0
+    """These had that very state already."""
+    skipped: int = 0
+    """These had another state, which was kept."""
+    remembered: int = 0
+
+
+class Importer:
+    """Writes entities into a store. `shard_of(type, id)` gives the shard of an entity whose line
+    has none. `existing`: what happens to an entity that has another state already: `refuse`, `skip`
+    or `replace`. `write` False only counts."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        shard_of: Callable[[str, str], str],
+        *,
+        existing: str = "refuse",
+        write: bool = True,
+    ) -> None:
+        self._store, self._shard_of = store, shard_of
+        self._existing, self._write = existing, write
+        self.done = Imported()
+
+    async def put(self, entities: Sequence[StoredEntity]) -> StoredEntity | None:
+        """Write some entities. Returns the first that has another state already, if that is
+        refused; then nothing of these was written.
+
+        Raises:
+            ConfigError: the shard of an entity is not known. StoreError: the store refuses one.
+        """
+        states = {one[:2]: one for one in entities if one.data is not None}  # the last one counts
+        found: dict[tuple[str, str], bytes | None] = {}
+        for entity_type in dict.fromkeys(name for name, _ in states):
+            ids = [key[1] for key in states if key[0] == entity_type]
+            stored = await self._store.read_states(entity_type, ids)
+            found |= {(entity_type, one): data for one, data in zip(ids, stored, strict=True)}
+        other = [one for key, one in states.items() if found[key] not in (None, one.data)]
+        if other and self._existing == "refuse":
+            return other[0]
+        kept = {one[:2] for one in other} if self._existing == "skip" else set()
+        new = [s for key, s in states.items() if found[key] != s.data and key not in kept]
+        self.done.same += sum(found[key] == one.data for key, one in states.items())
+        self.done.skipped += len(kept)
+        self.done.written += len(new)
+        lists = [one for one in entities if one.data is None]
+        self.done.remembered += len(lists)
+        if self._write:
+            rows = [(one.entity_type, self._shard(one), one.entity_id, one.data) for one in new]
+            await write_states(self._store, rows)
+            await self._remember(lists)
+        return None
+
+    async def _remember(self, entities: Iterable[StoredEntity]) -> None:
+        """Add entities to the lists of their shards."""
+        lists: dict[tuple[str, str], list[str]] = {}
+        for one in entities:
+            lists.setdefault((one.entity_type, self._shard(one)), []).append(one.entity_id)
+        for (entity_type, shard), ids in lists.items():
+            try:
+                await self._store.add_remembered(entity_type, shard, ids, 0)
+            except StaleFence as stale:
+                await self._store.add_remembered(entity_type, shard, ids, stale.stored)
+
+    def _shard(self, entity: StoredEntity) -> str:
+        return entity.shard or self._shard_of(entity.entity_type, entity.entity_id)
+
+
+Row = tuple[str, str, str, bytes | None]
+"""Type, shard, id and state; None removes it."""
+
+
+async def write_states(store: StateStore, rows: Sequence[Row]) -> None:
+    """Write states, each under a fence above the stored one. Only while no node runs.
+
+    Raises:
+        StoreError: the store refuses one, or does not answer. Others may be written.
+    """
+    fences = [0] * len(rows)
+    waiting = list(range(len(rows)))
+    for _ in range(2):
+        saves = [_save(rows[n], fences[n]) for n in waiting]
+        answers = await store.save_states(saves)
+        again = []
+        for n, refused in zip(waiting, answers, strict=True):
+            if isinstance(refused, StaleFence):
+                fences[n] = min(refused.stored + 1, FENCE_MAX)
+                again.append(n)
+            elif refused is not None:
+                raise refused
+        waiting = again
+    if waiting:
+        name, _, entity_id, _ = rows[waiting[0]]
+        raise StoreError(
+            f"the fence of {name} {entity_id!r:.100} has grown meanwhile: a node runs",
+            hint="stop all nodes",
+        )
+
+
+def _save(row: Row, fence: int) -> Save:
+    entity_type, shard, entity_id, data = row
+    return Save(entity_type, shard, entity_id, fence, data, secrets.randbits(63))

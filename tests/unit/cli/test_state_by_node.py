@@ -1,0 +1,34 @@
+"""`state list`, `state set` and `state remove` through a node."""
+
+from __future__ import annotations
+
+import json
+
+from shardbus_cli.exit_codes import ExitCode
+
+
+def test_a_page_of_ids_is_listed(shell, url):
+    assert shell("state", "list", "cart", "--prefix", "a") == ExitCode.OK
+    lines = shell.out.splitlines()
+    assert lines[0].split() == ["ID", "SHARD"]
+    assert lines[1].split() == ["a\\x1b[31mé", "7"]
+    assert "--cursor 'abc'" in shell.err
+    assert (
+        shell("state", "list", "cart", "--cursor", "abc", "--shard", "3", "--json") == ExitCode.OK
+    )
+    assert json.loads(shell.out)["next"] is None
+
+
+def test_a_state_is_changed_by_the_operators_token(shell, url, monkeypatch):
+    assert shell("state", "set", "cart", "a/b", '{"n": 1}') != ExitCode.OK
+    assert shell.err.count("\n") == 1
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("state", "set", "cart", "a/b", '{"n": 1}') == ExitCode.OK
+    assert json.loads(shell.out) == {
+        "type": "cart",
+        "id": "a/b",
+        "state": {"n": 1},
+        "removed": False,
+    }
+    assert shell("state", "remove", "cart", "a/b") == ExitCode.OK
+    assert json.loads(shell.out)["removed"] is True
