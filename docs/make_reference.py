@@ -20,7 +20,6 @@ PAGE = Path(__file__).parent / "reference" / "settings.md"
 
 NO_EFFECT: Mapping[str, str] = {
     "sharding.shards": "refused when it differs from the class, which clients compute with",
-    "tracing.enabled": "no effect yet",
 }
 """Settings that are declared and checked, and do less than their name says."""
 

@@ -37,6 +37,7 @@ from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
 from shardbus.routing.refs import ask, attempt, call, milliseconds, pack, start_entity
 from shardbus.routing.region import Region
+from shardbus.routing.traced_sending import open_tracing
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -79,6 +80,8 @@ class AsyncClient:
     file with the cluster's secret, by default that of SHARDBUS_SECURITY__SECRET; empty is none.
     `key` names the file of a key of its own, for a cluster with `security.allowed`, by default
     that of SHARDBUS_SECURITY__KEYS.
+    `tracing` creates OpenTelemetry spans for messages that are sent under a sampled span, and for
+    the part `trace_ratio` of those that are sent under none.
     `environment` is for the simulator.
 
     Raises ConfigError if an argument is invalid, or the secret cannot be used."""
@@ -92,6 +95,8 @@ class AsyncClient:
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         secret: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
+        tracing: bool = False,
+        trace_ratio: float = 0.0,
         environment: Callable[[], Environment] | None = None,
     ) -> None:
         if not addresses:
@@ -112,6 +117,7 @@ class AsyncClient:
             keyring = Keyring.at(path_of(secret, SECRET_VARIABLE), path_of(key, KEY_VARIABLE))
         self._make_environment = environment or (lambda: Environment(network=ZmqNetwork(keyring)))
         self._send_buffer_limit = SendBufferLimit(send_buffer_bytes)
+        self._tracing, self._trace_ratio = tracing, trace_ratio
         self._refused_tells = RefusedTells()
         self._contact: Contact
         self._entered = self._closed = False
@@ -142,7 +148,10 @@ class AsyncClient:
             send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()
-        self._regions = ClientRegions(self._endpoint, self.to_contact)
+        tracer = None
+        if self._tracing:
+            tracer = open_tracing(client_name(uid), self._trace_ratio, environment.dice)
+        self._regions = ClientRegions(self._endpoint, self.to_contact, tracer)
         self.routers = self._regions.routers
         """For the blocking client: the routers that `router_of` has found."""
         contact = self._contact = Contact(

@@ -30,6 +30,7 @@ from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import described_within
 from shardbus.routing.router import Router
+from shardbus.routing.traced_sending import TracedSending, Tracer
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.region.region import ShardRegion
@@ -47,6 +48,10 @@ REFUSED_RETRY_S = 2.0
 CLOSED = "the client is closed"
 
 
+class TracedInstanceRouter(InstanceRouter, TracedSending):
+    """Routes and traces the messages of a type with instances."""
+
+
 class ClientRegion:
     """One type: its router, and the services that a router asks of its owner."""
 
@@ -60,14 +65,18 @@ class ClientRegion:
         )
         self.sender: AnySender
         """What senders use: the router, or for a type with instances a sender by its router."""
+        traced = regions.tracer is not None
         if interface.instances is None:
-            self.router = self.sender = Router(
+            plain = TracedSending if traced else Router
+            self.router = self.sender = plain(
                 interface, region, self, endpoint.loop, endpoint.clock, within
             )
         else:
-            router = InstanceRouter(interface, region, self, endpoint.loop, endpoint.clock)
+            instances = TracedInstanceRouter if traced else InstanceRouter
+            router = instances(interface, region, self, endpoint.loop, endpoint.clock)
             router.sender_name = endpoint.name
             self.router, self.sender = router, sender_of(router)
+        self.router.trace_with(regions.tracer)
         self.dropped_messages: dict[str, int] = {}
 
     def adopt(self, interface: Interface) -> None:
@@ -112,8 +121,13 @@ class ClientRegion:
 class ClientRegions:
     """The types of one client. `to_contact` sends to the contact; it returns False without one."""
 
-    def __init__(self, endpoint: Endpoint, to_contact: Callable[[Control], bool]) -> None:
-        self.endpoint, self.to_contact = endpoint, to_contact
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        to_contact: Callable[[Control], bool],
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.endpoint, self.to_contact, self.tracer = endpoint, to_contact, tracer
         self.settings = ShardingSettings()
         self.routers: dict[str | type, AnySender] = {}
         """What sends to the known types, by name and by class."""

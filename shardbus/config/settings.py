@@ -527,9 +527,13 @@ class ShutdownSettings:
 
 @dataclass(frozen=True, slots=True)
 class TracingSettings:
-    """Trace context."""
+    """Traces by OpenTelemetry, of the application's SDK. They need the extra `otel`."""
 
     enabled: bool = flag(False, "carry trace context in messages and create spans")
+    ratio: float = number(
+        0.0,
+        "the part of messages, sent outside of entities and of any span, that begin a trace",
+    )
 
 
 @dataclass(frozen=True, slots=True)

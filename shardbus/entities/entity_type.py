@@ -63,6 +63,8 @@ class Invoker:
     """The only decoder of a handler that always has one argument."""
     read_all: ReadAll | None = None
     """Decodes the payloads of a run, where that is faster than one by one."""
+    trace: str = ""
+    """The trace context of the one message that this invoker is for."""
 
 
 @dataclass(frozen=True, slots=True)

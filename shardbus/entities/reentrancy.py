@@ -40,8 +40,9 @@ from typing import Any
 from shardbus.entities.eager import OWNER, EagerTask
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.router import Router
+from shardbus.routing.traced_sending import TracedSending
 from shardbus.transport.asks import Key
-from shardbus.wire.batch import CHAIN_MAX, Hop
+from shardbus.wire.batch import CHAIN_MAX, Chain, Hop
 from shardbus.wire.schema import Decode
 
 FUTURES_MAX = 64
@@ -110,9 +111,35 @@ class NodeRouter(Router):
         return answer
 
 
+class TracedNodeRouter(TracedSending, NodeRouter):
+    """The router of a node with tracing."""
+
+    def ask_traced(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        context: Any,
+        chain: Chain = (),
+    ) -> asyncio.Future[Any]:
+        owner = OWNER.get()
+        run: CallChain | None = owner.call_chain_now() if owner is not None else None
+        chain = run.chain if run is not None else ()
+        answer = super().ask_traced(key, entity_id, payload, timeout_ms, decode, context, chain)
+        if run is not None:
+            run.asked((key[0], entity_id), answer)
+        return answer
+
+
 class NodeInstanceRouter(InstanceRouter, NodeRouter):
     """The router of a node for a type with instances. An instance is an entity of its own in a
     chain."""
+
+
+class TracedNodeInstanceRouter(InstanceRouter, TracedNodeRouter):
+    """The same for a type with instances."""
 
 
 def eager_task_waiting_for(task: asyncio.Task[Any]) -> EagerTask | None:

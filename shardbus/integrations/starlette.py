@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.errors import (
@@ -81,6 +82,39 @@ def lifespan(*resources: AbstractAsyncContextManager[Any]) -> Lifespan:
             yield
 
     return running
+
+
+class TraceContext:
+    """ASGI middleware: the W3C trace context of a request's headers is current while the request is
+    handled, so that the messages of a client with `tracing` join that trace. If another
+    instrumentation has begun a span, that stays current.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        try:
+            from opentelemetry import context, propagate, trace
+        except ImportError as e:
+            hint = "pip install 'shardbus[otel]'"
+            raise ConfigError(f"tracing needs OpenTelemetry: {e}", hint=hint) from None
+        self._app = app
+        self._context, self._propagate, self._trace = context, propagate, trace
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = self._trace.get_current_span().get_span_context().is_valid
+        if scope["type"] not in ("http", "websocket") or known:
+            await self._app(scope, receive, send)
+            return
+        carrier = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        token = self._context.attach(self._propagate.extract(carrier))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._context.detach(token)
 
 
 def client_of(connection: HTTPConnection) -> AsyncClient:

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from shardbus.config.seeds import SeedList, parse_seeds
 from shardbus.config.settings import Settings, ShardingSettings
+from shardbus.entities.eager import OWNER
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
@@ -55,6 +56,7 @@ from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
 from shardbus.routing.instance_refs import reference
 from shardbus.routing.refs import ASK_TIMEOUT_MS
+from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.sharding import events
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import strategy_for
@@ -147,6 +149,8 @@ class Node:
             self.regions, self.store, self.gate, self._has_no_home, self.environment.wall_clock
         )
         self.on_leave: Callable[[], None] | None = None
+        self.tracer: Tracer | None = None
+        """Set at the start, if tracing is enabled."""
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
@@ -187,6 +191,12 @@ class Node:
         self._store_identity = await self.store.identity()
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.subscriptions = Subscriptions(self.me)
+        traces = self.settings.tracing
+        if traces.enabled:
+            dice = self.environment.dice
+            self.tracer = open_tracing(
+                str(self.me), traces.ratio, dice, lambda: OWNER.get() is None
+            )
         self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
         self.endpoint = self._make_endpoint(uid)
         self._ticker = Ticker(self.endpoint.clock, self.loop)
@@ -248,8 +258,9 @@ class Node:
         )
         strategy = strategy_for(name, self.settings.sharding, chosen, entity_type.strategy)
         required = with_role_minimum(chosen, self.settings.cluster.role_min_members)
+        states = self.states if self.tracer is None else self.tracer.keeper(self.states)
         region = RegionShell(
-            entity_type, chosen, self, self.states, self.ref, hosts=hosts, within=within
+            entity_type, chosen, self, states, self.ref, hosts=hosts, within=within
         )
         self.regions[name] = region
         if within is not None:

@@ -58,8 +58,10 @@ class PendingMessage:
         "shard",
         "since",
         "size",
+        "trace",
         "via",
         "waiter",
+        "why",
     )
 
     def __init__(
@@ -88,6 +90,8 @@ class PendingMessage:
         self.error: Refusal | None = None
         self.since = 0.0
         """When it began to wait, in seconds of the loop."""
+        self.trace = self.why = ""
+        """Its trace context, and why it waits; empty if it is not traced."""
 
     @property
     def expired(self) -> bool:
@@ -122,7 +126,12 @@ class PendingMessage:
                 waiter,
                 chain,
                 self.via,
+                self.trace,
             )
+        elif self.trace:
+            decode, since, trace = self.decode, self.since, self.trace
+            key = self.key
+            out.traced(key, entity_id, payload, timeout_ms, waiter, decode, chain, since, trace)
         elif waiter is None:
             out.tell_accepted(self.key, entity_id, payload)
         else:

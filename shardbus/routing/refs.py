@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shardbus.errors import ConfigError, ShardBusError
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router, Sender, ShardRoute, check_room
+from shardbus.routing.traced_sending import TracedSending
 from shardbus.transport.asks import Key
 from shardbus.wire.schema import Decode, Method, decode_value, encode_value, method_of, pack_value
 
@@ -96,6 +97,33 @@ class Call:
         self.tell(*args, **kwargs)
 
 
+class TracedCall(Call):
+    """A handler in a process with tracing: the router looks for the context of each tell."""
+
+    __slots__ = ()
+
+    _router: TracedSending
+
+    def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        router, payload = self._router, self._pack(args, kwargs)
+        context = router.parent()
+        if context is not None:
+            return router.ask_traced(
+                self._key, self._id, payload, self._timeout_ms, self._decode, context
+            )
+        return router.ask_untraced(self._key, self._id, payload, self._timeout_ms, self._decode)
+
+    def tell(self, *args: Any, **kwargs: Any) -> Any:
+        router, payload, out = self._router, self._pack(args, kwargs), self._route.out
+        context = router.parent()
+        if context is not None:
+            return router.tell_traced(self._key, self._id, payload, context)
+        if out is None:
+            return router.deliver(PendingMessage(self._key, self._route.shard, self._id, payload))
+        out.tell(self._key, self._id, payload)
+        return router.done if out.writable else out.until_room
+
+
 class Ref:
     """A reference to one entity. Its attributes are the entity's handlers."""
 
@@ -112,7 +140,8 @@ class Ref:
         method = self._router.interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
-        call = Call(self._router, self.entity_id, self._route, method, self._timeout_ms)
+        kind = TracedCall if isinstance(self._router, TracedSending) else Call
+        call = kind(self._router, self.entity_id, self._route, method, self._timeout_ms)
         setattr(self, name, call)  # an access to __dict__ would create a dict for each reference
         return call
 

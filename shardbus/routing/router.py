@@ -29,7 +29,7 @@ from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refus
 from shardbus.sharding import events
 from shardbus.sharding.messages import CarriedEntity
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.sharding.region.route import REJECT_EXPIRED, BufferedMessage
+from shardbus.sharding.region.route import REJECT_EXPIRED, Absence, BufferedMessage
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.machine_timer import MachineTimer
@@ -37,6 +37,12 @@ from shardbus.transport.session import Session, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
 
+WHY = {
+    Absence.NEVER: "unknown_home",
+    Absence.DEAD: "home_died",
+    Absence.MOVING: "move",
+}
+"""Why a message waits, as its trace says."""
 ROUTES_MAX = 200_000
 FLUSH_TIMEOUT_MS = 60_000
 
@@ -136,6 +142,8 @@ class Router:
         self.ask_failed: Callable[[str, float], object] | None = None
         """Called with the type, and the seconds that it waited, when an ask fails that found no
         home."""
+        self.tracing: Any = None
+        """The tracer (`traced_sending`) of a process with tracing."""
         self.home_latencies = Histogram()
         """From the first message that waits for the home of a shard until messages go there."""
         self._wanted_since: dict[str, float] = {}
@@ -152,6 +160,10 @@ class Router:
         self._keys: dict[str, Key] = {}
         self._key_of_class: dict[type, Key] = {}
         self._shards, self._shard_of = interface.shards, interface.shard_of
+
+    def trace_with(self, tracer: Any) -> None:
+        """Use this tracer; None in a process without tracing."""
+        self.tracing = tracer
 
     def key(self, method: str) -> Key:
         """Return the key of a method; always the same object."""
@@ -377,17 +389,28 @@ class Router:
         pending.since = pending.since or self._loop.time()
         self.table.buffered_asks.add(pending)
         if self.route(pending.shard).out is None:
+            if pending.trace:
+                pending.why = WHY[self.table.region.absence_of(pending.shard)[0]]
             self.table._wanted_since.setdefault(pending.shard, pending.since)
 
+    def _trace_wait(self, pending: PendingMessage) -> None:
+        """Note that a traced message has waited for its home."""
+        about = {"shardbus.why": pending.why, "shardbus.shard": pending.shard}
+        waited = self._loop.time() - pending.since
+        pending.trace = self.tracing.passed(pending.trace, "buffered", about, waited)
+        pending.why = ""
+
     def _pending(self, unsent: Unsent) -> PendingMessage:
-        key, shard, entity_id, payload, hops, waiting, chain, via = unsent
+        key, shard, entity_id, payload, hops, waiting, chain, via, trace = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
         router = self._inner.get(key[0], self)
         shard = shard or router.route_of(entity_id).shard
         own = router.key(key[1])
-        return PendingMessage(
+        pending = PendingMessage(
             own, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via
         )
+        pending.trace = trace
+        return pending
 
     def reconnect(self, lost: Session) -> None:
         """Replace a lost session to a node that lives by a new one."""
@@ -456,6 +479,8 @@ class Router:
             assert isinstance(pending, PendingMessage)
             self.buffered_asks.discard(pending)
             if pending.error is None:
+                if pending.trace and pending.why and self.tracing is not None:
+                    self._trace_wait(pending)
                 pending.send(out, self._clock)
             elif pending.expired:
                 self._dropped(pending, REJECT_EXPIRED)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
@@ -29,7 +30,12 @@ from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.message_times import MessageTimes
-from shardbus.entities.reentrancy import NodeInstanceRouter, NodeRouter
+from shardbus.entities.reentrancy import (
+    NodeInstanceRouter,
+    NodeRouter,
+    TracedNodeInstanceRouter,
+    TracedNodeRouter,
+)
 from shardbus.entities.runner import Arrive, read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
@@ -41,6 +47,7 @@ from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import ancestors
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.refs import start_entity
+from shardbus.routing.traced_sending import Tracer
 from shardbus.sharding import events, messages
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.shells.load_sampling import LoadSampling
@@ -76,6 +83,7 @@ class RegionServices(Protocol):
     store: StateStore
     drops: DropTallies
     gate: SuspensionGate
+    tracer: Tracer | None
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
@@ -186,14 +194,18 @@ class RegionShell:
             self.shard_hosts.add(self.host, len(ancestors(interface)))
             region = table.router.region
         loop, clock = self._loop, node.endpoint.clock
+        traced = node.tracer is not None
         if interface.instances is not None:
-            rows = NodeInstanceRouter(interface, region, self, loop, clock)
+            instances = TracedNodeInstanceRouter if traced else NodeInstanceRouter
+            rows = instances(interface, region, self, loop, clock)
             rows.here, rows.sender_name = node.me, str(node.me)
             self.router, self.sender = rows, sender_of(rows)
         else:
             of_parent = within.router if within is not None else None
-            self.router = NodeRouter(interface, region, self, loop, clock, of_parent)
+            plain = TracedNodeRouter if traced else NodeRouter
+            self.router = plain(interface, region, self, loop, clock, of_parent)
             self.sender = self.router
+        self.router.trace_with(node.tracer)
 
     def set_zones(self, zones: Mapping[NodeId, str]) -> None:
         """Use these zones of the members that have one, to find the nearest instance."""
@@ -251,6 +263,8 @@ class RegionShell:
                 else:
                     self.host.counts.drop("unhandled", len(part.ids), via)
             return
+        if run.trace:
+            invoker = self._traced(invoker, run.trace, asked=False)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id)
@@ -292,6 +306,8 @@ class RegionShell:
             self.host.counts.drop("expired", len(run.ids))  # it was under way for too long
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
+        if run.trace:
+            invoker = self._traced(invoker, run.trace, asked=True)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id, run.chain)
@@ -308,6 +324,17 @@ class RegionShell:
         else:
             slices = sliced(run.ids, run.payloads, run.corrs)
             self._deliver(self._find, arrive, invoker, session, slices, deadline, chain, ahead)
+
+    def _traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker:
+        """Return the invoker of one message that carries a trace context. Without tracing here the
+        context only travels on, should the message be forwarded."""
+        tracer, function = self._node.tracer, invoker.function
+        if tracer is not None:
+            is_async, method = invoker.is_async, invoker.name
+            function = tracer.handling(
+                function, trace, self._loop, is_async=is_async, asked=asked, method=method
+            )
+        return replace(invoker, function=function, trace=trace)
 
     def _deliver_sampled(
         self,
@@ -359,6 +386,8 @@ class RegionShell:
                 invoker = timed or invoker
         else:
             invoker = self.sampling.timed_alone(invoker)
+        if message.trace:
+            invoker = self._traced(invoker, message.trace, asked=asker is not None)
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         self._node.gate.is_shut()  # a start looks at the last check only
@@ -402,9 +431,18 @@ class RegionShell:
         waiter = ForwardedAsk(asker, corr) if asker is not None else None
         until = min(deadline, self._node.endpoint.clock.after(FORWARD_TIMEOUT_MS))
         via = min(corr, 0)
-        return PendingMessage(
+        pending = PendingMessage(
             key, shard, entity_id, payload, hops + 1, waiter, None, until, chain, via
         )
+        if invoker.trace:
+            pending.trace = self._relayed(invoker.trace, shard)
+        return pending
+
+    def _relayed(self, trace: str, shard: str) -> str:
+        """Note in a trace that this node passes its message on."""
+        tracer = self._node.tracer
+        about = {"shardbus.entity_type": self.name, "shardbus.shard": shard}
+        return trace if tracer is None else tracer.passed(trace, "relay", about)
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Echo the flush if the shard runs here and all earlier messages have arrived; otherwise

@@ -75,6 +75,7 @@ class Unsent(NamedTuple):
     waiting: PendingAsk | None
     chain: Chain
     via: int = 0
+    trace: str = ""
 
 
 class CoarseClock:

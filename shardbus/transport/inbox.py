@@ -294,7 +294,8 @@ def _after(run: TellRun | AskRun, at: int) -> TellRun | AskRun:
     ids, payloads = run.ids[at:], run.payloads[at:]
     del run.ids[at:], run.payloads[at:]
     if isinstance(run, TellRun):
-        return TellRun(run.type, run.method, ids, payloads)
+        return TellRun(run.type, run.method, ids, payloads, run.trace)
     corrs = run.corrs[at:]
     del run.corrs[at:]
-    return AskRun(run.type, run.method, run.timeout_ms, ids, payloads, corrs, run.chain)
+    chain, trace = run.chain, run.trace
+    return AskRun(run.type, run.method, run.timeout_ms, ids, payloads, corrs, chain, trace)

@@ -359,14 +359,40 @@ class Session:
         waiter: Waiter | None,
         chain: Chain = (),
         via: int = 0,
+        trace: str = "",
     ) -> None:
         """Pass on a message that came from elsewhere. `via`: the mark of the session it came by,
         for a tell."""
         corr = self._expect(waiter, None, timeout_ms) if waiter is not None else 0
-        self._put(
-            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain, via),
-            len(payload),
+        run = Relayed(
+            key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain, via, trace
         )
+        self._put(run, len(payload))
+
+    def traced(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+        since: float,
+        trace: str,
+    ) -> None:
+        """Send a message with its trace context, in a run of its own; a tell if the waiter is None.
+        `since`: when it began to wait, 0 if it did not."""
+        if waiter is None:
+            self._put(TellRun(key[0], key[1], [entity_id], [payload], trace), len(payload))
+            return
+        corr = self._expect(waiter, decode, timeout_ms)
+        self._asked_since = self._asked_since or self._loop.time()
+        if since:
+            self._delayed[corr] = since
+        ids, payloads, corrs = [entity_id], [payload], [corr]
+        run = AskRun(key[0], key[1], timeout_ms, ids, payloads, corrs, chain, trace)
+        self._put(run, len(payload) + len(chain) * ENVELOPE_WEIGHT)
 
     def flush_shard(
         self, entity_type: str, shard: str, hops: int, timeout_ms: int, waiter: Waiter
@@ -817,21 +843,25 @@ def _unsent_messages(runs: list[Run], asks: Asks) -> list[Unsent]:
             case TellRun():
                 key = (run.type, run.method)
                 rows = zip(run.ids, run.payloads, strict=True)
-                unsent += [Unsent(key, "", i, p, 0, None, ()) for i, p in rows]
+                trace = run.trace
+                unsent += [Unsent(key, "", i, p, 0, None, (), 0, trace) for i, p in rows]
             case AskRun():
                 key = (run.type, run.method)
                 asked = zip(run.ids, run.payloads, run.corrs, strict=True)
                 found = [(i, p, take(corr)) for i, p, corr in asked]
                 unsent += [
-                    Unsent(key, "", i, p, 0, w, run.chain) for i, p, w in found if w is not None
+                    Unsent(key, "", i, p, 0, w, run.chain, 0, run.trace)
+                    for i, p, w in found
+                    if w is not None
                 ]
             case Relayed():
                 key = (run.type, run.method)
                 waiting = take(run.corr)
                 if waiting is not None or not run.corr:
-                    shard, hops, via = run.shard, run.hops, run.via
+                    shard, hops, via, trace = run.shard, run.hops, run.via, run.trace
+                    chain = run.chain
                     unsent.append(
-                        Unsent(key, shard, run.id, run.payload, hops, waiting, run.chain, via)
+                        Unsent(key, shard, run.id, run.payload, hops, waiting, chain, via, trace)
                     )
             case _:
                 pass  # replies and control messages are for this very process

@@ -11,11 +11,12 @@ holds neighbouring messages that share everything but id and payload, as columns
 one producer and one type of message, costs one array header per batch and two array elements per
 message. Payloads are opaque here; only a handler's declared types decode them.
 
-    Tell      [0, type, method, ids, payloads]
-    Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain]
+    Tell      [0, type, method, ids, payloads, trace]
+    Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain, trace]
     Reply     [2, corrs, payloads]
     Fail      [3, corr, error, text, detail, fields]
-    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain, via]  later hop
+    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain, via, trace]
+              a later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
@@ -24,8 +25,9 @@ a registered class. A correlation id belongs to one direction of one session; 0 
 expected.
 
 A chain lists the entities that wait for the answer, each as [type, id, number], the first caller
-first. It is empty for asks from outside of entities. `chain`, `via` and `fields` are missing in
-batches of builds without them.
+first. It is empty for asks from outside of entities. `trace` is the trace context of a message
+(`routing.tracing`); a traced message has a run to itself. `chain`, `via`, `fields` and `trace` are
+missing in batches of builds without them, which ignore them.
 
 Decoding is schema-first: a frame that does not fit the schema is refused whole, and a claimed
 length is checked against the bytes that are there.
@@ -75,6 +77,8 @@ FAILURE_MAX = 32 * 1024
 """Characters, at most, of an error's text and of its details."""
 REJECTION_BYTES_MAX = 64 * 1024
 """Bytes, at most, of a rejection's fields."""
+TRACE_MAX = 2048
+"""Characters, at most, of a trace context. A sender of this build fills some 1,100."""
 METHOD_MAX = 1024
 """Characters, at most, of a method: the name of a handler or of a class."""
 
@@ -87,6 +91,7 @@ a wrong one gets an answer, and the other messages of the batch are handled."""
 Payloads = Annotated[list[bytes], msgspec.Meta(max_length=MESSAGES_MAX)]
 Corrs = Annotated[list[int], msgspec.Meta(max_length=MESSAGES_MAX)]
 Method = Annotated[str, msgspec.Meta(max_length=METHOD_MAX)]
+Trace = Annotated[str, msgspec.Meta(max_length=TRACE_MAX)]
 Failure = Annotated[str, msgspec.Meta(max_length=FAILURE_MAX)]
 RejectionFields = Annotated[bytes, msgspec.Meta(max_length=REJECTION_BYTES_MAX)]
 
@@ -121,6 +126,7 @@ class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):
     method: Method
     ids: Ids
     payloads: Payloads
+    trace: Trace = ""
 
 
 class AskRun(msgspec.Struct, array_like=True, tag_field="op", tag=1, gc=False):
@@ -133,6 +139,7 @@ class AskRun(msgspec.Struct, array_like=True, tag_field="op", tag=1, gc=False):
     payloads: Payloads
     corrs: Corrs
     chain: Chain = ()
+    trace: Trace = ""
 
 
 class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False):
@@ -168,6 +175,7 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     via: Mark = 0
     """Mark of the session that a tell came by, on the node that forwards it; other nodes give it
     back in reports of dropped tells."""
+    trace: Trace = ""
 
 
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):

@@ -22,6 +22,7 @@ from shardbus.config.settings import (
     SecuritySettings,
     Settings,
     StoreSettings,
+    TracingSettings,
 )
 from shardbus.http.app import create_app
 from shardbus.membership.member import Status
@@ -46,6 +47,7 @@ class Nodes:
         self.own: dict[str, Any] = {}
         """Settings of section `node` for those that start from now on."""
         self.store, self.security = StoreSettings(), SecuritySettings()
+        self.tracing = TracingSettings()
         self._cluster = cluster
         self._clients: list[AsyncClient] = []
 
@@ -70,7 +72,11 @@ class Nodes:
         own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
         own = replace(own, **self.own)
         settings = Settings(
-            node=own, cluster=self._cluster, store=self.store, security=self.security
+            node=own,
+            cluster=self._cluster,
+            store=self.store,
+            security=self.security,
+            tracing=self.tracing,
         )
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, self.open_store())

@@ -210,3 +210,19 @@ if os.environ.get("APP_QUOTES"):
             while not Path(gate).exists():
                 await asyncio.sleep(0.02)
             return self.context.instance
+
+
+def export_spans(collector: str) -> None:
+    """Configure OpenTelemetry as an application does: an SDK, and an exporter to a collector."""
+    from opentelemetry import trace
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(endpoint=collector)))
+    trace.set_tracer_provider(provider)
+
+
+if "APP_COLLECTOR" in os.environ:
+    export_spans(os.environ["APP_COLLECTOR"])

@@ -37,6 +37,7 @@ SHORT = {
     "ISC License": "ISC",
     "BSD License": "BSD-3-Clause",
     "Apache": "Apache-2.0",
+    "3-Clause BSD License": "BSD-3-Clause",
     "Apache Software License": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",

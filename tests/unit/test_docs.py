@@ -121,8 +121,7 @@ def test_settings_without_effect_are_marked() -> None:
     silent = {key for key in keys if key.rpartition(".")[2] not in read}
     said = {key for key, why in marked.items() if why.startswith("no effect yet")}
     assert silent - said == set(), "say so in NO_EFFECT of docs/make_reference.py"
-    ambiguous = {"tracing.enabled"}
-    assert said - silent - ambiguous == set(), "these have an effect now: take them out there"
+    assert said - silent == set(), "these have an effect now: take them out there"
 
 
 def attributes_read() -> Iterator[str]:
@@ -159,6 +158,12 @@ def test_every_route_is_on_its_page() -> None:
 def test_pages_of_metrics_rules_and_dashboard_are_those_of_the_declarations() -> None:
     for path, content in generator("make_monitoring").files().items():
         assert path.read_text(encoding="utf-8") == content, "run `make docs-generated`"
+
+
+def test_the_picture_of_a_trace_is_that_of_its_spans() -> None:
+    made = generator("make_trace")
+    drawn = made.render(made.SPANS.read_text(encoding="utf-8"))
+    assert made.PICTURE.read_text(encoding="utf-8") == drawn, "run `make docs-generated`"
 
 
 def test_every_metric_has_a_panel_and_every_alert_names_metrics_that_exist() -> None:

@@ -74,18 +74,19 @@ def test_runs_keep_their_order() -> None:
 def test_another_implementation_of_messagepack_reads_it() -> None:
     read = msgpack.unpackb(encode_batch(RUNS))
     assert read == [
-        [0, "counter", "add", ["a", "é"], [b"\x91\x01", b""]],
-        [1, "counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63], []],
+        [0, "counter", "add", ["a", "é"], [b"\x91\x01", b""], ""],
+        [1, "counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63], [], ""],
         [
             *[1, "counter", "add", 5000, ["a"], [b"\x90"], [3]],
             [["page", "é", 2**62], ["user", "b", 1]],
+            "",
         ],
         [2, [1, 2], [b"\xc0", b""]],
         [3, 7, "EntityFailed", "division by zero", "ZeroDivisionError", b""],
         [3, 8, "Rejection", "left=3", "shop:OutOfStock", b"\x81\xa4left\x03"],
-        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [], 0],
-        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]], 0],
-        [4, "counter", "17", "a", "", b"\xc0", 0, 0, 3, [], -7],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [], 0, ""],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]], 0, ""],
+        [4, "counter", "17", "a", "", b"\xc0", 0, 0, 3, [], -7, ""],
         [5, "Register", "counter", b"\x80"],
         [6, "counter", "17", 4, 60_000, 1],
     ]
@@ -95,8 +96,9 @@ def test_another_implementation_of_messagepack_reads_it() -> None:
 def test_runs_of_a_build_without_chains_are_read() -> None:
     ask, relayed = AskRun("t", "m", 1, ["a"], [b""], [1]), Relayed("t", "1", "a", "m", b"", 1, 2, 3)
     asked, sent_on = msgpack.unpackb(encode_batch([ask, relayed]))
-    for old in (sent_on[:-2], sent_on[:-1]):  # without the link that it came by
-        assert decode_batch(msgpack.packb([asked[:-1], old])) == [ask, relayed]
+    for old in (sent_on[:-3], sent_on[:-2], sent_on[:-1]):  # without link, without trace
+        for older in (asked[:-2], asked[:-1]):
+            assert decode_batch(msgpack.packb([older, old])) == [ask, relayed]
 
 
 def test_a_failure_of_a_build_without_rejections_is_read() -> None:

@@ -1,0 +1,143 @@
+"""What a router adds if its process has tracing: a span and its context for each traced message.
+
+A process without tracing makes plain routers, so it pays nothing. In one with tracing, a message
+that is not traced costs a look at the current context; a traced one is a `PendingMessage`, even if
+its home is known, because that has room for the context.
+
+Source: docs/how-to/trace.md; B.151.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Any, Protocol
+
+from shardbus.errors import ConfigError
+from shardbus.routing.pending_message import PendingMessage
+from shardbus.routing.router import Router
+from shardbus.transport.asks import Key
+from shardbus.wire.batch import Chain
+from shardbus.wire.schema import Decode, encode_value, method_of
+
+
+class Tracer(Protocol):
+    """What routers and regions use of `routing.tracing.Tracing`."""
+
+    def parent(self) -> Any | None: ...
+    def send(
+        self, what: str, entity_type: str, entity_id: str, method: str, context: Any
+    ) -> Any: ...
+    def end_with(self, span: Any, answer: asyncio.Future[Any]) -> None: ...
+    def text(self, span: Any) -> str: ...
+    def passed(
+        self, carried: str, what: str, about: dict[str, Any], seconds: float = 0.0
+    ) -> str: ...
+    def handling(
+        self,
+        function: Any,
+        text: str,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        is_async: bool,
+        asked: bool,
+        method: str,
+    ) -> Any: ...
+    def keeper(self, states: Any) -> Any: ...
+
+
+def open_tracing(
+    where: str, ratio: float, dice: Random, may_begin: Callable[[], bool] = lambda: True
+) -> Tracer:
+    """Return the tracing of this process. Without a span, messages begin traces only where
+    `may_begin` permits it.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    try:
+        from shardbus.routing.tracing import Tracing
+    except ImportError as e:
+        raise ConfigError(
+            f"tracing needs OpenTelemetry: {e}", hint="pip install 'shardbus[otel]'"
+        ) from None
+    return Tracing(where, ratio, dice, may_begin)
+
+
+class TracedSending(Router):
+    """A router that traces what is sent, once it has a tracer."""
+
+    def parent(self) -> Any | None:
+        """Return the context of a message to trace; None if it is not traced."""
+        return None
+
+    def trace_with(self, tracer: Tracer | None) -> None:
+        super().trace_with(tracer)
+        self.ask_untraced = super().ask  # type: ignore[method-assign]
+        if tracer is not None:
+            self.parent = tracer.parent  # type: ignore[method-assign]
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+        context = self.parent()
+        if context is None:
+            return super().tell(key, entity_id, payload)
+        return self.tell_traced(key, entity_id, payload, context)
+
+    def tell_traced(self, key: Key, entity_id: str, payload: bytes, context: Any) -> Any:
+        """`tell` with a span."""
+        assert self.tracing is not None
+        span = self.tracing.send("tell", key[0], entity_id, key[1], context)
+        try:
+            pending = PendingMessage(key, self.route_of(entity_id).shard, entity_id, payload)
+            pending.trace = self.tracing.text(span)
+            return self.deliver(pending)
+        finally:
+            span.end()
+
+    def send(self, entity_id: str, message: object) -> Any:
+        context = self.parent()
+        if context is None:
+            return super().send(entity_id, message)
+        key = self.key(method_of(message))
+        return self.tell_traced(key, entity_id, encode_value(message), context)
+
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]:
+        context = self.parent()
+        if context is None:
+            return self.ask_untraced(key, entity_id, payload, timeout_ms, decode)
+        return self.ask_traced(key, entity_id, payload, timeout_ms, decode, context)
+
+    def ask_untraced(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]:
+        """`ask` as a router without tracing does."""
+        return super().ask(key, entity_id, payload, timeout_ms, decode)
+
+    def ask_traced(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        context: Any,
+        chain: Chain = (),
+    ) -> asyncio.Future[Any]:
+        """`ask` with a span."""
+        tracing = self.tracing
+        assert tracing is not None
+        future, shard = self._create_future(), self.route_of(entity_id).shard
+        span = tracing.send("ask", key[0], entity_id, key[1], context)
+        future.add_done_callback(lambda answer: tracing.end_with(span, answer))
+        deadline = self.deadline(timeout_ms)
+        pending = PendingMessage(key, shard, entity_id, payload, 0, future, decode, deadline, chain)
+        pending.trace = tracing.text(span)
+        try:
+            self.deliver(pending)
+        except BaseException:
+            span.end()
+            raise
+        return future

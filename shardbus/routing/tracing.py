@@ -1,0 +1,296 @@
+"""OpenTelemetry: the spans of messages, and how their context travels.
+
+This is the only module that imports OpenTelemetry, and only a process with tracing imports it. What
+it uses is the API: the application chooses an SDK, its sampler and its exporter.
+
+    client or entity   span `ask` or `tell`, from the call to the answer
+     └─ router         span `buffered` (why: unknown_home, home_died, move), while the message waits
+     └─ relay          span `relay`, on a node that sends the message on to a later home
+     └─ entity         span `buffered` (why: mailbox), then span `handle`
+         └─ save       span `save`, until the store has the state
+         └─ ask ...    what the handler asks or tells
+
+The envelope carries one text: the W3C `traceparent` of the sender's span, its `tracestate`, and the
+`traceparent` of each relay and each wait for a home, which become *links* of the span `handle`:
+
+    traceparent|tracestate|link|link
+
+**Sampling by the parent.** A message is traced if the span that is current when it is sent is
+sampled. If there is none, code outside of entities begins a trace for `ratio` of its messages; an
+entity never does. A message that is not traced carries nothing, so neither does what it causes.
+What others send is read strictly: a text that is none counts as no context.
+
+Source: docs/how-to/trace.md; B.151.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from random import Random
+from typing import Any, NamedTuple
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
+
+from shardbus.errors import Rejection
+
+LINKS_MAX = 8
+"""Links that one message carries; the last ones are kept."""
+STATE_MAX = 512
+"""Characters of `tracestate`; a longer one does not travel."""
+TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+NEVER = 2**62
+
+
+class Carried(NamedTuple):
+    """What the envelope of a message carries."""
+
+    parent: SpanContext
+    links: tuple[SpanContext, ...] = ()
+
+
+class Tracing:
+    """The tracing of one process. `ratio`: the part of messages without a parent that begin a
+    trace, if `may_begin` permits it. `where`: the name of this process, an attribute of each
+    span."""
+
+    def __init__(
+        self,
+        where: str,
+        ratio: float = 0.0,
+        dice: Random | None = None,
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.where, self._may_begin = where, may_begin
+        self._ratio, self._dice = ratio, dice or Random()
+        self._left = self._gap()
+        self._tracer = trace.get_tracer("shardbus")
+        self._seen: Context | None = None
+        """The context of the last message, and whether its span is sampled; None: it has none."""
+        self._verdict: bool | None = None
+
+    # ---- the sender
+
+    def parent(self) -> Context | None:
+        """Return the context to trace a message in that is sent now; None if it is not traced."""
+        context = get_current()
+        if context is not self._seen:
+            span = trace.get_current_span(context).get_span_context()
+            self._seen = context
+            self._verdict = span.trace_flags.sampled if span.is_valid else None
+        if self._verdict is None:
+            self._left -= 1
+            if self._left > 0:
+                return None
+            self._left = self._gap()
+            return context if self._may_begin() else None
+        return context if self._verdict else None
+
+    def _gap(self) -> int:
+        return self._dice.randint(1, max(1, round(2 / self._ratio) - 1)) if self._ratio else NEVER
+
+    def send(
+        self, what: str, entity_type: str, entity_id: str, method: str, context: Context
+    ) -> Span:
+        """Begin the span of a message that is sent."""
+        kind = SpanKind.CLIENT if what == "ask" else SpanKind.PRODUCER
+        about = self._about(entity_type, entity_id, method)
+        return self._tracer.start_span(f"{what} {entity_type}", context, kind, about)
+
+    @staticmethod
+    def end_with(span: Span, answer: asyncio.Future[Any]) -> None:
+        """End the span of an ask with its outcome."""
+        if answer.cancelled():
+            span.set_status(Status(StatusCode.ERROR, "cancelled"))
+        elif (error := answer.exception()) is not None:
+            _fail(span, error)
+        span.end()
+
+    @staticmethod
+    def text(span: Span) -> str:
+        """Return what the envelope carries for a span; empty if it is not sampled."""
+        context = span.get_span_context()
+        if not context.is_valid or not context.trace_flags.sampled:
+            return ""
+        state = context.trace_state.to_header()
+        return f"{_traceparent(context)}|{state if len(state) <= STATE_MAX else ''}"
+
+    # ---- on the way
+
+    def passed(self, carried: str, what: str, about: dict[str, Any], seconds: float = 0.0) -> str:
+        """Note that a message has waited for these seconds, or is relayed: a span of its own, and a
+        link in what the envelope carries from now on."""
+        read = self.read(carried)
+        if read is None:
+            return carried
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            what,
+            _context_of(read.parent),
+            attributes={**about, "shardbus.process": self.where},
+            start_time=now - int(seconds * 1e9),
+        )
+        span.end(now)
+        head, state, *links = carried.split("|")
+        links = [*links, _traceparent(span.get_span_context())][-LINKS_MAX:]
+        return "|".join([head, state, *links])
+
+    @staticmethod
+    def read(text: str) -> Carried | None:
+        """Return what a text carries; None if it is none, or not sampled."""
+        head, _, rest = text.partition("|")
+        state, *others = rest.split("|")
+        parent = _span_context(head, state)
+        if parent is None or not parent.trace_flags.sampled:
+            return None
+        links = (_span_context(other) for other in others[:LINKS_MAX])
+        return Carried(parent, tuple(link for link in links if link is not None))
+
+    # ---- the entity
+
+    def handling(
+        self,
+        function: Callable[..., Any],
+        text: str,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        is_async: bool,
+        asked: bool,
+        method: str,
+    ) -> Callable[..., Any]:
+        """Return a handler's function for a traced message that arrives now."""
+        carried = self.read(text)
+        if carried is None:
+            return function
+        arrived, waits = time.time_ns(), [False]
+        loop.call_soon(waits.__setitem__, 0, True)
+        kind = SpanKind.SERVER if asked else SpanKind.CONSUMER
+
+        @contextmanager
+        def handled(entity: Any) -> Iterator[None]:
+            activation = entity.context
+            about = self._about(activation.entity_type, activation.entity_id, method)
+            about["shardbus.shard"] = activation.shard_id
+            about["shardbus.fence"] = activation.fence
+            parent = _context_of(carried.parent)
+            if waits[0]:
+                waited = self._tracer.start_span(
+                    "buffered",
+                    parent,
+                    attributes={**about, "shardbus.why": "mailbox"},
+                    start_time=arrived,
+                )
+                waited.end()
+            name = f"handle {activation.entity_type}.{method or 'receive'}"
+            links = [Link(link) for link in carried.links]
+            span = self._tracer.start_span(name, parent, kind, about, links)
+            token = attach(trace.set_span_in_context(span, parent))
+            try:
+                yield
+            except BaseException as error:
+                _fail(span, error)
+                raise
+            finally:
+                detach(token)
+                span.end()
+
+        if is_async:
+
+            @wraps(function)
+            async def call_async(entity: Any, *args: Any) -> Any:
+                with handled(entity):
+                    return await function(entity, *args)
+
+            return call_async
+
+        @wraps(function)
+        def call(entity: Any, *args: Any) -> Any:
+            with handled(entity):
+                return function(entity, *args)
+
+        return call
+
+    def _about(self, entity_type: str, entity_id: str, method: str) -> dict[str, Any]:
+        return {
+            "messaging.system": "shardbus",
+            "shardbus.entity_type": entity_type,
+            "shardbus.entity_id": entity_id,
+            "shardbus.method": method or "receive",
+            "shardbus.process": self.where,
+        }
+
+    # ---- the store
+
+    def keeper(self, states: Any) -> StateKeeper:
+        """Return what loads and saves by `states`, with spans."""
+        return StateKeeper(states, self)
+
+    def saving(self, entity_type: str, entity_id: str) -> Span | None:
+        """Begin the span of a save, if the handler that saves is traced."""
+        context = get_current()
+        if not trace.get_current_span(context).get_span_context().trace_flags.sampled:
+            return None
+        about = self._about(entity_type, entity_id, "save")
+        return self._tracer.start_span(f"save {entity_type}", context, SpanKind.CLIENT, about)
+
+
+class StateKeeper:
+    """Loads and saves the state of entities by `states`, with a span for each traced save."""
+
+    def __init__(self, states: Any, tracing: Tracing) -> None:
+        self._states, self._tracing = states, tracing
+        self.load: Callable[[str, str, str, int], Awaitable[bytes | None]] = states.load
+
+    def save(
+        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
+    ) -> asyncio.Future[None]:
+        """As the store's."""
+        span = self._tracing.saving(entity_type, entity_id)
+        saved: asyncio.Future[None] = self._states.save(entity_type, shard, entity_id, fence, data)
+        if span is not None:
+            saved.add_done_callback(lambda answer: self._tracing.end_with(span, answer))
+        return saved
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    """Note an error. A rejection is an answer, and no failure."""
+    if isinstance(error, Rejection):
+        span.set_attribute("shardbus.rejection", error.type)
+        return
+    if isinstance(error, Exception):
+        span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+
+
+def _traceparent(context: SpanContext) -> str:
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def _span_context(text: str, state: str = "") -> SpanContext | None:
+    found = TRACEPARENT.fullmatch(text)
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    known = TraceState.from_header([state]) if state else TraceState()
+    context = SpanContext(trace_id, span_id, True, TraceFlags(flags), known)
+    return context if context.is_valid else None
+
+
+def _context_of(parent: SpanContext) -> Context:
+    return trace.set_span_in_context(NonRecordingSpan(parent), Context())

@@ -1,0 +1,273 @@
+"""Traces through a real cluster: from a client to an entity, with it to another node, to another
+entity, to the store; and what is sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from shardbus import AsyncClient, Entity, EntityFailed, Rejection, ShardBus, handler
+from shardbus.config.settings import TracingSettings
+from shardbus.integrations.starlette import TraceContext, client_of, lifespan
+from shardbus.node.node import Node
+from tests import spans
+from tests.loopback.nodes import Nodes
+from tests.spans import Spans, id_of, parent_of
+from tests.waiting import until
+
+
+class SoldOut(Rejection):
+    """The stock has nothing."""
+
+
+class Total(msgspec.Struct):
+    n: int = 0
+
+
+def application() -> ShardBus:
+    bus = ShardBus("shop")
+    bus.message(Total)
+
+    @bus.entity("stock", shards=4)
+    class Stock(Entity):
+        state: Total
+
+        @handler
+        async def take(self, n: int) -> int:
+            self.state.n += n
+            await self.save()
+            return self.state.n
+
+        @handler
+        def refuse(self) -> None:
+            raise SoldOut
+
+        @handler
+        def fail(self) -> None:
+            raise ValueError("broken")
+
+    @bus.entity("order", shards=1)
+    class Order(Entity):
+        stays = ""
+
+        @handler
+        async def place(self, item: str, n: int) -> int:
+            if self.context.node == Order.stays:
+                self.context.stash()
+                return 0
+            await self.context.ref("log", item).note.tell(n)
+            taken: int = await self.context.ref("stock", item).take(n)
+            return taken
+
+        @handler
+        async def wait(self, gate: str) -> str:
+            await gates[gate].wait()
+            return gate
+
+        @handler
+        def stay(self) -> None:
+            Order.stays = self.context.node
+
+    @bus.entity("log", shards=4)
+    class Log(Entity):
+        @handler
+        def note(self, n: int) -> None: ...
+
+    return bus
+
+
+gates: dict[str, asyncio.Event] = {}
+PICTURED = Path(__file__).resolve().parents[2] / "docs/trace.jsonl"
+
+
+@pytest.fixture
+def kept() -> Spans:
+    spans.install()
+    found = Spans()
+    found.clear()
+    gates.clear()
+    return found
+
+
+@pytest.fixture
+def traced(nodes: Nodes) -> Nodes:
+    nodes.tracing = TracingSettings(enabled=True)
+    return nodes
+
+
+def unsampled() -> Any:
+    """A current span that its sampler has not chosen."""
+    context = SpanContext(1, 1, is_remote=True, trace_flags=TraceFlags(0))
+    return trace.use_span(NonRecordingSpan(context))
+
+
+def rows(kept: Spans, old: Node) -> Iterator[dict[str, Any]]:
+    """The spans as the picture in the documentation has them."""
+    places = {str(old.me): "node 1"}
+    for span in kept.all:
+        at = str(span.attributes.get("shardbus.process", ""))
+        place = places.get(at) or ("client" if at.startswith("client") else "node 2")
+        why = span.attributes.get("shardbus.why")
+        about = (f" ({why})" if why else "") + (f"  {place}" if at else "")
+        yield {
+            "id": f"{id_of(span):x}",
+            "parent": f"{parent_of(span) or 0:x}",
+            "name": span.name,
+            "about": about,
+            "start": span.start_time,
+            "end": (kept.one("ask order") if span.name == "request" else span).end_time,
+        }
+
+
+async def test_B151_one_trace_leads_from_the_client_over_a_move_to_the_second_entitys_save(
+    traced: Nodes, kept: Spans
+) -> None:
+    """The order keeps the message back, so it goes on to the next home with the shard."""
+    first, second = await traced.cluster(application(), 2)
+    client = await traced.client(first, second, tracing=True)
+    await client.call("order", "o-1", "stay")
+    [old] = [n for n in (first, second) if n.regions["order"].host.entities]
+    new = second if old is first else first
+    with kept.root():
+        placed = asyncio.ensure_future(client.call("order", "o-1", "place", "pear", 3))
+        await until(lambda: kept.named("handle order.place"), "the first home to have the order")
+        await traced.leave(old)
+        assert await placed == 3
+    await until(lambda: kept.named("handle log.note"), "the told message")
+
+    [request] = kept.named("request")
+    trace_ids = {span.get_span_context().trace_id for span in kept.all}  # type: ignore[union-attr]
+    assert len(trace_ids) == 1
+    asked = kept.one("ask order")
+    assert parent_of(asked) == id_of(request)
+    before, after = kept.named("handle order.place")
+    assert [span.attributes["shardbus.process"] for span in (before, after)] == [
+        str(old.me),
+        str(new.me),
+    ]
+    assert {parent_of(before), parent_of(after)} == {id_of(asked)}
+    relay = kept.one("relay")
+    assert parent_of(relay) == id_of(asked)
+    assert id_of(relay) in [link.context.span_id for link in after.links]
+    assert not before.links
+    inner = kept.one("ask stock")
+    assert parent_of(inner) == id_of(after)
+    taken = kept.one("handle stock.take")
+    assert parent_of(taken) == id_of(inner)
+    assert parent_of(kept.one("save stock")) == id_of(taken)
+    assert parent_of(kept.one("tell log")) == id_of(after)
+    assert parent_of(kept.one("handle log.note")) == id_of(kept.one("tell log"))
+    assert taken.attributes["shardbus.entity_id"] == "pear"
+    assert taken.attributes["shardbus.fence"] > 0
+    if os.environ.get("WRITE_TRACE"):
+        PICTURED.write_text("".join(f"{json.dumps(row)}\n" for row in rows(kept, old)))
+
+
+async def test_B151_a_message_that_waits_says_why(traced: Nodes, kept: Spans) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client = await traced.client(node, tracing=True)
+    with kept.root():
+        gates["open"] = asyncio.Event()
+        waiting = asyncio.ensure_future(client.call("order", "o-2", "wait", "open"))
+        behind = asyncio.ensure_future(client.call("order", "o-2", "stay"))
+        await until(lambda: node.regions["order"].host.runner.mailbox_limits.waiting, "the mailbox")
+        gates["open"].set()
+        await asyncio.gather(waiting, behind)
+    why = {span.attributes["shardbus.why"] for span in kept.named("buffered")}
+    assert why == {"unknown_home", "mailbox"}
+    stay = kept.one("handle order.stay")
+    assert stay.attributes["shardbus.entity_id"] == "o-2"
+
+
+async def test_B151_errors_are_on_the_spans_and_a_rejection_is_none(
+    traced: Nodes, kept: Spans
+) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client = await traced.client(node, tracing=True)
+    with kept.root():
+        with pytest.raises(EntityFailed):
+            await client.call("stock", "a", "fail")
+        with pytest.raises(Rejection):
+            await client.call("stock", "a", "refuse")
+    failed, refused = kept.one("handle stock.fail"), kept.one("handle stock.refuse")
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.events[0].name == "exception"
+    assert refused.status.status_code is StatusCode.UNSET
+    assert refused.attributes["shardbus.rejection"] == "SoldOut"
+    asks = kept.named("ask stock")
+    assert [span.status.status_code for span in asks] == [StatusCode.ERROR, StatusCode.UNSET]
+
+
+async def test_B151_the_parent_decides_and_without_one_the_ratio(
+    traced: Nodes, kept: Spans
+) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client = await traced.client(node, tracing=True)
+    with unsampled():
+        assert await client.call("order", "o-3", "place", "fig", 1) == 1
+    assert await client.call("order", "o-3", "place", "fig", 1) == 2
+    assert kept.all == []
+    often = await traced.client(node, tracing=True, trace_ratio=1.0)
+    with unsampled():
+        await often.call("order", "o-3", "place", "fig", 1)
+    assert kept.all == []
+    await often.call("order", "o-3", "place", "fig", 1)
+    await until(lambda: kept.named("handle log.note"), "the told message")
+    asked = kept.one("ask order")
+    assert parent_of(asked) is None
+    assert parent_of(kept.one("handle order.place")) == id_of(asked)
+
+
+async def test_B151_a_node_without_tracing_takes_traced_messages_and_passes_the_context_on(
+    nodes: Nodes, kept: Spans
+) -> None:
+    [node] = await nodes.cluster(application(), 1)
+    assert node.tracer is None
+    client = await nodes.client(node, tracing=True)
+    with kept.root():
+        assert await client.call("order", "o-4", "place", "fig", 1) == 1
+    assert [span.name for span in kept.all if span.name != "buffered"] == ["request", "ask order"]
+
+
+async def test_B151_a_client_without_tracing_sends_no_context(traced: Nodes, kept: Spans) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client: AsyncClient = await traced.client(node)
+    with kept.root():
+        assert await client.call("order", "o-5", "place", "fig", 1) == 1
+    assert [span.name for span in kept.all] == ["request"]
+
+
+async def test_B151_the_context_of_a_web_request_is_the_parent(traced: Nodes, kept: Spans) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client = AsyncClient(f"tcp://{node.me.address}", cluster="shop", tracing=True)
+
+    async def put(request: Request) -> JSONResponse:
+        return JSONResponse(await client_of(request).call("order", "o-6", "place", "fig", 1))
+
+    app = Starlette(routes=[Route("/put", put)], lifespan=lifespan(client))
+    app.add_middleware(TraceContext)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    transport = httpx.ASGITransport(app=app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://web") as web,
+    ):
+        assert (await web.get("/put", headers={"traceparent": parent})).json() == 1
+        assert (await web.get("/put")).json() == 2
+    asked = kept.one("ask order")
+    assert parent_of(asked) == 0xB7AD6B7169203331
+    assert asked.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C

@@ -1,0 +1,130 @@
+"""What the envelope carries, and what becomes of texts that are none."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+import pytest
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
+
+from shardbus.errors import ConfigError
+from shardbus.routing import traced_sending
+from shardbus.routing.tracing import LINKS_MAX, STATE_MAX, Tracing
+from shardbus.wire.batch import TRACE_MAX, AskRun, TellRun, decode_batch, encode_batch
+from tests import spans
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def span(state: str = "", flags: int = 1) -> NonRecordingSpan:
+    known = TraceState.from_header([state]) if state else TraceState()
+    context = SpanContext(int("0af7651916cd43dd8448eb211c80319c", 16), int("b7ad6b7169203331", 16),
+                          False, TraceFlags(flags), known)  # fmt: skip
+    return NonRecordingSpan(context)
+
+
+def test_B151_a_text_has_the_traceparent_and_the_state_of_a_sampled_span() -> None:
+    assert Tracing.text(span()) == f"{PARENT}|"
+    assert Tracing.text(span("a=1,b=2")) == f"{PARENT}|a=1,b=2"
+    assert Tracing.text(span(f"a={'x' * STATE_MAX}")) == f"{PARENT}|"
+    assert Tracing.text(span(flags=0)) == ""
+    assert Tracing.text(NonRecordingSpan(trace.INVALID_SPAN_CONTEXT)) == ""
+
+
+def test_what_was_written_is_read() -> None:
+    carried = Tracing.read(f"{PARENT}|a=1|{PARENT}")
+    assert carried is not None
+    assert carried.parent.is_remote
+    assert carried.parent.trace_state.get("a") == "1"
+    assert [link.span_id for link in carried.links] == [carried.parent.span_id]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "|",
+        "nonsense",
+        PARENT[:-1],
+        PARENT.replace("01", "00", 1),
+        f"{PARENT[:-2]}00|",
+        "00-" + "0" * 32 + "-b7ad6b7169203331-01|",
+        PARENT.upper(),
+        PARENT + "\n|",
+    ],
+)
+def test_a_text_that_is_none_or_not_sampled_is_no_context(text: str) -> None:
+    assert Tracing.read(text) is None
+
+
+def test_strange_states_and_links_are_left_out() -> None:
+    carried = Tracing.read(f"{PARENT}|=;;\x00|nonsense|{PARENT}" + "|x" * 100)
+    assert carried is not None
+    assert len(carried.links) == 1
+
+
+def test_a_message_that_is_relayed_often_keeps_its_last_links_and_fits() -> None:
+    spans.install()
+    tracing = Tracing("n1")
+    text = Tracing.text(span(f"a={'x' * (STATE_MAX - 2)}"))
+    seen = []
+    for _ in range(LINKS_MAX + 3):
+        text = tracing.passed(text, "relay", {})
+        seen.append(text.rpartition("|")[2])
+    assert text.split("|")[2:] == seen[-LINKS_MAX:]
+    assert len(text) <= TRACE_MAX
+    assert tracing.passed("nonsense", "relay", {}) == "nonsense"
+
+
+def test_the_ratio_is_kept_on_average_and_zero_begins_nothing() -> None:
+    tracing = Tracing("n1", 0.05, Random(3))
+    begun = sum(tracing.parent() is not None for _ in range(20_000))
+    assert begun == pytest.approx(1000, rel=0.1)
+    never = Tracing("n1", 0.0)
+    assert not any(never.parent() is not None for _ in range(1000))
+    always = Tracing("n1", 1.0)
+    assert all(always.parent() is not None for _ in range(100))
+
+
+def test_a_span_that_is_not_sampled_is_a_parent_too() -> None:
+    always = Tracing("n1", 1.0)
+    with trace.use_span(span(flags=0)):
+        assert always.parent() is None
+    with trace.use_span(span()):
+        assert Tracing("n1").parent() is not None
+    refused = Tracing("n1", 1.0, may_begin=lambda: False)
+    assert refused.parent() is None
+
+
+class OldTellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0):
+    """What a build without traces knows."""
+
+    type: str
+    method: str
+    ids: list[str]
+    payloads: list[bytes]
+
+
+def test_B151_builds_without_traces_read_traced_messages_and_theirs_are_read() -> None:
+    batch = encode_batch([TellRun("page", "hit", ["a"], [b"x"], f"{PARENT}|")])
+    [run] = msgspec.msgpack.decode(batch, type=list[OldTellRun])
+    assert (run.ids, run.payloads) == (["a"], [b"x"])
+    [read] = decode_batch(msgspec.msgpack.encode([run]))
+    assert isinstance(read, TellRun)
+    assert read.trace == ""
+    [asked] = decode_batch(encode_batch([AskRun("p", "m", 1, ["a"], [b""], [1], (), "t")]))
+    assert isinstance(asked, AskRun)
+    assert asked.trace == "t"
+
+
+def test_without_opentelemetry_tracing_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "shardbus.routing.tracing", None)
+    with pytest.raises(ConfigError, match="OpenTelemetry") as refused:
+        traced_sending.open_tracing("n1", 0.0, Random())
+    assert "shardbus[otel]" in str(refused.value.hint)
