@@ -259,7 +259,7 @@ class ShardBus:
         return self._running().region_state(kind)
 
     def external_allocation(self, name: str) -> ExternalAllocation:
-        """The places of shards of a type with strategy `external`.
+        """The places that are set for shards of a type.
 
         Raises:
             LocalProtocolError: no node runs here.

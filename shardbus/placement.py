@@ -4,8 +4,8 @@
     await places.set("7", "10.0.0.3:7355")      # partition 7 of the topic is read there
     await places.unset("7")
 
-For types whose allocation strategy is `external`. Any node takes the call; places are stored, and
-outlive coordinators and a full stop.
+Any node takes the call; places are stored, and outlive coordinators and a full stop. Strategy
+`external` has no other rule; any other one decides about the shards without a place.
 
 Source: docs/how-to/define-entities.md.
 """
@@ -20,8 +20,8 @@ from shardbus.ids import Address
 
 class ExternalAllocation:
     """The places of one type's shards. Every method raises UnknownEntityType for an unknown type,
-    Refused if the type has another strategy or its coordinator is not known, and RequestError if
-    the coordinator does not answer."""
+    Refused if the type has instances, a node at a new place takes no shard, or the coordinator is
+    not known, and RequestError if the coordinator does not answer."""
 
     def __init__(self, shard_control: ShardControl, name: str) -> None:
         self._shard_control, self._name = shard_control, name

@@ -52,7 +52,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "plan": ("placement:plan", "Predict which shards would move."),
         "rebalance": ("placement:rebalance", "Check the balance now; pause or bound moves."),
-        "place": ("placement:place", "Set where shards must live, for strategy external."),
+        "place": ("placement:place", "Set where shards must live, and show it."),
         "stop": ("placement:stop", "Stop shards until their next message."),
         "limit": ("limits:limit", "Show or set the limit of a type's entities in memory."),
         "data": ("data:app", "The stored tables of shards."),

@@ -104,7 +104,7 @@ def place(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Set the nodes of shards, for types with the strategy `external`; without places, show
+    """Set the nodes where shards must live, until `SHARD=` takes a place away; without places, show
     them."""
     for text in places or ():
         _check_place(text)

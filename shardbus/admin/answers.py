@@ -371,12 +371,8 @@ class NodeAnswers:
         if coordinator is None:
             return None
         try:
-            if not coordinator.rebalancing.takes_places:
-                raise Refused(
-                    f"{name!r} has a strategy of its own, which would move the shard back",
-                    hint=f"set sharding.types.{name}.allocation = external to place it by hand",
-                )
             places = {s: Address.parse(text) if text else None for s, text in changes.items()}
+            coordinator.rebalancing.check_places({p for p in places.values() if p is not None})
             await self._shell(name).override(lambda current: current.placed(places))
         except ShardBusError as e:
             return _refusal(e)

@@ -100,7 +100,7 @@ class ShardControl:
 
         Raises:
             ConfigError: the type has no such shard.
-            Refused: the type's strategy is not `external`.
+            Refused: the type has instances, or a node there takes no shard.
             StoreUnavailable: either the old or the new places are stored.
         """
         self._check_shards(name, changes)

@@ -213,7 +213,8 @@ class NodeApi(Protocol):
 
         Raises:
             ConfigError: no such shard, or no address.
-            Refused: the type's strategy is not `external`, or the coordinator does not answer.
+            Refused: the type has instances, a node there takes no shard, or the coordinator does
+                not answer.
         """
         ...
 

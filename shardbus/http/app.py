@@ -26,7 +26,7 @@
     POST /v1/stop/{type}                     ?shard=S ...: until a message arrives
     GET  /v1/explain/{type}                  ?shard=S: its home and its history
     GET  /v1/limit/{type}                    the limit on entities in memory, by node
-    GET  /v1/places/{type}                   places of shards, for strategy `external`
+    GET  /v1/places/{type}                   places of shards that were set
     POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for node.join = manual
     POST /v1/cluster/shutdown                stop the whole cluster

@@ -1,6 +1,6 @@
 """What operators set for one entity type, and the coordinator keeps.
 
-    places    shard -> the address of the node on which it must live, for strategy `external`
+    places    shard -> the address of the node on which it must live
     paused    nothing is moved for balance
     moves     moves in flight instead of `max_moves_in_flight`; 0 means the setting
 

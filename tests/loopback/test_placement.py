@@ -13,6 +13,8 @@ from shardbus.admin.pages import AdminPages
 from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused
 from shardbus.ids import NodeId, shard_of
+from shardbus.membership.events import SetService
+from shardbus.membership.member import Service
 from shardbus.node.node import Node
 from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.table import ShardTable
@@ -126,16 +128,61 @@ async def listed(node: Node) -> dict[str, str] | None:
     return {row["shard"]: row["place"] for row in rows}  # type: ignore[attr-defined]
 
 
-async def test_S319_a_shard_is_not_placed_where_its_strategy_would_not_leave_it(
+async def test_S319_a_shard_is_pinned_under_any_strategy_until_it_is_released(
     nodes: Nodes,
 ) -> None:
-    first, second = await nodes.cluster(application(), 2)
-    for node in (first, second):
-        with pytest.raises(Refused, match="move the shard back"):
-            await AdminPages(node).place("counter", {"1": str(second.me)})
-        with pytest.raises(ConfigError, match="no shard '12'"):
-            await AdminPages(node).place("counter", {"12": str(second.me)})
+    """Also over a change of the coordinator, and while its node is cordoned."""
+    fast = {"rebalance_interval": 0.2, "retry_interval": 0.2}
+    trio = await nodes.cluster(application(), 3, **fast)
+    first, second, third = trio
+    await touch(nodes, range(SHARDS))
+    page = AdminPages(second)
+    with pytest.raises(ConfigError, match="no shard '12'"):
+        await page.place("counter", {"12": str(second.me)})
+    pins = [shard for shard in range(SHARDS) if home(nodes, shard) is not third][:5]
+    await page.place("counter", {str(shard): str(third.me) for shard in pins})
+    for shard in pins:
+        await at(nodes, shard, third)
+
+    def others() -> bool:
+        """The strategy spreads the others as if the pinned ones were not there."""
+        counts = [len(node.regions["counter"].host.shards) for node in nodes.all]
+        counts[nodes.all.index(third)] -= len(pins)
+        return max(counts) - min(counts) <= 1 and sum(counts) == SHARDS - len(pins)
+
+    await until(others, "balance beside the pinned ones")
+    await nodes.leave(first)
+    await until(others, "balance under the next coordinator")
+    assert all(home(nodes, shard) is third for shard in pins)
+    second.cluster.post(SetService(third.me, Service.DRAINING))
+    for shard in pins:
+        await at(nodes, shard, second)
+
+    async def refused() -> bool:
+        try:
+            await page.place("counter", {str(pins[0]): str(third.me)})
+        except Refused as error:
+            return "takes no shard" in error.message
+        return False
+
+    await until(refused, "the refusal of a place that drains")
+    second.cluster.post(SetService(third.me, Service.OPEN))
+    for shard in pins:
+        await at(nodes, shard, third)
+    await page.place("counter", {str(shard): "" for shard in pins})
+    half = SHARDS // 2
+    await until(
+        lambda: [len(n.regions["counter"].host.shards) for n in nodes.all] == [half, half],
+        "balance of all, when they are released",
+    )
     assert await listed(second) == {}
+
+
+async def test_S319_a_type_with_instances_takes_no_places(nodes: Nodes) -> None:
+    first, second = await nodes.cluster(application(instances=2), 2)
+    for node in (first, second):
+        with pytest.raises(Refused, match="lie on distinct nodes"):
+            await AdminPages(node).place("counter", {"1~1": str(second.me)})
 
 
 async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(

@@ -14,6 +14,9 @@ plan. The bound on moves in flight keeps one move short; this bound keeps the wh
 being felt where each move has a cost that outlasts it, such as a cold cache. The window slides: a
 move counts for the 60 seconds after it began. A new coordinator starts to count at 0.
 
+**Places.** A shard that an operator has placed stays out of the strategy's sight (`pinned`), until
+its place is taken away. Strategy `external` has no other rule, so it keeps the places itself.
+
 **Loads.** Where the strategy goes by load (`least_load`), regions report what their shards cost
 (`load_estimates`). A check gives the strategy the averages, and the shards that rest because they
 have just moved.
@@ -31,11 +34,15 @@ Source: S2.18, S2.19, B.65, B.66, B.69, B.77, N.9, N.10; docs/how-to/define-enti
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.errors import Refused
+from shardbus.ids import Address
 from shardbus.sharding.allocation.checked import CheckedStrategy
 from shardbus.sharding.allocation.least_load import LeastLoad
+from shardbus.sharding.allocation.pinned import PinnedShards
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, Move
 from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.coordinator.load_estimates import LASTING_S, LoadEstimates
@@ -78,8 +85,8 @@ class Rebalancing:
         moves: Moves,
     ) -> None:
         self.strategy = CheckedStrategy(strategy, lambda note: moves.notes.append(note))
-        self.planner: AllocationStrategy = self.strategy
-        """What plans: the strategy, or a guard around it."""
+        self.planner: AllocationStrategy = PinnedShards(self.strategy)
+        """What plans: a guard around the strategy."""
         self.paused = False
         self._interval = settings.rebalance_interval
         self._moves_max = settings.max_moves_in_flight
@@ -89,10 +96,25 @@ class Rebalancing:
         self._loads = LoadEstimates(settings.load, settings.rebalance_cool_down)
         self._shard_count = ShardCountCheck(settings.shards if layout.startswith(PLAIN) else 0)
 
-    @property
-    def takes_places(self) -> bool:
-        """True if operators decide where shards live."""
-        return isinstance(self.strategy.strategy, External)
+    def check_places(self, places: Collection[Address]) -> None:
+        """Check that shards may be placed at these addresses. A node need not be there yet.
+
+        Raises:
+            Refused: the type has instances, or a node there takes no shard.
+        """
+        if not isinstance(self.planner, PinnedShards):
+            raise Refused(
+                "a type with instances takes no places: the instances of a shard lie on distinct"
+                " nodes, which its coordinator chooses",
+                hint="cordon or drain a node instead",
+            )
+        able = self._registry.candidates()
+        for node in self._registry.registered:
+            if node.address in places and node not in able:
+                raise Refused(
+                    f"{node.address} takes no shard: it is cordoned, drains, leaves or hosts none",
+                    hint="uncordon it first, or name another node",
+                )
 
     @property
     def moves_in_flight(self) -> tuple[int, int]:
@@ -111,6 +133,8 @@ class Rebalancing:
         strategy = self.strategy.strategy
         if isinstance(strategy, External):
             self.strategy.strategy = replace(strategy, places=overrides.places)
+        elif isinstance(self.planner, PinnedShards):
+            self.planner.places = overrides.places
 
     def on_loads(self, report: ShardLoads, now: float) -> None:
         """Record the loads of a region's shards."""

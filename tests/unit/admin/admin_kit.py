@@ -14,8 +14,8 @@ from shardbus.config.settings import (
     ShardingSettings,
     StoreSettings,
 )
-from shardbus.errors import NodeLost
-from shardbus.ids import NodeId
+from shardbus.errors import NodeLost, Refused
+from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.membership.vitals import Vitals
@@ -148,6 +148,7 @@ class FakeNode:
         self.failure: Exception | None = None
         self.still_stopping: list[str] = []
         self.patience = 0.0
+        self.cordoned = False
 
     def describe_rejoining(self) -> str:
         return self.rejoining
@@ -206,9 +207,13 @@ class FakeNode:
                 moves_in_flight=(1, 3),
                 why_not=lambda: "",
                 paused=False,
-                takes_places=True,
+                check_places=self._check_places,
             ),
         )
+
+    def _check_places(self, places: set[Address]) -> None:
+        if LOST.address in places and self.cordoned:
+            raise Refused("it takes no shard", hint="uncordon it")
 
     def _plan(self, add: int, remove: tuple[NodeId, ...]) -> Any:
         self.posted.append(("plan", add, remove))

@@ -269,16 +269,14 @@ async def test_places_are_set_and_taken_away(node: FakeNode, answers: NodeAnswer
     assert await answers.place(PAGE, {"1": ""}) == {"places": {}}
 
 
-async def test_a_strategy_that_would_move_the_shard_back_takes_no_places(
+async def test_a_place_that_breaks_a_rule_is_refused_and_its_end_is_not(
     node: FakeNode, answers: NodeAnswers
 ) -> None:
-    node.coordinator.rebalancing.takes_places = False
-    found = await answers.place(PAGE, {"1": "c:7355"})
-    assert found is not None
-    error, message, hint = found["refused"]
-    assert (error, node.posted) == ("Refused", [])
-    assert "would move the shard back" in message
-    assert "allocation = external" in hint
+    node.cordoned = True
+    refusal = {"refused": ["Refused", "it takes no shard", "uncordon it"]}
+    assert await answers.place(PAGE, {"1": "c:7355"}) == refusal
+    assert node.posted == []
+    assert await answers.place(PAGE, {"1": ""}) == {"places": {}}
 
 
 async def test_refusals_are_answers(node: FakeNode, answers: NodeAnswers) -> None:

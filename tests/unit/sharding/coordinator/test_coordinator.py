@@ -10,6 +10,7 @@ import pytest
 from shardbus.bounds import EPOCH_MAX
 from shardbus.config.loading import options
 from shardbus.config.settings import ShardingSettings
+from shardbus.errors import Refused
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
@@ -659,7 +660,6 @@ def test_B69_a_shard_is_placed_and_moved_by_an_operator() -> None:
     assert driver.wait(60) == [], "without a word nothing moves, however uneven it is"
     begun = driver.handle(directed({"2": B}))
     assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (home,))]
-    assert driver.coordinator.rebalancing.takes_places
 
 
 def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
@@ -674,13 +674,17 @@ def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
     assert begun == [msg.BeginHandOff(1, (home,))]
 
 
-def test_B69_other_strategies_take_no_places() -> None:
+def test_S319_under_any_strategy_a_shard_moves_to_its_place() -> None:
     driver = ready()
     before = driver.home("1")
     other = B if before.node == A else A
-    assert driver.handle(directed({"1": other})) == []
-    assert driver.wait(60) == []
-    assert not driver.coordinator.rebalancing.takes_places
+    begun = driver.handle(directed({"1": other}))
+    assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (before,))]
+    driver.coordinator.rebalancing.check_places({A.address, B.address, C.address})
+    driver.handle(ev.MembersChanged((A, B), unfit=(B,)))
+    driver.coordinator.rebalancing.check_places({A.address, C.address})
+    with pytest.raises(Refused, match=f"{B.address} takes no shard"):
+        driver.coordinator.rebalancing.check_places({A.address, B.address})
 
 
 def test_a_plan_is_carried_out_within_the_bound() -> None:
