@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The settings of a node.", no_args_is_help=True)
 
-SUSPEND_AFTER, STABLE_AFTER = "cluster.suspend_after", "cluster.downing.stable_after"
 NO_TYPES = "none: this node would host nothing"
 
 
@@ -113,28 +112,6 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
     return {"types": types, "downing": downing, "exposure": exposure, "keys": keys}
 
 
-def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield every setting with its key. Tokens and the passwords in URLs are masked, and a value
-    that is derived from others stands for itself."""
-    from shardbus.config.loading import options
-    from shardbus.store.urls import mask_url
-
-    for key, option in options():
-        value: Any = settings
-        for part in key.split("."):
-            value = getattr(value, part)
-        if key == "store.url":
-            value = mask_url(value)
-        elif option.secret and value:
-            value = "***"
-        elif key == SUSPEND_AFTER and settings.cluster.suspends:
-            value = settings.cluster.contact_lifetime
-        yield key, value
-    for name, overrides in settings.sharding.types.items():
-        for key, value in overrides.items():
-            yield f"sharding.types.{name}.{key}", value
-
-
 @app.command()
 def show(
     file: ConfigFile = None,
@@ -143,16 +120,14 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show every setting as a node started here would have it."""
+    from shardbus.admin.setting_rows import rows_of
     from shardbus.config.loading import load, origins
 
     layers = layers_of(file, [], assignments)
     settings = load(layers)
-    values = dict(shown_values(settings))
-    places = dict.fromkeys(values, "default") | origins(layers)
-    if not settings.cluster.suspends:
-        places[SUSPEND_AFTER] += ", no effect: no node suspends with this way of downing"
-    elif not settings.cluster.suspend_after:
-        places[SUSPEND_AFTER] = f"4/5 of {STABLE_AFTER} ({places[STABLE_AFTER]})"
+    found = rows_of(settings, origins(layers))
+    values = {row["setting"]: row["value"] for row in found}
+    places = {row["setting"]: row["origin"] for row in found}
     if as_json:
         answer: dict[str, Any] = {"settings": values}
         if origin:

@@ -121,14 +121,16 @@ def _load_and_run(
     leash: SupervisorLink | None,
     rejoins_by: list[str],
 ) -> int:
+    from shardbus.config.loading import for_types, origins
     from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import checks_of, settings_for
 
     bus = load_app(app)
+    layers = for_types(layers, bus.types)
     settings = settings_for(layers, bus)
     for look in checks_of(bus, settings).values():
         look()
-    return _run(bus, settings, ready_fd, leash, rejoins_by)
+    return _run(bus, settings, origins(layers), ready_fd, leash, rejoins_by)
 
 
 def _settings(layers: list[Layer]) -> Settings:
@@ -143,11 +145,14 @@ def _settings(layers: list[Layer]) -> Settings:
 def _run(
     bus: ShardBus,
     settings: Settings,
+    origins: dict[str, str],
     ready_fd: int | None,
     leash: SupervisorLink | None,
     rejoins_by: list[str],
 ) -> int:
     """Run the node. What the system refuses (a port, a directory) is a failure, not wrong usage."""
+    from functools import partial
+
     from shardbus.admin.pages import administer
     from shardbus.errors import ConfigError
     from shardbus.node.run import run_node
@@ -163,7 +168,7 @@ def _run(
         return run_node(
             bus,
             settings,
-            administer,
+            partial(administer, origins=origins),
             ready_fd=ready_fd,
             supervisor=leash,
             rejoins_by=rejoins_by,

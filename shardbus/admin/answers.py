@@ -20,8 +20,10 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from shardbus.admin.brief import brief_of
 from shardbus.admin.metrics import VERSION
 from shardbus.admin.services import AdminServices
+from shardbus.admin.shard_map import ShardMaps
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import BufferFull, ConfigError, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
@@ -57,6 +59,7 @@ class NodeAnswers:
         self._node = node
         self._walks = 0
         """Lists of entities that are being made."""
+        self._maps = ShardMaps()
 
     def register(self) -> None:
         """Answer questions through the node's `NodeRpc` from now on."""
@@ -81,6 +84,9 @@ class NodeAnswers:
             self.shutdown_region,
             self.checkup,
             self.reload_keys,
+            self.brief,
+            self.shard_map,
+            self.slow_reports,
         ):
             self._node.rpc.register(answer.__name__, answer)
         to_clients = self._node.settings.security.list_states
@@ -102,6 +108,16 @@ class NodeAnswers:
             for name, region in self._node.regions.items()
             if region.host.state_sizes is not None
         }
+
+    def brief(self) -> dict[str, Any]:
+        """What this node hosts, how busy it is, and what it has counted."""
+        return brief_of(self._node)
+
+    def slow_reports(self) -> list[list[Any]]:
+        """The last slow handlers here, oldest first: seconds since the report, the entity type,
+        `waited` or `blocked`, and the report."""
+        now = self._node.loop.time()
+        return [[now - r.at, r.entity_type, r.how, r.text] for r in self._node.slow.reports()]
 
     def suspension(self) -> str:
         """Why no entity of this node handles messages; empty if they do."""
@@ -287,6 +303,15 @@ class NodeAnswers:
             "load_unit": coordinator.rebalancing.load_unit,
             **_pace(coordinator),
         }
+
+    def shard_map(self, name: str, known: str) -> dict[str, Any] | None:
+        """The homes of a type's shards in columns, and the last moves; no columns if the asker has
+        the version `known`."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        drawn = self._maps.of(name, coordinator, known, self._node.loop.time())
+        return {**drawn, **_pace(coordinator)}
 
     def shard(self, name: str, shard: str) -> dict[str, Any] | None:
         """The home of a shard and its changes, each with its age in seconds."""

@@ -21,13 +21,13 @@ from prometheus_client.core import (
 )
 
 from shardbus.admin import metric_catalogue as catalogue
+from shardbus.admin.brief import drops_of
 from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
 from shardbus.admin.services import AdminServices
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.sharding.coordinator.history import BUCKETS
-from shardbus.transport.send_buffer import SEND_BUFFER_FULL
 
 VERSION = "0.1.0"
 
@@ -76,20 +76,15 @@ class _Collector:
         return [sent, received, forwarded, buffered, hedged, rerouted, pauses]
 
     def _drops(self) -> Iterable[Metric]:
-        endpoint, gossip = self._node.endpoint, self._node.watching
+        endpoint = self._node.endpoint
         dropped = _counter(catalogue.MESSAGES_DROPPED)
         refused = _counter(catalogue.MESSAGES_REFUSED)
         for (name, reason), count in sorted(self._node.refused.counts.items()):
             refused.add_metric([name, reason], count)
-        for name, region in self._node.regions.items():
-            for reason, count in sorted((ALERTED | region.host.counts.dropped).items()):
-                dropped.add_metric([name, reason], count)
-        for name, count in sorted(endpoint.send_buffer_limit.refused.items()):
-            dropped.add_metric([name, SEND_BUFFER_FULL], count)
-        for reason, count in sorted(endpoint.dropped_frames.items()):
-            dropped.add_metric(["", reason], count)
-        for reason, count in sorted(gossip.dropped_frames.items() if gossip else ()):
-            dropped.add_metric(["", f"gossip_{reason}"], count)
+        rows = {(name, reason): 0 for name in self._node.regions for reason in ALERTED}
+        rows |= {(name, reason): count for name, reason, count in drops_of(self._node)}
+        for (name, reason), count in sorted(rows.items()):
+            dropped.add_metric([name, reason], count)
         late = _plain_counter(catalogue.ASKS_TIMED_OUT, endpoint.asks_timed_out)
         edges = _plain_counter(catalogue.MISSED_EDGES, endpoint.network.missed_edges)
         return [dropped, refused, late, edges]

@@ -18,7 +18,9 @@ from typing import Any
 
 from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.metrics import render
+from shardbus.admin.overview import ClusterOverview
 from shardbus.admin.services import AdminServices
+from shardbus.admin.setting_rows import rows_of
 from shardbus.admin.shard_control import ShardControl, address_of, agreed
 from shardbus.errors import (
     ConfigError,
@@ -81,10 +83,11 @@ def _load_unit(table: Mapping[str, Any]) -> str:
     return str(table.get("load_unit") or UNITS[MESSAGES])
 
 
-def administer(node: AdminServices) -> AdminPages:
-    """Let the node answer other nodes' questions; returns its pages."""
+def administer(node: AdminServices, origins: Mapping[str, str] | None = None) -> AdminPages:
+    """Let the node answer other nodes' questions; returns its pages. `origins`: who set each
+    setting, by its key (`config.loading.origins`)."""
     NodeAnswers(node).register()
-    return AdminPages(node)
+    return AdminPages(node, origins)
 
 
 def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -132,6 +135,10 @@ def _check_shard(region: RegionShell, shard: str) -> None:
         raise ConfigError(f"{region.name!r} has no shard {shard!r}")
 
 
+def _ago(now: datetime, age: float) -> str:
+    return (now - timedelta(seconds=age)).isoformat(timespec="milliseconds")
+
+
 def _changes(answer: Mapping[str, Any] | None) -> list[Json] | None:
     """The changes of a shard, oldest first; None without an answer of the coordinator."""
     if answer is None:
@@ -139,7 +146,7 @@ def _changes(answer: Mapping[str, Any] | None) -> list[Json] | None:
     now = datetime.now(UTC)
     return [
         {
-            "at": (now - timedelta(seconds=age)).isoformat(timespec="milliseconds"),
+            "at": _ago(now, age),
             "from": source,
             "to": target,
             "why": why,
@@ -169,9 +176,10 @@ def _limits(region: RegionShell, asked: list[NodeId], answers: Mapping[NodeId, A
 class AdminPages:
     """The pages of one node; see `NodeApi` for what each method returns."""
 
-    def __init__(self, node: AdminServices) -> None:
-        self._node = node
+    def __init__(self, node: AdminServices, origins: Mapping[str, str] | None = None) -> None:
+        self._node, self._origins = node, origins
         self._shard_control = ShardControl(node.regions, node.rpc)
+        self._overview = ClusterOverview(node, self._facts)
 
     @property
     def cluster_name(self) -> str:
@@ -199,14 +207,6 @@ class AdminPages:
             "members": len(view.members) if view is not None else 0,
             "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
             "coordinators": coordinators,
-            "other_clusters": [
-                {
-                    "seed": str(other.seed),
-                    "node": str(other.node) if other.node is not None else None,
-                    "reason": other.reason,
-                }
-                for other in node.other_clusters
-            ],
         }
 
     def _status(self) -> str:
@@ -251,6 +251,35 @@ class AdminPages:
             "oldest": oldest is not None and member.node == oldest.node,
             "leader": member.node == view.leader,
         }
+
+    async def _facts(self) -> tuple[Json, Json]:
+        return await self.cluster(), await self.types()
+
+    async def overview(self) -> Json:
+        """Members, types and counters in one answer."""
+        return await self._overview.overview()
+
+    async def shard_map(self, type: str, known: str) -> Json:
+        """The homes of a type's shards in columns."""
+        return await self._overview.shard_map(type, known)
+
+    async def settings(self) -> Json:
+        """The settings of this node and who set them."""
+        return {"node": str(self._node.me), "settings": rows_of(self._node.settings, self._origins)}
+
+    async def slow(self) -> Json:
+        """The last slow handlers of every member, newest first."""
+        asked = self._node.rpc.members()
+        answers = await self._node.rpc.ask_all("slow_reports")
+        now = datetime.now(UTC)
+        rows = [
+            {"age": age, "node": str(node), "type": type, "how": how, "text": text}
+            for node, reports in answers.items()
+            for age, type, how, text in reports
+        ]
+        rows.sort(key=itemgetter("age"))
+        handlers = [{"at": _ago(now, row.pop("age")), **row} for row in rows]
+        return {"handlers": handlers, "silent": [str(n) for n in asked if n not in answers]}
 
     async def types(self) -> Json:
         """The entity types of this application."""

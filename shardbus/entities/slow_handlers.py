@@ -20,7 +20,7 @@ import asyncio
 import logging
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,23 @@ log = logging.getLogger("shardbus.entity")
 
 QUIET_S = 10.0
 """Seconds between two warnings of one kind about one type."""
+REPORTS_MAX = 20
+"""Reports that are kept for operators to read."""
 FRAMES_MAX = 6
 ASKS_MAX = 3
 WAITED, BLOCKED = "waited", "blocked"
 _OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
 """Files of this package and of asyncio, left out of reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowReport:
+    """A report, at a time of the loop. `how` is `waited` or `blocked`."""
+
+    at: float
+    entity_type: str
+    how: str
+    text: str
 
 
 @dataclass(slots=True)
@@ -65,6 +77,11 @@ class SlowHandlers:
         self._stalled = 0.0
         self._quiet_until: dict[tuple[str, str], float] = {}
         self._unreported: Counter[tuple[str, str]] = Counter()
+        self._reports: deque[SlowReport] = deque(maxlen=REPORTS_MAX)
+
+    def reports(self) -> tuple[SlowReport, ...]:
+        """Return the last `REPORTS_MAX` reports, oldest first."""
+        return tuple(self._reports.copy())  # a copy is one step: the other thread may append
 
     # ---- in the application's loop
 
@@ -130,6 +147,7 @@ class SlowHandlers:
             return
         self._quiet_until[key] = now + QUIET_S
         others = self._unreported.pop(key, 0)
+        self._reports.append(SlowReport(now, entity_type, what, text))
         log.warning("%s%s", text, f" ({others} others before)" if others else "")
 
 

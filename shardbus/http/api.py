@@ -50,6 +50,23 @@ class NodeApi(Protocol):
         """Every member with what it hosts."""
         ...
 
+    async def overview(self) -> Json:
+        """Members, types and the counters of every member, in one answer that readers share."""
+        ...
+
+    async def shard_map(self, type: str, known: str) -> Json:
+        """The homes of a type's shards in columns, which are null if the map's version is
+        `known`."""
+        ...
+
+    async def settings(self) -> Json:
+        """The settings of this node, and who set them. Secrets are masked."""
+        ...
+
+    async def slow(self) -> Json:
+        """The last reports of slow handlers of every member."""
+        ...
+
     async def types(self) -> Json:
         """The entity types of the cluster."""
         ...

@@ -2,6 +2,10 @@
 
     GET  /livez /readyz /startupz            200 or 503; ?verbose indents it
     GET  /metrics                            Prometheus's text format
+    GET  /ui                                 the page for operators; its parts are below /ui/
+    GET  /v1/overview                        members, types and counters, for that page
+    GET  /v1/map/{type}                      homes in columns; ?known=VERSION: only if changed
+    GET  /v1/settings /v1/slow               settings and their origins; slow handlers
     GET  /v1/cluster /v1/nodes /v1/types
     GET  /v1/shards/{type}
     GET  /v1/partitions/{type}               the instances of each shard
@@ -57,6 +61,7 @@ from shardbus.errors import ConfigError, Refused, ShardBusError
 from shardbus.http.api import Checks, Json, NodeApi
 from shardbus.http.errors import on_defect, on_http_error, on_known_error
 from shardbus.http.guard import Guard, check_write
+from shardbus.http.page import page_routes
 from shardbus.ids import check_id
 
 ANSWER_DEADLINE_S = 4.5
@@ -80,6 +85,11 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/readyz", pages.readyz),
             Route("/startupz", pages.startupz),
             Route("/metrics", pages.metrics),
+            *page_routes(),
+            Route("/v1/overview", pages.overview),
+            Route("/v1/map/{rest:path}", pages.shard_map),
+            Route("/v1/settings", pages.settings_page),
+            Route("/v1/slow", pages.slow),
             Route("/v1/cluster", pages.cluster),
             Route("/v1/nodes", pages.nodes),
             Route("/v1/types", pages.types),
@@ -153,6 +163,19 @@ class _Pages:
 
     async def nodes(self, request: Request) -> Response:
         return await _answer(self.node.nodes())
+
+    async def overview(self, request: Request) -> Response:
+        return await _answer(self.node.overview())
+
+    async def shard_map(self, request: Request) -> Response:
+        known = request.query_params.get("known", "")
+        return await _answer(self.node.shard_map(_type(request), known))
+
+    async def settings_page(self, request: Request) -> Response:
+        return await _answer(self.node.settings())
+
+    async def slow(self, request: Request) -> Response:
+        return await _answer(self.node.slow())
 
     async def types(self, request: Request) -> Response:
         return await _answer(self.node.types())

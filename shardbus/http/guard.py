@@ -14,6 +14,8 @@ Three rules keep out web pages that the operator visits:
   has none.
 - **Origin check.** A browser names the origin of a request in `Sec-Fetch-Site` or `Origin`. A
   request for another origin's page, such as an image tag, is refused before the page does any work.
+- **The page** `/ui` is files without data (`page`). It needs no token: it asks the person for one.
+  A link on another site may open it, but nothing else there may use it.
 - **Writes** need `http.write` and the operator's token. A page cannot send an Authorization header
   across origins without a preflight request, and no page here allows it.
 
@@ -33,6 +35,7 @@ from shardbus.config.settings import HttpSettings
 from shardbus.config.validation import check_token, is_address, is_loopback
 from shardbus.errors import ConfigError
 from shardbus.http.errors import Forbidden, error
+from shardbus.http.page import PAGE, is_page
 from shardbus.transport.secret_file import read_private
 
 HEADERS = (
@@ -62,7 +65,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
+                sent = list(message.get("headers", ()))
+                own = {name for name, _ in sent}  # the page has its own policy
+                message["headers"] = [*sent, *(pair for pair in HEADERS if pair[0] not in own)]
             await send(message)
 
         answer = self.app
@@ -73,7 +78,7 @@ class Guard:
                 "this node does not answer to the name in the Host header",
                 "ask for its address, or add the name to http.allowed_hosts",
             )
-        elif scope["type"] == "http" and _is_cross_site(scope):
+        elif scope["type"] == "http" and _is_cross_site(scope) and not _follows_link(scope):
             answer = error(
                 403,
                 "cross_site",
@@ -107,8 +112,8 @@ class Guard:
         return not self.loopback_only and is_address(host)
 
     def _may_read(self, scope: Scope) -> bool:
-        """True if the page is a probe, or the request has a known token."""
-        return scope["path"] in PROBES or self._has_token(scope)
+        """True if it is a probe or the page without data, or the request has a known token."""
+        return scope["path"] in PROBES or is_page(scope["path"]) or self._has_token(scope)
 
     def _has_token(self, scope: Scope) -> bool:
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -125,6 +130,14 @@ def _is_cross_site(scope: Scope) -> bool:
         return True
     own = f"{scope.get('scheme', 'http')}://{values[b'host'][0]}" if values[b"host"] else ""
     return any(origin != own for origin in values[b"origin"])
+
+
+def _follows_link(scope: Scope) -> bool:
+    """True if a browser opens the page because a person followed a link elsewhere. The page itself
+    has no data, and no frame may hold it."""
+    headers = dict(scope["headers"])
+    opens = headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")
+    return scope["path"] == PAGE and opens == (b"navigate", b"document")
 
 
 def _hostname(host: str) -> str:

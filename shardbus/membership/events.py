@@ -48,13 +48,6 @@ class ContactsFound:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchSeeds:
-    """Find out, while this node is a member, whether these seeds are in another cluster."""
-
-    seeds: tuple[Address, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PubSubReceived:
     """A message arrived over PUB/SUB. `waited`: seconds, at most, that it waited in this
     process."""
@@ -72,11 +65,6 @@ class ControlReceived:
     sender: NodeId
     message: ControlMessage
     asked: Address | None = None
-
-    @property
-    def at(self) -> Address:
-        """The address that the message is from."""
-        return self.asked or self.sender.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +172,6 @@ Event = (
     JoinSelf
     | JoinSeeds
     | ContactsFound
-    | WatchSeeds
     | PubSubReceived
     | ControlReceived
     | PeerListening

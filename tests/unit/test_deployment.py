@@ -53,6 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     def run(
         bus: ShardBus,
         settings: Settings,
+        origins: dict[str, str],
         ready_fd: int | None,
         leash: SupervisorLink | None,
         rejoins_by: list[str],

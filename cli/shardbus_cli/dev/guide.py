@@ -59,7 +59,8 @@ def banner(
     rows = [("NODE", "ADDRESS", "HTTP", "PROCESS")]
     rows += [(str(n.number), n.address, n.url, str(pids.get(n.number, "-"))) for n in nodes]
     table = [f"  {line}" for line in aligned(rows)]
-    lines = [f"ready: {len(nodes)} nodes in cluster {cluster!r}", f"state: {kept}", "", *table, ""]
+    lines = [f"ready: {len(nodes)} nodes in cluster {cluster!r}", f"state: {kept}"]
+    lines += [f"page:  {nodes[0].url}/ui", "", *table, ""]
     lines += ["Try in another terminal:", *(f"  {line}" for line in _next(nodes, pids, example))]
     ending = "A change of a source file restarts the nodes. " if reloads else ""
     return "\n".join([*lines, "", f"{ending}Ctrl-C ends them.", ""])

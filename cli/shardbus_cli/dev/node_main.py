@@ -21,6 +21,7 @@ from typing import Any
 
 from shardbus import ShardBus
 from shardbus.admin.pages import AdminPages, administer
+from shardbus.config.loading import for_types, origins
 from shardbus.errors import LayoutDiffers, ShardBusError
 from shardbus.membership.events import PrepareForShutdown
 from shardbus.node.node import Node
@@ -48,6 +49,8 @@ class DevLink(SupervisorLink):
         self._running: Node | None = None
         self.alone = False
         """True once `dev` has ended."""
+        self.origins: dict[str, str] = {}
+        """Who set each setting."""
 
     def wait_for(self, word: Word) -> None:
         """Return when this word has come."""
@@ -56,7 +59,7 @@ class DevLink(SupervisorLink):
     def pages_of(self, node: Node) -> AdminPages:
         """Return the pages of the node, which is the one to stop from now on."""
         self._running = node
-        return administer(node)
+        return administer(node, self.origins)
 
     def on_command(self, command: bytes) -> None:
         """Carry out a word. Before the node has started, `end` ends the process."""
@@ -116,7 +119,8 @@ def _run(task: dict[str, Any], link: DevLink) -> int:
     user, weak = layers_of(file, [], task["set"]), dict(task["weak"])
     if any(_sets_token(layer) for _, layer in user):
         del weak["http.token_file"]  # a node has one of the two
-    settings = settings_for([*_layers(weak), *user, *_layers(task["strong"])], bus)
+    layers = for_types([*_layers(weak), *user, *_layers(task["strong"])], bus.types)
+    settings, link.origins = settings_for(layers, bus), origins(layers)
     configure(settings.log.level, settings.log.format)
     for look in checks_of(bus, settings).values():
         look()

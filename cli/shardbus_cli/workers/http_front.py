@@ -5,6 +5,7 @@
                              named `worker N: ...`
     GET  /startupz           as /readyz until the unit was ready once, then as /livez
     GET  /metrics            the metrics of all workers, with a label `worker`
+    GET  /ui                 the page for operators, which shows the cluster by one of the workers
     GET  /v1/workers         the workers: process, addresses, stage, starts
     anything else            is forwarded to the first worker that serves
 
@@ -33,6 +34,7 @@ from starlette.routing import Route
 from shardbus.config.settings import HttpSettings
 from shardbus.http.errors import error
 from shardbus.http.guard import HEADERS, Guard
+from shardbus.http.page import page_routes
 from shardbus_cli.workers.exposition import merged
 
 ANSWER_DEADLINE_S = 5.0
@@ -72,6 +74,7 @@ def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "")
             Route("/readyz", pages.readyz),
             Route("/startupz", pages.startupz),
             Route("/metrics", pages.metrics),
+            *page_routes(),
             Route("/v1/workers", pages.workers),
             Route("/v1/nodes/self/{action:path}", pages.refused, methods=["POST"]),
             Route("/{rest:path}", pages.forward, methods=["GET", "POST"]),

@@ -191,6 +191,12 @@ class Coordinator:
             return "unallocated"
         return "starting" if shard in self._starts else "running"
 
+    def unsettled(self) -> dict[str, str]:
+        """Return the states of the shards that are on the move or starting."""
+        changing = [*self._moves.handoffs, *dict(self._direct.under_way())]
+        changing += [home.shard for home in self._starts.homes()]
+        return {shard: self.state_of(shard) for shard in changing}
+
     def handle(self, event: ev.CoordinatorEvent, now: float) -> list[ev.CoordinatorEffect]:
         """Handle one event; return what must be done at once."""
         if self.state is CoordinatorState.STOPPED:

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from heapq import nlargest
+from itertools import islice
 
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
@@ -77,6 +79,12 @@ class ShardHistory:
     def of(self, shard: str) -> tuple[HomeChange, ...]:
         """Return the changes of the shard, oldest first."""
         return tuple(self._changes.get(shard, ()))
+
+    def recent(self, count: int) -> list[tuple[str, HomeChange]]:
+        """Return the last changes of all shards, newest first."""
+        latest = islice(reversed(self._changes), count)  # the shard that changed last stands last
+        changes = ((shard, change) for shard in latest for change in self._changes[shard])
+        return nlargest(count, changes, key=lambda row: row[1].at)
 
     def leaves(self, home: Home, why: str, since: float) -> None:
         """Record why the shard leaves that home. The first reason counts, unless the node died."""

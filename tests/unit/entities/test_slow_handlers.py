@@ -104,6 +104,9 @@ async def test_a_handler_that_waits_is_named_once_with_its_place(
     assert inner.endswith(" in _inner")
     assert outer.endswith(" in wait")
     assert look.slow.counts == {("worker", "waited"): 1}
+    [report] = look.slow.reports()
+    assert (report.entity_type, report.how) == ("worker", "waited")
+    assert report.text in caplog.text
 
 
 async def test_a_handler_that_is_done_in_time_is_not_named(

@@ -37,6 +37,18 @@ class FakeNode:
     async def nodes(self) -> Json:
         return await self.answer("nodes")
 
+    async def overview(self) -> Json:
+        return await self.answer("overview")
+
+    async def shard_map(self, type: str, known: str) -> Json:
+        return await self.answer("shard_map", type, known)
+
+    async def settings(self) -> Json:
+        return await self.answer("settings")
+
+    async def slow(self) -> Json:
+        return await self.answer("slow")
+
     async def types(self) -> Json:
         return await self.answer("types")
 

@@ -132,7 +132,16 @@ async def test_requests_of_other_origins_pages_are_refused(node, headers, status
         assert node.asked == []
 
 
-PAGES = ("/metrics", "/v1/cluster", "/v1/nodes", "/v1/gossip", "/v1/checkup", "/v1/none", "/ui")
+PAGES = (
+    "/metrics",
+    "/v1/cluster",
+    "/v1/nodes",
+    "/v1/gossip",
+    "/v1/checkup",
+    "/v1/none",
+    "/v1/overview",
+    "/uix",
+)
 
 
 def sent(token: str | None) -> dict[str, str]:

@@ -22,7 +22,6 @@ from shardbus.membership.view import (
     MembershipView,
     MemberUp,
     NodeStarved,
-    OtherClustersChanged,
     RivalCluster,
     SelfStarved,
     SlowHeartbeat,
@@ -116,7 +115,6 @@ NOTICED: list[DomainEvent] = [
     DowningDecided(Decision(DowningOutcome.DOWN_OTHERS, (), "majority")),
     HandlingSuspended("no quorum", (PEER,)),
     HandlingResumed(3.0),
-    OtherClustersChanged(()),
 ]
 
 

@@ -160,3 +160,15 @@ async def test_a_body_is_read_no_further_than_its_limit() -> None:
     request = Request({"type": "http", "method": "POST", "headers": []}, receive)
     assert await http_front.body_of(request) is None
     assert sent == http_front.BODY_BYTES_MAX // http_front.CHUNK_BYTES + 1
+
+
+async def test_the_page_is_served_by_the_front_itself() -> None:
+    found = await ask(Unit(), "/ui")
+    assert found.status_code == 200
+    assert found.text.startswith("<!doctype html>")
+    assert "script-src 'self'" in found.headers["content-security-policy"]
+    async with worker(said("[1]"), asked := []) as one:
+        overview = await ask(Unit(one), "/v1/overview", headers={"authorization": "Bearer x"})
+    assert overview.text == "[1]"
+    assert asked[0].startswith(b"GET /v1/overview HTTP/1.0")
+    assert b"authorization: Bearer x" in asked[0]

@@ -167,3 +167,16 @@ def test_a_reason_for_an_earlier_home_does_not_count_for_a_later_one() -> None:
     history.leaves(late, "rebalance", 3.0)
     history.record("1", late, None, 1, 4.0, reported=False)
     assert [(c.source, c.why, c.seconds) for c in history.of("1")] == [(B, "drain", 2.0)]
+
+
+def test_the_recent_changes_of_all_shards_are_in_the_order_of_their_times() -> None:
+    history = ShardHistory()
+    for at, shard in enumerate(("1", "2", "1", "3", "2"), 1):
+        history.record(shard, None, Home(shard, A, at), 1, float(at), reported=False)
+    assert [(shard, c.at) for shard, c in history.recent(4)] == [
+        ("2", 5.0),
+        ("3", 4.0),
+        ("1", 3.0),
+        ("2", 2.0),
+    ]
+    assert history.recent(0) == []

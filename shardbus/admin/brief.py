@@ -1,0 +1,63 @@
+"""A node in a few numbers, for a page that shows all nodes at once and asks again and again.
+
+A node adds up what it counts anyway and answers in some 20 microseconds, so a page that asks every
+node each two seconds costs none of them anything that could be measured. Counters only grow: rates
+are the differences between two answers.
+
+Source: docs/reference/http.md; B.149.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardbus.admin.services import AdminServices
+from shardbus.transport.send_buffer import SEND_BUFFER_FULL
+
+Drop = tuple[str, str, int]
+"""Entity type, or empty for frames; the reason; how many."""
+
+
+def brief_of(node: AdminServices) -> dict[str, Any]:
+    """Return what a node hosts, how busy it is, and its counters since its start."""
+    return {
+        "types": {
+            name: {
+                "shards": len(region.host.shards),
+                "entities": region.host.entities,
+                "received": region.host.counts.accepted,
+                "failures": region.host.counts.failures,
+                "buffered": region.router.region.buffered[0] if region.table is region else 0,
+                "handled": list(region.times.handled.counts),
+                "waited": list(region.times.waited.counts),
+            }
+            for name, region in node.regions.items()
+        },
+        "suspended": node.gate.describe(),
+        "vitals": node.vitals.vitals._asdict(),
+        "dropped": list(drops_of(node)),
+        "slow": [[name, how, n] for (name, how), n in sorted(dict(node.slow.counts).items())],
+        "late": node.endpoint.asks_timed_out,
+        "store": [*_calls_of(node), node.states.errors],
+    }
+
+
+def _calls_of(node: AdminServices) -> tuple[int, float]:
+    """Return the calls of the store and their seconds."""
+    durations = dict(node.states.durations).values()
+    return sum(one.count for one in durations), sum(one.sum for one in durations)
+
+
+def drops_of(node: AdminServices) -> Iterator[Drop]:
+    """Yield what the node has dropped: messages by type, then frames."""
+    for name, region in node.regions.items():
+        for reason, count in sorted(region.host.counts.dropped.items()):
+            yield name, reason, count
+    for name, count in sorted(node.endpoint.send_buffer_limit.refused.items()):
+        yield name, SEND_BUFFER_FULL, count
+    for reason, count in sorted(node.endpoint.dropped_frames.items()):
+        yield "", reason, count
+    gossip = node.watching
+    for reason, count in sorted(gossip.dropped_frames.items() if gossip else ()):
+        yield "", f"gossip_{reason}", count

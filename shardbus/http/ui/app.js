@@ -1,0 +1,511 @@
+// The page: asks the node, keeps what it learns, and draws what has changed, once per frame.
+//
+//   stream of events ──> members, events ──┐
+//   /v1/overview, each 2 s ──> all nodes ──┼──> dirty views ──> one frame
+//   /v1/map, each second ──> the map ──────┘
+//
+// Out of sight it asks each 20 s. While the node does not answer, it asks less and less often.
+
+import { Actions } from "./actions.js";
+import { Api } from "./api.js";
+import { Entities, changeRows } from "./entities.js";
+import { $, LongList, fill, h, name } from "./dom.js";
+import { ShardMap } from "./map.js";
+import { EVENTS_MAX, HISTORY, addUp, address, applyEvent, bytes, clock, count, dropTable, homeOf, number, point, problems, rates, seconds, short, stateOf, stateWord, typeTable, visible } from "./model.js";
+import { Plots } from "./plot.js";
+
+const OVERVIEW_MS = 2_000;
+const MAP_MS = 1_000;
+const MOVING_MS = 250;
+const HIDDEN_MS = 20_000;
+const RETRY_MAX_MS = 15_000;
+const LIST_MS = 5_000;
+const MINUTE_MS = 60_000;
+const VIEWS = ["cluster", "entities", "trouble", "events", "settings"];
+const MARKS = { good: "●", note: "◌", warning: "▲", fault: "✕" };
+const KEYS = [
+  ["1 … 5", "a view"], ["/", "search for an entity"], ["m", "the map of shards"], ["t", "the next theme"],
+  ["?", "this list"], ["arrow keys", "in the map and in lists: choose"], ["Enter", "open what is chosen"], ["Esc", "close a dialog"],
+];
+
+const api = new Api();
+const state = {
+  overview: null, before: null, points: [], events: [], paused: false, view: "", settings: null,
+  slow: null, drops: new Map(), failures: 0, list: null, sort: ["node", 1],
+};
+const dirty = new Set();
+let frame = 0;
+
+/** Draw parts of the page in the next frame. */
+function draw(...parts) {
+  parts.forEach((part) => dirty.add(part));
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    const now = [...dirty];
+    dirty.clear();
+    now.forEach((part) => DRAW[part]());
+  });
+}
+
+/** Tell readers of screens, and nobody else. */
+function announce(text) {
+  $("announcement").textContent = text;
+}
+
+function fail(failure) {
+  $("failure").hidden = !failure;
+  $("failure").textContent = failure ? `${visible(failure.message)}. ${visible(failure.hint)}` : "";
+}
+
+/** Call `work` again and again: `pause` after each success, ever later after failures. */
+class Repeating {
+  constructor(work, pause) {
+    Object.assign(this, { work, pause, timer: 0, running: false, failures: 0, again: false });
+  }
+
+  async run() {
+    clearTimeout(this.timer);
+    if (this.running) {
+      this.again = true;
+      return;
+    }
+    this.running = true;
+    this.again = false;
+    let wait = this.pause();
+    try {
+      await this.work();
+      this.failures = 0;
+    } catch (failure) {
+      this.failures++;
+      wait = Math.max(wait, Math.min(RETRY_MAX_MS, 500 * 2 ** this.failures));
+      onFailure(failure);
+    }
+    this.running = false;
+    this.timer = setTimeout(() => this.run(), this.again ? 50 : document.hidden ? HIDDEN_MS : wait);
+  }
+}
+
+function onFailure(failure) {
+  if (failure.status === undefined) throw failure;
+  if (failure.status === 401) {
+    setLink("refused", "needs a token");
+    if (!$("dialog").open) actions.token("This node's pages need a token.");
+    return;
+  }
+  if (failure.status === 0) setLink("lost", "no answer");
+  fail(failure);
+}
+
+function setLink(word, text) {
+  const link = $("link");
+  if (link.dataset.state !== word) announce(`Connection: ${text}`);
+  link.dataset.state = word;
+  link.textContent = text;
+}
+
+// ---- what comes from the node
+
+const overviews = new Repeating(async () => {
+  const answer = await api.get(["overview"]);
+  const now = performance.now();
+  fail(null);
+  setLink("live", "live");
+  if (answer.at === state.overview?.at) return; // readers share an answer
+  if (state.overview) {
+    const made = rates(state.overview, answer, Math.max(0.1, answer.at - state.overview.at));
+    state.points.push([now, made]);
+    if (state.points.length > HISTORY) state.points.shift();
+    state.rates = made;
+    plots.add(point(answer, made));
+  }
+  state.overview = answer;
+  state.minute = addUp(state.points, now, MINUTE_MS);
+  setTypes(answer.types);
+  map.setMembers(answer.nodes.map((node) => node.node), new Set(answer.nodes.filter((node) => !node.reachable).map((node) => node.node)));
+  draw("head", "problems", "nodes", "types", "plots", "drops");
+}, () => OVERVIEW_MS);
+
+const maps = new Repeating(async () => {
+  const type = $("map-type").value;
+  if (!type || document.hidden || state.view !== "cluster") return;
+  const known = map.map?.type === type ? map.map.version : "";
+  const answer = await api.get(["map", type], { known });
+  if ($("map-type").value !== type) return;
+  const moved = map.take(answer, performance.timeOrigin + performance.now());
+  if (moved.length) announce(moved.length === 1 ? `Shard ${visible(moved[0].shard)} moved to ${visible(address(moved[0].to))}` : `${moved.length} shards moved`);
+  draw("map", ...(answer.shards ? ["moves", "shardTable"] : []));
+}, () => (map.map?.moving ? MOVING_MS : MAP_MS));
+
+/** The table of shards has columns that the map does not: it is asked for only while it is seen. */
+const lists = new Repeating(async () => {
+  if (!state.list || document.hidden || state.view !== "cluster") return;
+  const type = $("map-type").value;
+  const answer = await api.get(["shards", type]);
+  state.more = { type, rows: new Map(answer.shards.map((row) => [row.shard, row])), unit: answer.load_unit };
+  draw("shardTable");
+}, () => LIST_MS);
+
+const slow = new Repeating(async () => {
+  if (state.view !== "trouble") return;
+  state.slow = await api.get(["slow"]);
+  draw("slow");
+}, () => LIST_MS);
+
+const stream = new Repeating(async () => {
+  if (document.hidden && state.failures) return;
+  await api.events(() => { state.failures = 0; }, onEvent);
+  state.failures = 1;
+}, () => 1_000);
+
+function onEvent(event) {
+  if (event.event === "snapshot") {
+    for (const member of event.members) {
+      const node = state.overview?.nodes.find((one) => one.node === member.node);
+      if (node) Object.assign(node, { status: member.status, reachable: member.reachable });
+    }
+  } else {
+    state.events.unshift({ at: Date.now(), ...event });
+    state.events.length = Math.min(state.events.length, EVENTS_MAX);
+    if (event.node && event.text) announce(visible(event.text));
+    if (state.overview && applyEvent(state.overview.nodes, event)) {
+      map.setMembers(map.members, new Set(state.overview.nodes.filter((node) => !node.reachable).map((node) => node.node)));
+    }
+    draw("events");
+  }
+  if (state.overview) draw("nodes", "problems");
+  clearTimeout(state.soon);
+  state.soon = setTimeout(() => { overviews.run(); maps.run(); }, 150);
+}
+
+function setTypes(types) {
+  for (const select of [$("map-type"), $("entity-type")]) {
+    const own = select === $("map-type") ? types.filter((type) => !type.within.length) : types;
+    const names = own.map((type) => type.type);
+    if (names.join("\n") === [...select.options].map((option) => option.value).join("\n")) continue;
+    const chosen = select.value;
+    select.replaceChildren(...names.map((one) => h("option", { value: one }, visible(one, 60))));
+    if (names.includes(chosen)) select.value = chosen;
+    maps.run();
+  }
+}
+
+// ---- what is drawn
+
+function mark(level, word) {
+  return h("span", { class: `state ${level}` }, h("span", { "aria-hidden": "true" }, MARKS[level]), ` ${word}`);
+}
+
+function meter(part) {
+  const bar = h("span", { class: `bar${part > 0.9 ? " high" : ""}`, "aria-hidden": "true" }, h("i"));
+  bar.firstChild.style.width = `${Math.min(100, 100 * part)}%`;
+  return h("span", { class: "meter" }, `${number(100 * part)} %`, bar);
+}
+
+const shardsOf = (node) => Object.values(node.types ?? {}).reduce((all, type) => all + type.shards, 0);
+const entitiesOf = (node) => Object.values(node.types ?? {}).reduce((all, type) => all + type.entities, 0);
+const byNode = (node) => state.rates?.byNode.get(node.node) ?? null;
+
+/** Columns of the nodes, with what they are sorted by. */
+const NODE_COLUMNS = [
+  { title: "node", by: (node) => node.node, of: (node) => [name(address(node.node)), node.leader ? h("small", {}, " leader") : null, node.oldest ? h("small", {}, " oldest") : null, node.node === state.overview.self ? h("small", {}, " this one") : null] },
+  { title: "state", by: (node) => stateOf(node).word, of: (node) => mark(stateOf(node).level, stateOf(node).word) },
+  { title: "zone", by: (node) => node.zone, of: (node) => name(node.zone || "–", 30) },
+  { title: "roles", by: (node) => node.roles.join(), of: (node) => name(node.roles.join(", ") || "–", 60) },
+  { title: "version", by: (node) => node.version, of: (node) => name(node.version || "–", 30) },
+  { title: "shards", class: "amount", by: shardsOf, of: (node) => (node.answered ? number(shardsOf(node)) : "–") },
+  { title: "entities", class: "amount", by: entitiesOf, of: (node) => (node.answered ? number(entitiesOf(node)) : "–") },
+  { title: "busy", class: "amount", by: (node) => node.vitals?.busy ?? -1, of: (node) => (node.answered ? meter(node.vitals.busy) : "–") },
+  { title: "messages/s", class: "amount", by: byNode, of: (node) => short(byNode(node)) },
+  { title: "waiting", class: "amount", by: (node) => node.vitals?.mailbox ?? -1, of: (node) => (node.answered ? short(node.vitals.mailbox) : "–") },
+  { title: "late by", class: "amount", by: (node) => node.vitals?.lag ?? -1, of: (node) => seconds(node.vitals?.lag) },
+  { title: "memory", class: "amount", by: (node) => node.vitals?.rss ?? -1, of: (node) => bytes(node.vitals?.rss) },
+  { title: "commands", of: commandsOf },
+];
+
+for (const column of NODE_COLUMNS.filter((one) => one.by)) {
+  column.head = h("button", { type: "button", class: "sort", onclick: () => sortBy(column) }, column.title);
+}
+
+function sortBy(column) {
+  state.sort = [column.title, state.sort[0] === column.title ? -state.sort[1] : 1];
+  draw("nodes");
+}
+
+function commandsOf(node) {
+  if (!state.overview.write) return h("span", { class: "muted" }, "read-only");
+  const commands = node.service === "open" ? ["cordon", "drain"] : node.service === "cordoned" ? ["uncordon", "drain"] : ["uncordon"];
+  return commands.map((command) => h("button", { type: "button", "data-node": node.node, "data-command": command, "aria-label": `${command} ${visible(address(node.node))}`, onclick: () => actions.service(node, command) }, `${command}…`));
+}
+
+/** Replace the content of a place, and give the focus back to the same control in it. */
+function keepingFocus(place, work) {
+  const { node, command } = place.contains(document.activeElement) ? document.activeElement.dataset : {};
+  work();
+  if (node) [...place.querySelectorAll("button[data-node]")].find((one) => one.dataset.node === node && one.dataset.command === command)?.focus();
+}
+
+const DRAW = {
+  head() {
+    const { cluster, self, converged, nodes, build } = state.overview;
+    const up = nodes.filter((node) => stateOf(node).level === "good").length;
+    $("cluster-name").textContent = visible(cluster, 80);
+    document.title = `${up}/${nodes.length} up · ${visible(cluster, 60)} · shardbus`;
+    $("summary").replaceChildren(`${up} of ${count(nodes.length, "node")} up, ${converged ? "converged" : "not converged"}. Seen by `, name(address(self)), `, shardbus ${build}.`);
+    $("rebalance").hidden = !state.overview.write;
+  },
+  problems() {
+    const found = problems(state.overview, state.minute, map.map ? [map.map] : []);
+    $("problems").replaceChildren(...(found.length ? found : [{ level: "good", text: "Nothing needs attention.", advice: "" }]).slice(0, 30).map(({ level, text, advice }) =>
+      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", h("strong", {}, text), advice ? ` ${advice}` : "")));
+    if (found.length > 30) $("problems").append(h("li", {}, `and ${found.length - 30} others`));
+  },
+  nodes() {
+    const [title, sign] = state.sort;
+    const column = NODE_COLUMNS.find((one) => one.title === title);
+    const rows = [...state.overview.nodes].sort((a, b) => {
+      const [x, y] = [column.by(a) ?? -1, column.by(b) ?? -1];
+      return sign * (x < y ? -1 : x > y ? 1 : 0);
+    });
+    keepingFocus($("nodes"), () => fill($("nodes"), NODE_COLUMNS, rows, "No member is known."));
+    [...$("nodes").tHead.rows[0].cells].forEach((cell, i) => {
+      if (NODE_COLUMNS[i].title === title) cell.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+      else cell.removeAttribute("aria-sort");
+    });
+  },
+  types() {
+    const within = (value) => (value === null ? "–" : seconds(value));
+    fill($("types"), [
+      { title: "type", of: (row) => name(row.type, 60) },
+      { title: "shards", class: "amount", of: (row) => number(row.shards) },
+      { title: "entities", class: "amount", of: (row) => number(row.entities) },
+      { title: "messages/s", class: "amount", of: (row) => short(row.received) },
+      { title: "handlers: half within", class: "amount", of: (row) => within(row.handled[0]) },
+      { title: "99 of 100 within", class: "amount", of: (row) => within(row.handled[1]) },
+      { title: "waits: 99 of 100", class: "amount", of: (row) => within(row.waited) },
+      { title: "without a home", class: "amount", of: (row) => number(row.buffered) },
+      { title: "failures", class: "amount", of: (row) => number(row.failures) },
+    ], typeTable(state.overview, state.rates), "This node's application has no type.");
+  },
+  plots: () => state.view === "cluster" && plots.draw(),
+  drops() {
+    const rows = dropTable(state.overview, state.minute.drops);
+    const recent = rows.reduce((all, row) => all + row.recent, 0) + state.minute.slow;
+    $("trouble-count").hidden = !recent;
+    $("trouble-count").textContent = short(recent);
+    $("trouble-count").title = "drops and slow handlers in the last minute";
+    if (state.view !== "trouble") return;
+    fill($("drops"), [
+      { title: "reason", of: (row) => name(row.reason) },
+      { title: "type", of: (row) => (row.type ? name(row.type) : h("span", { class: "muted" }, "frames")) },
+      { title: "last minute", class: "amount", of: (row) => number(row.recent) },
+      { title: "all", class: "amount", of: (row) => number(row.total) },
+      { title: "on", of: (row) => row.nodes.slice(0, 4).flatMap(([node, n], i) => [i ? ", " : "", name(address(node)), ` ${number(n)}`]).concat(row.nodes.length > 4 ? ` and ${row.nodes.length - 4} more` : []) },
+    ], rows, "No message was dropped.");
+  },
+  slow() {
+    fill($("slow"), [
+      { title: "at", of: (row) => clock(Date.parse(row.at)) },
+      { title: "node", of: (row) => name(address(row.node)) },
+      { title: "type", of: (row) => name(row.type) },
+      { title: "how", of: (row) => row.how },
+      { title: "report", class: "wide", of: (row) => name(row.text, 1000) },
+    ], state.slow?.handlers ?? [], "No handler was slow.");
+  },
+  map() {
+    const now = map.map;
+    const moving = [...now.states].filter((one) => one !== "r").length;
+    $("map-summary").replaceChildren(
+      `${count(now.shards.length, "shard")} on ${count(now.nodes.length, "node")}, ${moving ? `${number(moving)} on the move or starting` : "all run"}. Coordinator: `,
+      now.coordinator ? name(address(now.coordinator)) : "unknown here", now.complete ? `, epoch ${now.epoch}.` : ". It does not answer: these are the homes that this node knows.",
+      now.paused ? " Rebalancing is paused." : "", now.held && !now.paused ? ` Nothing moves for balance: ${visible(now.held)}.` : "");
+    map.canvas.setAttribute("aria-label", `Map of ${count(now.shards.length, "shard")} of ${visible(now.type)} on ${count(now.nodes.length, "node")}`);
+    showPoint(map.chosen);
+  },
+  moves() {
+    const rows = map.map.changes.map(([shard, age, from, to, why, took]) => ({ shard, at: Date.now() - 1000 * age, from, to, why, took }));
+    fill($("moves"), [{ title: "shard", of: (row) => name(row.shard, 60) }, ...changeRows], rows.slice(0, 12), "No home has changed since this coordinator leads.");
+  },
+  shardTable() {
+    if (!state.list || !map.map) return;
+    const more = state.more?.type === map.map.type ? state.more.rows : new Map();
+    state.list.set(map.map.shards.map((shard, i) => ({ shard, home: homeOf(map.map, i), state: map.map.states[i], more: more.get(shard) })));
+  },
+  events() {
+    if (state.view !== "events" || state.paused) return;
+    const wanted = $("event-filter").value.toLowerCase();
+    const rows = state.events.filter((one) => `${one.event} ${one.text}`.toLowerCase().includes(wanted));
+    $("event-summary").textContent = `${count(rows.length, "event")} since this page was opened, newest first, ${EVENTS_MAX} at most.`;
+    $("event-list").replaceChildren(...rows.slice(0, 200).map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", name(one.text ?? ""))));
+  },
+  settings() {
+    if (state.view !== "settings" || !state.settings) return;
+    const wanted = $("setting-filter").value.toLowerCase();
+    const changed = $("setting-changed").checked;
+    const rows = state.settings.settings.filter((row) => `${row.setting} ${row.origin}`.toLowerCase().includes(wanted) && !(changed && row.origin === "default"));
+    $("settings-summary").replaceChildren(`${count(rows.length, "setting")} of `, name(address(state.settings.node)), ". Secrets are masked.");
+    fill($("settings"), [
+      { title: "setting", of: (row) => h("code", {}, visible(row.setting)) },
+      { title: "value", of: (row) => h("code", {}, visible(JSON.stringify(row.value))) },
+      { title: "set by", of: (row) => (row.origin === "default" ? h("span", { class: "muted" }, "default") : name(row.origin)) },
+    ], rows, "No such setting.");
+  },
+};
+
+function showPoint(item) {
+  $("map-line").textContent = map.words(item) || "Point at a shard, or choose one.";
+  if (item >= 0 && document.activeElement === map.canvas) announce(map.words(item));
+}
+
+async function showShard(shard) {
+  const place = $("shard-detail");
+  const type = map.map.type;
+  place.hidden = false;
+  place.replaceChildren(h("p", { class: "muted" }, "Asking its coordinator…"));
+  try {
+    const answer = await api.get(["explain", type], { shard });
+    const history = h("table", { class: "lines" });
+    fill(history, changeRows, (answer.history ?? []).toReversed().map((row) => ({ ...row, at: Date.parse(row.at), took: row.seconds })), "Its home has not changed since this coordinator leads.");
+    place.replaceChildren(
+      h("h3", {}, "Shard ", name(shard)),
+      h("p", {}, `${answer.state} on `, answer.node ? name(address(answer.node)) : "no node", `, epoch ${answer.epoch}`, answer.fence ? `, fence ${answer.fence}.` : "."),
+      h("div", { class: "scrolls" }, history),
+      h("div", { class: "row" },
+        h("button", { type: "button", onclick: () => entities.listShard(type, shard) }, "List its entities"),
+        h("button", { type: "button", onclick: () => { place.hidden = true; map.canvas.focus(); } }, "Close")),
+    );
+    place.focus({ preventScroll: true });
+  } catch (failure) {
+    place.replaceChildren(h("p", { class: "failure" }, `${failure.message}. ${failure.hint ?? ""}`));
+  }
+}
+
+// ---- the parts
+
+const plots = new Plots($("plots"), [
+  { key: "received", title: "Messages to handlers", unit: "/s" },
+  { key: "handled", title: "Handlers, 99 of 100 within", unit: "ms" },
+  { key: "waited", title: "Waits, 99 of 100 within", unit: "ms" },
+  { key: "store", title: "Store, mean of a call", unit: "ms" },
+  { key: "busy", title: "Busiest node", unit: "%" },
+  { key: "lag", title: "Loop lag, worst node", unit: "ms" },
+  { key: "waiting", title: "Messages waiting", unit: "" },
+  { key: "entities", title: "Entities in memory", unit: "" },
+  { key: "dropped", title: "Dropped", unit: "/s" },
+  { key: "late", title: "Asks timed out", unit: "/s" },
+]);
+const map = new ShardMap({ scroll: $("map-scroll"), space: $("map-space"), canvas: $("map"), onpoint: showPoint, onchoose: showShard });
+const actions = new Actions(api, {
+  types: () => state.overview.types.filter((type) => !type.within.length).map((type) => type.type),
+  ondone: (what) => {
+    overviews.run();
+    maps.run();
+    if (what === "token") {
+      stream.run();
+      show();
+    }
+  },
+});
+const entities = new Entities(api, { announce, go: (view) => { location.hash = view; }, token: () => actions.token(), writes: () => state.overview?.write ?? false });
+
+function show() {
+  const wanted = location.hash.slice(1);
+  state.view = VIEWS.includes(wanted) ? wanted : "cluster";
+  for (const view of VIEWS) $(`view-${view}`).hidden = view !== state.view;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${state.view}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (state.view === "settings") {
+    api.get(["settings"]).then((answer) => { state.settings = answer; draw("settings"); }, onFailure);
+  }
+  if (state.view === "trouble") slow.run();
+  if (state.view === "cluster") {
+    map.place();
+    maps.run();
+  }
+  if (state.overview) draw("plots", "drops");
+  draw("events");
+}
+
+function setTheme(theme) {
+  if (theme === "system") {
+    delete document.documentElement.dataset.theme;
+    localStorage.removeItem("shardbus-theme");
+  } else {
+    document.documentElement.dataset.theme = theme;
+    localStorage.setItem("shardbus-theme", theme);
+  }
+  $("theme-button").textContent = `Theme: ${theme}`;
+  map.soon();
+}
+
+function nextTheme() {
+  const now = document.documentElement.dataset.theme ?? "system";
+  setTheme({ system: "dark", dark: "light", light: "system" }[now]);
+}
+
+function showHelp() {
+  const off = h("input", { type: "checkbox", checked: localStorage.getItem("shardbus-keys") !== "off", onchange: () => localStorage.setItem("shardbus-keys", off.checked ? "on" : "off") });
+  actions.help(KEYS, h("label", { class: "tick" }, off, " single keys are shortcuts"));
+}
+
+function onKey(event) {
+  const inField = event.target.closest("input, select, textarea, dialog");
+  if (inField || event.ctrlKey || event.altKey || event.metaKey || localStorage.getItem("shardbus-keys") === "off") return;
+  const view = VIEWS[Number(event.key) - 1];
+  if (view) location.hash = view;
+  else if (event.key === "/") {
+    location.hash = "entities";
+    setTimeout(() => $("entity-prefix").focus());
+  } else if (event.key === "m") {
+    location.hash = "cluster";
+    setTimeout(() => map.canvas.focus());
+  } else if (event.key === "t") nextTheme();
+  else if (event.key === "?") showHelp();
+  else return;
+  event.preventDefault();
+}
+
+function toggleForm() {
+  const table = !state.list;
+  $("map-form").setAttribute("aria-pressed", String(table));
+  $("map-area").hidden = table;
+  $("map-table").hidden = !table;
+  state.list = !table ? null : new LongList($("map-table"), [
+    { title: "shard", of: (row) => name(row.shard, 60) },
+    { title: "node", of: (row) => (row.home ? name(address(row.home)) : "–") },
+    { title: "state", of: (row) => stateWord(row.state) },
+    { title: "entities", of: (row) => number(row.more?.entities) },
+    { title: "load", of: (row) => (row.more?.load == null ? "–" : `${number(row.more.load, 2)} ${state.more.unit}`) },
+  ], { label: "Shards", onchoose: (row) => showShard(row.shard) });
+  if (!table) $("map-table").replaceChildren();
+  draw("shardTable");
+  if (table) lists.run();
+  else map.place();
+}
+
+$("token-button").addEventListener("click", () => actions.token());
+$("theme-button").addEventListener("click", nextTheme);
+$("help-button").addEventListener("click", showHelp);
+$("rebalance").addEventListener("click", () => actions.rebalance($("map-type").value));
+$("map-form").addEventListener("click", toggleForm);
+$("map-type").addEventListener("change", () => { maps.run(); lists.run(); $("shard-detail").hidden = true; });
+$("event-filter").addEventListener("input", () => draw("events"));
+$("event-pause").addEventListener("click", () => {
+  state.paused = !state.paused;
+  $("event-pause").setAttribute("aria-pressed", String(state.paused));
+  draw("events");
+});
+$("setting-filter").addEventListener("input", () => draw("settings"));
+$("setting-changed").addEventListener("change", () => draw("settings"));
+document.addEventListener("keydown", onKey);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) [overviews, maps, lists, slow, stream].forEach((one) => one.run());
+});
+window.addEventListener("hashchange", () => {
+  show();
+  $("main").focus({ preventScroll: true });
+});
+setTheme(localStorage.getItem("shardbus-theme") ?? "system");
+show();
+[overviews, stream, lists, slow].forEach((one) => one.run());

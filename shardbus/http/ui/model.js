@@ -1,0 +1,397 @@
+// What the page computes: rates, differences of maps, layouts, problems and texts. Pure: no element,
+// no request, no clock. Everything that arrives here comes from a node and may have any text in it.
+
+export const HISTORY = 150;
+export const EVENTS_MAX = 500;
+export const ARRIVED_MS = 10_000;
+const TEXT_MAX = 240;
+const CELLS = [30, 22, 16, 11, 8, 6, 5];
+const SHOWN_MIN = 30;
+const MAP_HEIGHT = 440;
+const BUSY = 0.9;
+const LAG_S = 0.25;
+
+// ---- texts
+
+const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+
+/** A text of a node as people should see it: controls and marks of direction as their numbers, the
+ * end of a very long one cut. */
+export function visible(text, most = TEXT_MAX) {
+  const plain = String(text ?? "").replace(
+    HIDDEN,
+    (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`,
+  );
+  return plain.length > most ? `${plain.slice(0, most)}… (${plain.length} characters)` : plain;
+}
+
+/** host:port of a node's name. */
+export const address = (node) => String(node ?? "").split("#")[0];
+
+export function number(value, digits = 0) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  return value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: 0 });
+}
+
+/** A rate or an amount with three significant digits at most. */
+export function short(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const abs = Math.abs(value);
+  if (abs >= 1e6) return `${number(value / 1e6, abs >= 1e7 ? 0 : 1)} M`;
+  if (abs >= 1e4) return `${number(value / 1e3, abs >= 1e5 ? 0 : 1)} k`;
+  return number(value, abs >= 100 ? 0 : abs >= 10 ? 1 : 2);
+}
+
+export function bytes(value) {
+  if (!value) return "–";
+  return value >= 2 ** 30 ? `${number(value / 2 ** 30, 1)} GiB` : `${number(value / 2 ** 20)} MiB`;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value === Infinity) return "> 30 s";
+  if (value < 0.001) return value ? `${number(value * 1000, 2)} ms` : "0";
+  if (value < 1) return `${number(value * 1000, value < 0.01 ? 1 : 0)} ms`;
+  return value < 120 ? `${number(value, 1)} s` : `${number(value / 60)} min`;
+}
+
+export const count = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
+
+export const clock = (ms) => new Date(ms).toTimeString().slice(0, 8);
+
+// ---- the cluster
+
+/** The state of a member in one word, and how grave it is. */
+export function stateOf(node) {
+  if (!node.reachable) return { word: "unreachable", level: "fault" };
+  if (["down", "exiting", "removed"].includes(node.status)) return { word: node.status, level: "fault" };
+  if (node.suspended) return { word: "suspended", level: "fault" };
+  if (!node.answered) return { word: `${node.status}, silent`, level: "warning" };
+  if (node.status !== "up") return { word: node.status, level: "warning" };
+  if (node.service !== "open") return { word: node.service, level: "warning" };
+  return { word: "up", level: "good" };
+}
+
+/** Apply an event of the stream to the members; the next overview confirms it. True if it changed
+ * one. */
+export function applyEvent(nodes, event) {
+  const node = nodes.find((one) => one.node === event.node);
+  if (!node) return false;
+  const status = {
+    MemberUp: "up", MemberLeaving: "leaving", MemberExiting: "exiting", MemberDowned: "down",
+    MemberRemoved: "removed", MemberWeaklyUp: "weakly_up",
+  }[event.event];
+  if (status) node.status = status;
+  else if (event.event === "UnreachableMember" || event.event === "QuarantinedMember") node.reachable = false;
+  else if (event.event === "ReachableMember") node.reachable = true;
+  else return false;
+  return true;
+}
+
+const sum = (values) => values.reduce((total, one) => total + one, 0);
+const typesOf = (node) => Object.values(node.types ?? {});
+
+/** Rates between two overviews that arrived `span` seconds apart. Each node is compared with itself:
+ * one that came, went or started again adds nothing that never happened. */
+export function rates(before, after, span) {
+  const found = {
+    received: 0, dropped: 0, late: 0, failures: 0, slow: 0, storeErrors: 0, storeCalls: 0,
+    storeSeconds: 0, byNode: new Map(), byType: new Map(), drops: new Map(),
+  };
+  const earlier = new Map((before?.nodes ?? []).map((node) => [node.node, node]));
+  for (const node of after.nodes) {
+    const then = earlier.get(node.node);
+    if (!node.answered || !then?.answered) continue;
+    const grown = (now, old) => Math.max(0, (now ?? 0) - (old ?? 0));
+    const received = sum(Object.entries(node.types).map(([name, type]) => grown(type.received, then.types[name]?.received)));
+    found.byNode.set(node.node, received / span);
+    for (const [name, type] of Object.entries(node.types)) {
+      const old = then.types[name];
+      const row = found.byType.get(name) ?? { received: 0, handled: [], waited: [] };
+      row.received += grown(type.received, old?.received) / span;
+      for (const what of ["handled", "waited"]) {
+        (type[what] ?? []).forEach((n, i) => { row[what][i] = (row[what][i] ?? 0) + grown(n, old?.[what]?.[i]); });
+      }
+      found.byType.set(name, row);
+    }
+    found.received += received / span;
+    found.failures += sum(Object.entries(node.types).map(([name, type]) => grown(type.failures, then.types[name]?.failures))) / span;
+    found.late += grown(node.late, then.late) / span;
+    found.slow += grown(sum(node.slow.map((row) => row[2])), sum(then.slow.map((row) => row[2])));
+    found.storeCalls += grown(node.store[0], then.store[0]);
+    found.storeSeconds += grown(node.store[1], then.store[1]);
+    found.storeErrors += grown(node.store[2], then.store[2]);
+    const old = new Map(then.dropped.map((row) => [`${row[0]}\n${row[1]}`, row[2]]));
+    for (const [type, reason, n] of node.dropped) {
+      const more = grown(n, old.get(`${type}\n${reason}`));
+      if (!more) continue;
+      found.dropped += more / span;
+      found.drops.set(`${type}\n${reason}`, (found.drops.get(`${type}\n${reason}`) ?? 0) + more);
+    }
+  }
+  return found;
+}
+
+/** The bound below which `part` of the counted values are; Infinity beyond the last bound, null
+ * without a value. */
+export function quantile(counts, bounds, part) {
+  const all = sum(counts);
+  if (!all) return null;
+  let below = 0;
+  const i = counts.findIndex((n) => (below += n) >= part * all);
+  return bounds[i] ?? Infinity;
+}
+
+/** Add counts of several types up. */
+const added = (rows) => rows.reduce((total, row) => row.map((n, i) => n + (total[i] ?? 0)), []);
+
+/** Types with what all nodes say of them: shards, entities, rates and latencies of the last interval. */
+export function typeTable(overview, now) {
+  const bounds = overview.latency_bounds ?? [];
+  return overview.types.map((type) => {
+    const here = overview.nodes.map((node) => node.types?.[type.type]).filter(Boolean);
+    const recent = now?.byType.get(type.type);
+    return {
+      type: type.type, coordinator: type.coordinator,
+      shards: sum(here.map((one) => one.shards)), entities: sum(here.map((one) => one.entities)), buffered: sum(here.map((one) => one.buffered)),
+      failures: sum(here.map((one) => one.failures)), received: recent?.received ?? null,
+      handled: [0.5, 0.99].map((part) => quantile(recent?.handled ?? [], bounds, part)), waited: quantile(recent?.waited ?? [], bounds, 0.99),
+    };
+  });
+}
+
+/** One point for each plot. */
+export function point(overview, now) {
+  const up = overview.nodes.filter((node) => node.answered);
+  const bounds = overview.latency_bounds ?? [];
+  const slowest = (what) => {
+    const found = quantile(added([...now.byType.values()].map((row) => row[what])), bounds, 0.99);
+    return found === null ? null : 1000 * Math.min(found, bounds.at(-1) ?? 0);
+  };
+  return {
+    received: now.received,
+    handled: slowest("handled"),
+    waited: slowest("waited"),
+    store: now.storeCalls ? (1000 * now.storeSeconds) / now.storeCalls : null,
+    busy: up.length ? 100 * Math.max(...up.map((node) => node.vitals.busy)) : null,
+    lag: up.length ? 1000 * Math.max(...up.map((node) => node.vitals.lag)) : null,
+    entities: sum(up.map((node) => sum(typesOf(node).map((type) => type.entities)))),
+    waiting: sum(up.map((node) => node.vitals.mailbox + sum(typesOf(node).map((type) => type.buffered)))),
+    dropped: now.dropped,
+    late: now.late,
+  };
+}
+
+/** Drops of all nodes, most first: type, reason, total, in the last minute, nodes. */
+export function dropTable(overview, recent) {
+  const rows = new Map();
+  for (const node of overview.nodes) {
+    for (const [type, reason, n] of node.dropped ?? []) {
+      const key = `${type}\n${reason}`;
+      const row = rows.get(key) ?? { type, reason, total: 0, recent: recent.get(key) ?? 0, nodes: [] };
+      row.total += n;
+      row.nodes.push([node.node, n]);
+      rows.set(key, row);
+    }
+  }
+  return [...rows.values()].sort((a, b) => b.recent - a.recent || b.total - a.total);
+}
+
+/** What an operator should look into, the gravest first. `minute`: the rates of the last minute,
+ * added up; `maps`: the last map of each type seen. */
+export function problems(overview, minute, maps) {
+  const found = [];
+  const add = (level, text, advice = "") => found.push({ level, text, advice });
+  for (const node of overview.nodes) {
+    const name = visible(address(node.node));
+    if (!node.reachable) add("fault", `${name} is unreachable`, "Messages to its shards wait until it is back or is removed.");
+    else if (node.suspended) add("fault", `${name} is ${visible(node.suspended)}`, "Its entities handle no message.");
+    else if (!node.answered && node.status === "up") add("warning", `${name} did not answer in time`, "Its numbers are missing here.");
+    else if (node.status !== "up") add("note", `${name} is ${node.status}`);
+    else if (node.service !== "open") add("note", `${name} is ${node.service}`, "It gets no new shards.");
+    if (node.answered && node.vitals.busy > BUSY) add("warning", `${name} uses ${number(100 * node.vitals.busy)} % of its core`, "Spread its load over more nodes.");
+    if (node.answered && node.vitals.lag > LAG_S) add("warning", `${name} is late by ${seconds(node.vitals.lag)}`, "A handler may block its loop: see slow handlers.");
+  }
+  for (const type of overview.types) {
+    if (!type.coordinator) add("warning", `${visible(type.type)} has no coordinator known here`, "Shards without a home wait for one.");
+  }
+  for (const map of maps) {
+    if (map.held) add("note", `${visible(map.type)} moves no shard for balance: ${visible(map.held)}`);
+  }
+  if (minute.storeErrors) add("fault", `the store failed ${count(minute.storeErrors, "time")} in the last minute`, "Entities can neither be loaded nor saved meanwhile.");
+  for (const [key, n] of minute.drops) {
+    const [type, reason] = key.split("\n");
+    add("warning", `${count(n, "message")} dropped in the last minute: ${visible(reason)}${type ? ` (${visible(type)})` : ""}`);
+  }
+  if (minute.slow) add("warning", `${count(minute.slow, "slow handler")} in the last minute`, "Trouble lists what they wait for.");
+  if (!overview.converged) add("note", "the members do not agree on the membership yet", "Nodes that join or leave wait for it.");
+  const order = { fault: 0, warning: 1, note: 2 };
+  return found.sort((a, b) => order[a.level] - order[b.level]);
+}
+
+/** Add up the last `span` ms of `[at, rates]`. */
+export function addUp(points, now, span) {
+  const total = { drops: new Map(), storeErrors: 0, slow: 0 };
+  for (const [at, one] of points) {
+    if (now - at > span) continue;
+    total.storeErrors += one.storeErrors;
+    total.slow += one.slow;
+    for (const [key, n] of one.drops) total.drops.set(key, (total.drops.get(key) ?? 0) + n);
+  }
+  return total;
+}
+
+// ---- maps of shards
+
+const LETTERS = { r: "running", h: "handing off", s: "starting", u: "without a home" };
+export const stateWord = (letter) => LETTERS[letter] ?? "running";
+
+/** The next map after an answer of `/v1/map`: the columns of `before` if it is unchanged. A shard
+ * that lost its home stays, without one, until the map knows it again. */
+export function nextMap(before, answer) {
+  const known = before && before.type === answer.type ? before : null;
+  const { changes, nodes, shards, homes, states, ...pace } = answer;
+  if (shards === null) return { ...known, ...pace };
+  const map = { ...pace, nodes, shards: [...shards], homes: Int32Array.from(homes), states, changes: changes ?? [] };
+  const index = new Map(shards.map((shard, i) => [shard, i]));
+  const lost = known ? known.shards.filter((shard) => !index.has(shard)) : [];
+  if (lost.length && answer.complete) {
+    for (const shard of lost) index.set(shard, map.shards.push(shard) - 1);
+    map.homes = Int32Array.from([...homes, ...lost.map(() => -1)]);
+    map.states += "u".repeat(lost.length);
+  }
+  map.index = index;
+  return map;
+}
+
+export const homeOf = (map, i) => (map.homes[i] < 0 ? null : map.nodes[map.homes[i]]);
+
+/** Shards whose home differs between two maps: shard, from and to, which may be null. */
+export function diffMaps(before, after) {
+  const moved = [];
+  if (!before?.shards || before.type !== after.type || before.shards === after.shards) return moved;
+  after.shards.forEach((shard, i) => {
+    const j = before.index.get(shard);
+    if (j === undefined) return;
+    const [from, to] = [homeOf(before, j), homeOf(after, i)];
+    if (from !== to) moved.push({ shard, from, to });
+  });
+  return moved;
+}
+
+/** Lanes of a map: one per member or home, in the order of `members`, then shards without a home. */
+export function lanesOf(map, members) {
+  const names = [...new Set([...members, ...map.nodes])];
+  const at = new Map(names.map((name, i) => [name, i]));
+  const lanes = names.map((node) => ({ node, items: [] }));
+  const homeless = { node: null, items: [] };
+  map.shards.forEach((_, i) => {
+    const node = homeOf(map, i);
+    (node === null ? homeless : lanes[at.get(node)]).items.push(i);
+  });
+  return homeless.items.length ? [...lanes, homeless] : lanes;
+}
+
+/** Place the lanes: the largest cells that fit, each lane under the one before. `label` is the width
+ * of the names, 0 if they stand above their cells. */
+export function layout(lanes, width, label) {
+  const room = Math.max(60, width - label - 8);
+  let placed = { height: 0 };
+  for (const cell of CELLS) {
+    placed = placeLanes(lanes, cell, room, label);
+    if (placed.height <= MAP_HEIGHT) break;
+  }
+  return placed;
+}
+
+function placeLanes(lanes, cell, room, label) {
+  const step = cell + (cell > 8 ? 2 : 1);
+  const columns = Math.max(1, Math.floor(room / step));
+  const head = label ? 0 : 18;
+  const tall = label ? 18 : 0;
+  let y = 4;
+  const rows = lanes.map((lane) => {
+    const lines = Math.max(1, Math.ceil(lane.items.length / columns));
+    const row = { ...lane, y, top: y + head, height: head + Math.max(tall, lines * step) };
+    y += row.height + (step > 8 ? 6 : 4);
+    return row;
+  });
+  const place = new Map();
+  rows.forEach((row, r) => row.items.forEach((item, i) => place.set(item, [r, i])));
+  return { lanes: rows, cell, step, columns, label, height: y, place };
+}
+
+/** The corner of a cell. */
+export function corner(placed, item) {
+  const [r, i] = placed.place.get(item);
+  const lane = placed.lanes[r];
+  const line = Math.floor(i / placed.columns);
+  return [placed.label + (i % placed.columns) * placed.step, lane.top + line * placed.step];
+}
+
+/** The cell at a point, or -1. */
+export function cellAt(placed, x, y) {
+  const lane = placed.lanes.find((one) => y >= one.top && y < one.y + one.height);
+  const column = Math.floor((x - placed.label) / placed.step);
+  if (!lane || x < placed.label || column >= placed.columns) return -1;
+  const line = Math.floor((y - lane.top) / placed.step);
+  return lane.items[line * placed.columns + column] ?? -1;
+}
+
+/** The cell that a key leads to from `item`. */
+export function nextCell(placed, item, key) {
+  const lanes = placed.lanes.filter((lane) => lane.items.length);
+  if (!lanes.length) return -1;
+  if (item < 0 || !placed.place.has(item)) return lanes[0].items[0];
+  const [r, i] = placed.place.get(item);
+  const lane = placed.lanes[r];
+  const here = lanes.indexOf(lane);
+  const to = (other, at) => other.items[Math.min(Math.max(0, at), other.items.length - 1)];
+  if (key === "ArrowRight") return i + 1 < lane.items.length ? lane.items[i + 1] : to(lanes[here + 1] ?? lane, here + 1 < lanes.length ? 0 : i);
+  if (key === "ArrowLeft") return i > 0 ? lane.items[i - 1] : here > 0 ? lanes[here - 1].items.at(-1) : item;
+  if (key === "ArrowDown") return i + placed.columns < lane.items.length ? lane.items[i + placed.columns] : to(lanes[here + 1] ?? lane, here + 1 < lanes.length ? i % placed.columns : i);
+  if (key === "ArrowUp") return i >= placed.columns ? lane.items[i - placed.columns] : to(lanes[here - 1] ?? lane, here > 0 ? lanes[here - 1].items.length - 1 : i);
+  if (key === "Home") return lane.items[0];
+  if (key === "End") return lane.items.at(-1);
+  return item;
+}
+
+// ---- streams and plans
+
+/** Objects in the text of an event stream, and what is left of the text. */
+export function parseEvents(text) {
+  const parts = text.split("\n\n");
+  const rest = parts.pop();
+  const found = parts.flatMap((part) => {
+    const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim());
+    return data.length ? [JSON.parse(data.join("\n"))] : [];
+  });
+  return [found, rest];
+}
+
+/** How many shards each node gets and gives by a plan, most first. */
+export function planRows(plan) {
+  return plan.nodes
+    .map(({ node, before, after }) => ({ node, before, after, change: after - before }))
+    .filter((row) => row.change)
+    .sort((a, b) => Math.abs(b.change) - Math.abs(a.change));
+}
+
+/** Points of a plot's line in a box, and its highest value. Gaps stay gaps. The last value is at the
+ * right; the first ones stretch until there are enough of them. */
+export function plotPath(values, width, height) {
+  const known = values.filter((value) => value !== null);
+  const top = Math.max(1e-9, ...known);
+  const step = width / (Math.max(SHOWN_MIN, values.length) - 1);
+  let path = "";
+  let open = false;
+  values.forEach((value, i) => {
+    if (value === null) open = false;
+    else {
+      const x = width - (values.length - 1 - i) * step;
+      path += `${open ? "L" : "M"}${x.toFixed(1)} ${(height - (value / top) * (height - 4) - 1).toFixed(1)}`;
+      open = true;
+    }
+  });
+  return { path, top: known.length ? top : 0 };
+}
