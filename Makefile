@@ -13,6 +13,7 @@
 #   make chaos [MINUTES=30] [SEED=]  real nodes and stores under drawn faults; ledgers judge
 #   make lint | types
 #   make docs                        the site, dist/site; a broken link or anchor is an error
+#   make screenshots                the pictures of the page for operators, by Chromium
 #   make docs-generated             the pages of docs/ that come from the code
 #   make lock                       the locks anew, with hashes; after a change of pyproject.toml
 #   make audit                      the locked packages against known vulnerabilities
@@ -49,7 +50,7 @@ PYTEST := $(BIN)/python -m pytest --dist=worksteal
 WORKERS := 4
 
 .PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
-.PHONY: report clean
+.PHONY: report screenshots clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
@@ -93,6 +94,9 @@ types: .venv/all.stamp
 
 docs: .venv-docs/stamp
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+screenshots: .venv/all.stamp
+	PICTURES=docs/images $(PYTEST) -m long tests/browser/test_pictures.py
 
 docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_reference.py

@@ -58,6 +58,9 @@ PERMISSIVE = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "ISC", "PSF-2
 TOOLS = PERMISSIVE | {"MPL-2.0"}
 """Licences allowed for what only develops and tests, and is not distributed with shardbus."""
 
+IN_ITS_FILES = {"axe-playwright-python": "MIT AND MPL-2.0"}
+"""Packages whose metadata names no licence: those of the files that they bring."""
+
 HEAD = """# Licences
 
 The packages of `requirements.lock`, with the licences that their metadata names.
@@ -140,6 +143,8 @@ def licence_of(name: str) -> str:
     for found in (text, *classes):
         if found in SHORT or found in TOOLS:
             return SHORT.get(found, found)
+    if name in IN_ITS_FILES:
+        return IN_ITS_FILES[name]
     raise LookupError(f"{name} names no licence that is known")
 
 

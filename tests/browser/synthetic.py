@@ -1,0 +1,259 @@
+"""A cluster that exists only in its answers, behind the real HTTP interface of a node: routes,
+guard, tokens and page are those of every node. Tests change it and see what the page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from shardbus.config.settings import HttpSettings
+from shardbus.histograms import LATENCY_BOUNDS
+from shardbus.http.api import Json
+from shardbus.http.app import create_app
+from shardbus.http.server import Server
+from tests.unit.http.http_kit import FakeNode
+
+TYPE = "cart"
+MIB = 2**20
+
+
+class Fleet(FakeNode):
+    """Some nodes, each with its part of the shards of one type, or of several."""
+
+    def __init__(self, nodes: int, shards: int, types: tuple[str, ...] = (TYPE,)) -> None:
+        super().__init__()
+        self.names = [f"10.0.{n // 250}.{n % 250 + 1}:7355#{n + 1:016x}" for n in range(nodes)]
+        self.types_ = types
+        self.rows = {str(s): [s % nodes, "r"] for s in range(shards)}
+        self.ids = [f"{TYPE}-{n}" for n in range(250)]
+        self.unreachable: set[str] = set()
+        self.service: dict[str, str] = {}
+        self.changes: list[list[Any]] = []
+        self.write = True
+        self.version = 1
+        self.received = 0
+        self.drops: list[list[Any]] = [["cart", "expired", 3]]
+        self.reports: list[Json] = []
+        self.zone = "east"
+        self.posted: list[tuple[str, ...]] = []
+        self.looked: list[str] = []
+        self._events: set[asyncio.Queue[Json]] = set()
+
+    # ---- what tests do
+
+    def move(self, shard: str, node: int, why: str = "rebalance") -> None:
+        """Give a shard another home."""
+        before = self.names[self.rows[shard][0]]
+        self.rows[shard] = [node, "r"]
+        self.changes.insert(0, [shard, 0.0, before, self.names[node], why, 0.012])
+        self.version += 1
+
+    def cut(self, node: int) -> None:
+        """Let a node be unreachable."""
+        name = self.names[node]
+        self.unreachable.add(name)
+        self.tell("UnreachableMember", name, f"{name} is unreachable")
+
+    def tell(self, event: str, node: str | None, text: str) -> None:
+        """Send an event to every page."""
+        for queue in self._events:
+            queue.put_nowait({"event": event, "node": node, "text": text})
+
+    # ---- what the page asks for
+
+    async def overview(self) -> Json:
+        self.received += 120
+        return {
+            "cluster": self.cluster_name,
+            "self": self.names[0],
+            "status": "up",
+            "leader": self.names[0],
+            "oldest": self.names[0],
+            "converged": not self.unreachable,
+            "suspended": None,
+            "unreachable": sorted(self.unreachable),
+            "at": time.time(),
+            "build": "0.1.0",
+            "write": self.write,
+            "latency_bounds": LATENCY_BOUNDS,
+            "types": [
+                {"type": name, "within": [], "shards": len(self.rows), "coordinator": self.names[0]}
+                for name in self.types_
+            ],
+            "nodes": [self._row(n, name) for n, name in enumerate(self.names)],
+        }
+
+    def _row(self, n: int, name: str) -> Json:
+        here = sum(row[0] == n for row in self.rows.values())
+        reachable = name not in self.unreachable
+        counts = {"shards": here, "entities": 10 * here, "received": self.received}
+        times = {"handled": [0, 0, self.received], "waited": [self.received]}
+        known: Json = {
+            "types": {t: {**counts, "failures": 0, "buffered": 0, **times} for t in self.types_},
+            "vitals": {
+                "busy": 0.08 * (n % 11),
+                "lag": 0.002,
+                "rss": (60 + n) * MIB,
+                "gc": 0.0,
+                "mailbox": n % 3,
+                "rate": 60.0,
+            },
+            "dropped": self.drops,
+            "slow": [],
+            "late": 0,
+            "store": [self.received, self.received * 0.0012, 0],
+        }
+        return {
+            "node": name,
+            "address": name.partition("#")[0],
+            "http": "",
+            "status": "up",
+            "reachable": reachable,
+            "answered": reachable,
+            "suspended": None,
+            "roles": ["web"] if n % 2 else ["web", "batch"],
+            "version": "2.4.1",
+            "zone": self.zone,
+            "service": self.service.get(name, "open"),
+            "oldest": n == 0,
+            "leader": n == 0,
+            **(known if reachable else dict.fromkeys(known)),
+        }
+
+    async def shard_map(self, type: str, known: str) -> Json:
+        head = {
+            "type": type,
+            "coordinator": self.names[0],
+            "epoch": 3,
+            "complete": True,
+            "version": f"3.{self.version}",
+            "paused": False,
+            "held": "",
+            "moving": sum(row[1] == "h" for row in self.rows.values()),
+            "moves_at_a_time": 3,
+        }
+        if known == head["version"]:
+            columns = ("nodes", "shards", "homes", "states", "changes")
+            return {**head, **dict.fromkeys(columns)}
+        return {
+            **head,
+            "nodes": self.names,
+            "shards": list(self.rows),
+            "homes": [row[0] for row in self.rows.values()],
+            "states": "".join(row[1] for row in self.rows.values()),
+            "changes": self.changes[:50],
+        }
+
+    async def shards(self, type: str) -> Json:
+        rows = [
+            {"shard": s, "node": self.names[row[0]], "state": "running", "fence": 1, "entities": 4,
+             "load": None}
+            for s, row in self.rows.items()
+        ]  # fmt: skip
+        return {"type": type, "load_unit": "messages/s", "shards": rows}
+
+    async def explain(self, type: str, id: str) -> Json:
+        self.looked.append(id)
+        return {
+            "type": type,
+            "id": id,
+            "shard": "7",
+            "node": self.names[0],
+            "state": "running",
+            "running": id in self.ids,
+            "fence": 4294967297,
+            "coordinator": self.names[0],
+            "epoch": 3,
+            "why": "the home is known, messages go there directly",
+            "suspended": None,
+            "buffered": {"messages": 0, "bytes": 0},
+            "history": [],
+        }
+
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        return {
+            "type": type,
+            "shard": shard,
+            "node": self.names[self.rows[shard][0]],
+            "state": "running",
+            "fence": 4294967297,
+            "coordinator": self.names[0],
+            "epoch": 3,
+            "history": [
+                {"at": "2026-01-02T03:04:05.678+00:00", "from": a, "to": b, "why": why,
+                 "epoch": 3, "fence": 1, "seconds": took}
+                for s, _, a, b, why, took in reversed(self.changes)
+                if s == shard
+            ],
+        }  # fmt: skip
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        found = sorted(i for i in self.ids if i.startswith(prefix) and i > (cursor or ""))
+        page = found[:limit]
+        rows = [{"id": i, "shard": shard or "7", "node": self.names[0]} for i in page]
+        return {"entities": rows, "next": page[-1] if len(found) > limit else None, "silent": []}
+
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        going = [s for s, row in self.rows.items() if self.names[row[0]] in remove]
+        left = [name for name in self.names if name not in remove]
+        before = {n: sum(r[0] == i for r in self.rows.values()) for i, n in enumerate(self.names)}
+        after = {**before, **dict.fromkeys(remove, 0)}
+        for i, _ in enumerate(going):
+            after[left[i % len(left)]] += 1
+        return {
+            "type": type,
+            "moves": [{"shard": s, "from": remove[0], "to": left[0]} for s in going],
+            "nodes": [{"node": n, "before": before[n], "after": after[n]} for n in self.names],
+            "rounds": 1,
+            "settled": True,
+            "held": "",
+        }
+
+    async def serve(self, node: str, service: str) -> Json:
+        self.posted.append((node, service))
+        self.service[node] = service
+        return {"node": node, "service": service}
+
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        self.posted.append(("rebalance", type))
+        return {"type": type}
+
+    async def settings(self) -> Json:
+        rows: list[Json] = [
+            {"setting": "node.port", "value": 7355, "origin": "default"},
+            {"setting": "node.zone", "value": self.zone, "origin": "--set node.zone"},
+        ]
+        return {"node": self.names[0], "settings": rows}
+
+    async def slow(self) -> Json:
+        return {"handlers": self.reports, "silent": []}
+
+    async def events(self) -> AsyncIterator[Json]:
+        queue: asyncio.Queue[Json] = asyncio.Queue()
+        self._events.add(queue)
+        try:
+            members = [
+                {"node": n, "status": "up", "reachable": n not in self.unreachable, "roles": []}
+                for n in self.names
+            ]
+            yield {"event": "snapshot", "leader": None, "converged": True, "members": members}
+            while True:
+                yield await queue.get()
+        finally:
+            self._events.discard(queue)
+
+
+class Served:
+    """A fleet behind the HTTP interface of a node, on a free port of the loopback."""
+
+    def __init__(self, fleet: Fleet, settings: HttpSettings | None = None) -> None:
+        self.fleet = fleet
+        self.server = Server(create_app(fleet, settings or HttpSettings()), "127.0.0.1", 0)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.port}/ui"

@@ -1,0 +1,61 @@
+"""The page for everybody: checked by axe in every view, dark and light, wide and narrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.synthetic import Served
+from tests.browser.windows import Windows, live
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+VIEWS = ("cluster", "entities", "trouble", "events", "settings")
+
+
+async def violations(page: Any) -> list[str]:
+    """Return what axe finds."""
+    from axe_playwright_python.base import AXE_FILE_PATH
+
+    await page.evaluate(AXE_FILE_PATH.read_text(encoding="utf-8"))
+    found = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:160]} ({one['nodes'][0]['failureSummary'][:200]})"
+        for one in found["violations"]
+    ]
+
+
+@pytest.mark.parametrize("width", [1280, 380])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_no_view_is_closed_to_anybody(
+    windows: Windows, fleet: Served, scheme: str, width: int
+) -> None:
+    # axe itself needs what the policy forbids; every other test runs under the policy.
+    page = await windows.open(fleet.url, width=width, color_scheme=scheme, bypass_csp=True)
+    await live(page)
+    fleet.fleet.cut(2)
+    fleet.fleet.move("5", 0)
+    found: dict[str, list[str]] = {}
+    for view in VIEWS:
+        await page.goto(f"{fleet.url}#{view}")
+        if view == "cluster":
+            await page.locator("#map").focus()
+            await page.keyboard.press("ArrowRight")
+            await page.keyboard.press("Enter")
+            await page.get_by_role("button", name="List its entities").wait_for()
+        if view == "entities":
+            await page.get_by_role("button", name="List those in memory").click()
+            await page.locator("#entity-list .long-row").nth(1).click()
+            await page.get_by_role("button", name="Ask again").wait_for()
+        found[view] = await violations(page)
+    await page.goto(f"{fleet.url}#cluster")
+    await page.get_by_role("button", name="As a table").click()
+    found["table"] = await violations(page)
+    await page.get_by_role("button", name="drain 10.0.0.2:7355").click()
+    await page.locator("#dialog h3").wait_for()
+    found["drain"] = await violations(page)
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("?")
+    found["help"] = await violations(page)
+    assert {view: lines for view, lines in found.items() if lines} == {}

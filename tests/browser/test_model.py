@@ -1,0 +1,208 @@
+"""What the page computes, called as functions: no element of the page takes part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.synthetic import Served
+from tests.browser.windows import Windows
+
+INF = float("inf")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Model:
+    """The functions of `ui/model.js`."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+
+    async def __call__(self, body: str, *values: Any) -> Any:
+        """Return what a function `(m, ...values) => body` returns; `m` has the functions."""
+        call = f"(m, a, b, c) => ({body})"
+        text = f"async (v) => ({call})(await import('/ui/model.js'), ...v)"
+        return await self._page.evaluate(text, list(values))
+
+
+def a_node(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "node": name,
+        "status": "up",
+        "reachable": True,
+        "answered": True,
+        "suspended": None,
+        "service": "open",
+        "types": {
+            "cart": {"received": 0, "failures": 0, "entities": 1, "shards": 1, "buffered": 0}
+        },
+        "vitals": {"busy": 0.1, "lag": 0.0, "mailbox": 0},
+        "dropped": [],
+        "slow": [],
+        "late": 0,
+        "store": [0, 0, 0],
+        **more,
+    }
+
+
+def counted(received: int) -> dict[str, Any]:
+    """The counters of a node that has received so many messages."""
+    counts = {"received": received, "failures": 0, "entities": 1, "shards": 1, "buffered": 0}
+    return {"types": {"cart": counts}}
+
+
+async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, fleet: Served) -> None:
+    m = Model(await windows.open(fleet.url))
+    assert await m("m.visible(a)", "a\u202eb\u0000\ufeff") == "a⟨U+202E⟩b⟨U+0000⟩⟨U+FEFF⟩"
+    assert await m("m.visible(a, 3)", "abcdef") == "abc… (6 characters)"
+    assert await m("m.visible(null)") == ""
+    assert await m("m.address(a)", "h:7355#0a") == "h:7355"
+    for value, shown in (
+        (0, "0"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (12345, "12.3 k"),
+        (2.5e7, "25 M"),
+    ):
+        assert await m("m.short(a)", value) == shown
+    for value, shown in (
+        (0, "0"),
+        (0.0004, "0.4 ms"),
+        (0.0123, "12 ms"),
+        (3, "3 s"),
+        (600, "10 min"),
+    ):
+        assert await m("m.seconds(a)", value) == shown
+    assert await m("m.short(null)") == "–"
+
+    # Rates compare each node with itself.
+    before = {"nodes": [a_node("a", **counted(100)), a_node("b", **counted(900))]}
+    after = {
+        "nodes": [
+            a_node("a", **counted(150), dropped=[["cart", "expired", 4]], store=[10, 0.5, 1]),
+            a_node("c", **counted(10**6)),
+            a_node("b", **counted(5)),
+        ]
+    }
+    made = """((r) => ({...r, byNode: [...r.byNode], byType: [...r.byType], drops: [...r.drops]}))(
+        m.rates(a, b, c))"""
+    found = await m(made, before, after, 2.0)
+    assert (found["received"], found["byNode"]) == (25, [["a", 25], ["b", 0]])
+    assert (found["drops"], found["dropped"]) == ([["cart\nexpired", 4]], 2)
+    assert (found["storeCalls"], found["storeErrors"]) == (10, 1)
+    assert (await m(made, None, after, 2.0))["received"] == 0
+    for part, bound in ((0.5, 0.01), (0.9, 0.1), (0.99, None)):
+        assert await m("m.quantile([0, 5, 4, 1], [0.001, 0.01, 0.1], a)", part) == (bound or INF)
+    assert await m("m.quantile([], [], 0.5)") is None
+
+    # Problems are sorted, the gravest first, and each has a cause.
+    minute = "{drops: new Map([['cart\\nexpired', 2]]), storeErrors: 1, slow: 3}"
+    overview = {
+        "converged": False,
+        "types": [{"type": "cart", "coordinator": None}],
+        "nodes": [
+            a_node("a:1#0", reachable=False, answered=False),
+            a_node("b:1#0", vitals={"busy": 0.97, "lag": 0.5, "mailbox": 0}),
+            a_node("c:1#0", service="draining"),
+            a_node("d:1#0", suspended="suspended: no contact"),
+        ],
+    }
+    lines = await m(
+        f"m.problems(a, {minute}, []).map((p) => `${{p.level}}: ${{p.text}}`)", overview
+    )
+    assert lines == [
+        "fault: a:1 is unreachable",
+        "fault: d:1 is suspended: no contact",
+        "fault: the store failed 1 time in the last minute",
+        "warning: b:1 uses 97 % of its core",
+        "warning: b:1 is late by 500 ms",
+        "warning: cart has no coordinator known here",
+        "warning: 2 messages dropped in the last minute: expired (cart)",
+        "warning: 3 slow handlers in the last minute",
+        "note: c:1 is draining",
+        "note: the members do not agree on the membership yet",
+    ]
+
+
+def a_map(homes: list[int], version: str, shards: list[str] | None = None, **more: Any) -> Any:
+    shards = shards or [str(n) for n in range(len(homes))]
+    head = {"type": "cart", "complete": True, "version": version, "nodes": ["a:1#0", "b:1#0"]}
+    return {
+        **head,
+        "shards": shards,
+        "homes": homes,
+        "states": "r" * len(homes),
+        "changes": [],
+        **more,
+    }
+
+
+async def test_maps_differ_by_moves_and_keep_what_lost_its_home(
+    windows: Windows, fleet: Served
+) -> None:
+    m = Model(await windows.open(fleet.url))
+    moved = "m.diffMaps(m.nextMap(null, a), m.nextMap(m.nextMap(null, a), b))"
+    first, second = a_map([0, 0, 1], "1"), a_map([0, 1, 1], "2")
+    assert await m(moved, first, second) == [{"shard": "1", "from": "a:1#0", "to": "b:1#0"}]
+    unchanged = {**first, **dict.fromkeys(("nodes", "shards", "homes", "states", "changes"))}
+    assert await m(moved, first, unchanged) == []
+    assert await m(moved, first, {**second, "type": "other"}) == []
+    gone = a_map([0, 1], "2", ["0", "2"])
+    assert await m(moved, first, gone) == [{"shard": "1", "from": "a:1#0", "to": None}]
+    lost = "((n) => [n.shards, [...n.homes], n.states])(m.nextMap(m.nextMap(null, a), b))"
+    assert await m(lost, first, gone) == [["0", "2", "1"], [0, 1, -1], "rru"]
+    back = "((n) => [n.shards, n.states])(m.nextMap(m.nextMap(m.nextMap(null, a), b), a))"
+    assert await m(back, first, gone) == [["0", "1", "2"], "rrr"]
+    assert (await m(lost, first, {**gone, "complete": False}))[0] == ["0", "2"]
+
+    # Lanes: every shard once, in the lane of its home; cells and points are inverse.
+    placed = """((n) => {
+        const p = m.layout(m.lanesOf(n, b), 500, 100);
+        const ok = n.shards.every((_, i) => {
+            const [x, y] = m.corner(p, i);
+            return m.cellAt(p, x + 1, y + 1) === i;
+        });
+        return {ok, lanes: p.lanes.map((l) => [l.node, l.items.length]), cell: p.cell};
+    })(m.nextMap(null, a))"""
+    found = await m(placed, a_map([n % 2 for n in range(300)], "1"), ["a:1#0", "b:1#0", "c:1#0"])
+    assert found["ok"]
+    assert found["lanes"] == [["a:1#0", 150], ["b:1#0", 150], ["c:1#0", 0]]
+    small = await m(placed, a_map([0, 1], "1"), ["a:1#0", "b:1#0"])
+    assert small["cell"] > found["cell"]
+
+    # Keys lead through every shard, and back.
+    walk = """((n) => {
+        const p = m.layout(m.lanesOf(n, b), 300, 100);
+        const walk = (i, key) => {
+            const seen = [];
+            for (; seen.at(-1) !== i; i = m.nextCell(p, i, key)) seen.push(i);
+            return seen;
+        };
+        const there = walk(m.nextCell(p, -1, "ArrowRight"), "ArrowRight");
+        return [there, walk(there.at(-1), "ArrowLeft").reverse()];
+    })(m.nextMap(null, a))"""
+    there, back_again = await m(walk, a_map([0, 1, 1, 0, 1], "1"), ["a:1#0", "x:1#0", "b:1#0"])
+    assert there == back_again == [0, 3, 1, 2, 4]
+
+
+async def test_streams_are_cut_anywhere_and_plots_have_gaps(
+    windows: Windows, fleet: Served
+) -> None:
+    m = Model(await windows.open(fleet.url))
+    text = 'data: {"event": "a"}\n\n: comment\n\ndata: {"event": "b"}\n\n'
+    for cut in range(len(text)):
+        parts = """(() => {
+            const [one, rest] = m.parseEvents(a.slice(0, b));
+            const [two, left] = m.parseEvents(rest + a.slice(b));
+            return [[...one, ...two].map((e) => e.event).join(""), left];
+        })()"""
+        assert await m(parts, text, cut) == ["ab", ""]
+    path = await m("m.plotPath([1, 2, null, 0], 100, 44)")
+    assert path["top"] == 2
+    assert path["path"].count("M") == 2
+    assert await m("m.plotPath([null], 100, 44)") == {"path": "", "top": 0}
+    node = {"node": "a", "status": "up", "reachable": True}
+    event = {"event": "UnreachableMember", "node": "a"}
+    assert await m("(m.applyEvent([a], b), a.reachable)", node, event) is False
+    assert await m("m.applyEvent([a], b)", node, {"event": "LeaderChanged", "node": "a"}) is False

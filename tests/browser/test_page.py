@@ -1,0 +1,192 @@
+"""The page in a browser, before a synthetic cluster: what it shows, and how people reach it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardbus.config.settings import HttpSettings
+from tests.browser.conftest import Serve
+from tests.browser.synthetic import Fleet, Served
+from tests.browser.windows import Windows, live, shows, text_of
+from tests.waiting import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
+OPERATOR = "the operator of this test"
+
+
+async def test_nodes_shards_and_problems_are_shown_and_follow_the_cluster(
+    windows: Windows, fleet: Served
+) -> None:
+    page = await windows.open(fleet.url)
+    await live(page)
+    assert await text_of(page, "#cluster-name") == "shop"
+    await shows(page, "#nodes tbody", "10.0.0.3:7355")
+    await shows(page, "#map-summary", "24 shards on 3 nodes, all run")
+    await shows(page, "#problems", "Nothing needs attention")
+    fleet.fleet.cut(2)
+    await shows(page, "#problems", "10.0.0.3:7355 is unreachable")
+    await shows(page, "#nodes tbody", "✕ unreachable")
+    fleet.fleet.move("5", 0, "node_gone")
+    await shows(page, "#moves tbody", "node gone")
+    await shows(page, "#announcement", "Shard 5 moved to 10.0.0.1:7355")
+    await page.goto(f"{fleet.url}#events")
+    await shows(page, "#event-list", "UnreachableMember")
+
+
+async def test_a_drain_shows_its_plan_and_needs_the_operators_token(
+    windows: Windows, serve: Serve
+) -> None:
+    fleet = Fleet(nodes=3, shards=24)
+    windows.expects_errors = True
+    served = await serve(fleet, HttpSettings(write=True, token=OPERATOR))
+    page = await windows.open(served.url)
+    await live(page)
+    await page.get_by_role("button", name="drain 10.0.0.2:7355").click()
+    await shows(page, "#dialog h3", "cart: 8 moves")
+    await shows(page, "#dialog tbody", "-8")
+    await page.get_by_role("button", name="Drain 10.0.0.2:7355", exact=True).click()
+    await shows(page, "#dialog .failure", "token is missing or wrong")
+    assert fleet.posted == []
+    await page.get_by_role("button", name="Give the token").click()
+    await page.get_by_role("textbox", name="Token").fill(OPERATOR)
+    await page.keyboard.press("Enter")
+    await until(lambda: page.locator("#dialog").is_hidden(), "the end of the dialog")
+    await page.get_by_role("button", name="drain 10.0.0.2:7355").click()
+    await shows(page, "#dialog h3", "cart: 8 moves")
+    await page.get_by_role("button", name="Drain 10.0.0.2:7355", exact=True).click()
+    await shows(page, "#dialog", "Done")
+    assert fleet.posted == [(fleet.names[1], "draining")]
+    await page.keyboard.press("Escape")
+    await shows(page, "#nodes tbody", "draining")
+    assert await page.evaluate("sessionStorage.length") == 0
+    assert not any(OPERATOR.split()[-1] in url for url in windows.asked)
+
+
+async def test_a_node_that_needs_a_token_gives_the_page_and_no_data_before(
+    windows: Windows, serve: Serve
+) -> None:
+    fleet = Fleet(nodes=2, shards=4)
+    windows.expects_errors = True
+    served = await serve(fleet, HttpSettings(reader_token=OPERATOR))
+    page = await windows.open(served.url)
+    await shows(page, "#dialog", "This node's pages need a token")
+    await shows(page, "#link", "needs a token")
+    assert await text_of(page, "#nodes") == ""
+    await page.get_by_role("textbox", name="Token").fill(OPERATOR)
+    await page.get_by_label("keep it until").check()
+    await page.get_by_role("button", name="Use it").click()
+    await live(page)
+    await page.reload()
+    await live(page)
+    await shows(page, "#map-summary", "4 shards")
+
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "<script>document.title='owned'</script>",
+    "javascript:alert(1)",
+    "\u202eexe.txt",
+    "a\u2028b\u200bc",
+    "{{7*7}}${7*7}",
+    "é́́́́́́́" * 12,
+    "x" * 256,
+    "a/b?c#d&e=%00",
+)
+
+
+async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Serve) -> None:
+    fleet = Fleet(nodes=2, shards=4, types=(HOSTILE[0], HOSTILE[1], HOSTILE[3]))
+    fleet.zone = HOSTILE[1]
+    fleet.rows = {name: [n % 2, "r"] for n, name in enumerate(HOSTILE)}
+    fleet.ids = list(HOSTILE)
+    fleet.drops = [[HOSTILE[0], HOSTILE[1], 4]]
+    report = {"at": "2026-01-01T00:00:00Z", "node": fleet.names[0], "type": HOSTILE[0]}
+    fleet.reports = [{**report, "how": "waited", "text": HOSTILE[1] * 50}]
+    fleet.changes = [[HOSTILE[1], 1.0, HOSTILE[0], HOSTILE[3], HOSTILE[1], 0.1]]
+    served = await serve(fleet)
+    page = await windows.open(served.url, width=380)
+    await live(page)
+    await shows(page, "#moves", HOSTILE[0])
+    await shows(page, "#nodes", HOSTILE[1][:30])
+    fleet.tell(HOSTILE[1], fleet.names[0], HOSTILE[0])
+    for view, place, shown in (
+        ("trouble", "#drops", HOSTILE[1]),
+        ("trouble", "#slow", "<script>document.title"),
+        ("events", "#event-list", HOSTILE[0]),
+        ("settings", "#settings", "<script>"),
+    ):
+        await page.goto(f"{served.url}#{view}")
+        await shows(page, place, shown)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 380, view
+    await page.goto(f"{served.url}#entities")
+    await page.get_by_role("button", name="List those in memory").click()
+    await shows(page, "#entity-list", "⟨U+202E⟩exe.txt")
+    for hostile in HOSTILE:
+        await page.locator("#entity-prefix").fill(hostile)
+        await page.get_by_role("button", name="Look up this id").click()
+        shown = await page.evaluate(
+            "(t) => import('/ui/model.js').then((m) => m.visible(t))", hostile
+        )
+        await shows(page, "#entity-detail h3", shown)
+        assert fleet.looked[-1] == hostile
+    assert "owned" not in await page.title()
+    assert await page.locator("img").count() == 0
+
+
+async def test_everything_is_reached_by_keys(windows: Windows, fleet: Served) -> None:
+    page = await windows.open(fleet.url)
+    await live(page)
+    order = []
+    for _ in range(12):
+        await page.keyboard.press("Tab")
+        order.append(await page.evaluate("document.activeElement.innerText"))
+        assert (
+            await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+        )
+    assert order[:4] == ["Skip to the content", "Token", "Theme: system", "?"]
+    assert order[4:9] == ["Cluster", "Entities", "Trouble 9", "Events", "Settings"] or order[
+        4:9
+    ] == ["Cluster", "Entities", "Trouble", "Events", "Settings"]
+    await page.keyboard.press("m")
+    await until(lambda: page.evaluate("document.activeElement.id === 'map'"), "the focused map")
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        await page.keyboard.press(key)
+    await shows(page, "#map-line", "shard 4 · running · 10.0.0.2:7355")
+    await page.keyboard.press("Enter")
+    await shows(page, "#shard-detail", "Shard 4")
+    await page.get_by_role("button", name="List its entities").press("Enter")
+    await shows(page, "#entity-summary", "entities in memory")
+    await page.locator("#entity-list .long").focus()
+    await page.keyboard.press("ArrowDown")
+    await page.keyboard.press("Enter")
+    await shows(page, "#entity-detail", "messages go there directly")
+    await page.locator("#main").focus()
+    await page.keyboard.press("?")
+    await shows(page, "#dialog", "Keyboard")
+    await page.keyboard.press("Escape")
+    for digit, view in enumerate(("cluster", "entities", "trouble", "events", "settings"), 1):
+        await page.keyboard.press(str(digit))
+        await until(lambda v=view: page.locator(f"#view-{v}").is_visible(), view)
+    await page.keyboard.press("/")
+    await until(lambda: page.evaluate("document.activeElement.id"), "focus")
+    await page.keyboard.type("cart-1")
+    await page.keyboard.press("Enter")
+    await shows(page, "#entity-summary", "111 entities in memory")
+
+
+async def test_the_map_has_a_table_and_a_choice_of_theme(windows: Windows, fleet: Served) -> None:
+    page = await windows.open(fleet.url, color_scheme="dark")
+    await live(page)
+    back = "getComputedStyle(document.body).backgroundColor"
+    dark = await page.evaluate(back)
+    await page.get_by_role("button", name="As a table").click()
+    await shows(page, "#map-table", "10.0.0.2:7355")
+    await shows(page, "#map-table [role=row]", "4")
+    for _ in range(2):
+        await page.get_by_role("button", name="Theme").click()
+    assert await page.evaluate(back) != dark
+    await page.reload()
+    await live(page)
+    assert await page.evaluate(back) != dark

@@ -1,0 +1,91 @@
+"""The pictures of docs/how-to/dashboard.md, taken of five real nodes under load and a drain.
+
+`make screenshots` writes them to docs/images; otherwise they are only taken and weighed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.test_cluster import SETTINGS, TOKEN, url_of
+from tests.browser.windows import Windows, shows
+from tests.process.app import Page
+from tests.process.nodes import ROOT, Processes
+from tests.waiting import until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+FOLDER = os.environ.get("PICTURES", "")
+BYTES_MAX = 200_000
+ENTITIES, POINTS = 400, 14
+WINDOWS = {
+    "dashboard-light": {"color_scheme": "light", "width": 1180, "height": 1240},
+    "dashboard-dark": {"color_scheme": "dark", "width": 1180, "height": 900},
+    "dashboard-phone": {"color_scheme": "light", "width": 380, "height": 800},
+}
+
+
+async def send(lab: Processes, ends: asyncio.Event) -> None:
+    """Send to entities of every shard until the pictures are taken."""
+    async with lab.client() as client:
+        seq = 0
+        while not ends.is_set():
+            seq += 1
+            asks = (client.ref(Page, f"page-{n}").hit(1, seq) for n in range(ENTITIES))
+            await asyncio.gather(*asks, return_exceptions=True)
+            await asyncio.sleep(0.3)
+
+
+def points(page: Any) -> Any:
+    """How many points a plot has."""
+    return page.evaluate(
+        "document.querySelector('#plot-received path.line').getAttribute('d').split('L').length"
+    )
+
+
+async def test_the_pictures_of_the_docs(windows: Windows, lab: Processes, tmp_path: Path) -> None:
+    for n in range(5):
+        zone = f"node.zone={'east' if n % 2 else 'west'}"
+        await lab.start(settings=(*SETTINGS, zone, "node.version=2.4.1"), APP_SHARDS="120")
+    await lab.agree()
+    ends = asyncio.Event()
+    sending = asyncio.create_task(send(lab, ends))
+    folder = ROOT / FOLDER if FOLDER else tmp_path
+    folder.mkdir(exist_ok=True)
+    pages = {name: await windows.open(url_of(lab.all[0]), **how) for name, how in WINDOWS.items()}
+    first = pages["dashboard-light"]
+    await until(lambda: _at_least(first, POINTS), "a line in the plots")
+    await first.get_by_role("button", name="Token").click()
+    await first.get_by_role("textbox", name="Token").fill(TOKEN)
+    await first.keyboard.press("Enter")
+    await first.get_by_role("button", name=f"drain {lab.all[3].address}").click()
+    await shows(first, "#dialog", "page: ")
+    await take(first.locator("#dialog"), folder / "dashboard-drain.png")
+    await first.get_by_role("button", name=f"Drain {lab.all[3].address}", exact=True).click()
+    await shows(first, "#dialog", "Done")
+    await first.keyboard.press("Escape")
+    for name, page in pages.items():
+        await page.bring_to_front()
+        await shows(page, "#nodes tbody", "draining")
+        await shows(page, "#map-summary", "119 shards on 4 nodes, all run")
+        if "dark" in name:
+            await page.locator("#map-title").scroll_into_view_if_needed()
+            await page.evaluate("scrollTo(0, document.querySelector('#nodes').offsetTop - 110)")
+        await take(page, folder / f"{name}.png")
+    ends.set()
+    await sending
+
+
+async def _at_least(page: Any, count: int) -> bool:
+    return bool(await points(page) >= count)
+
+
+async def take(place: Any, file: Path) -> None:
+    """Take a picture, of a size that a page of the documentation can bear."""
+    await place.screenshot(path=file)
+    assert file.stat().st_size < BYTES_MAX

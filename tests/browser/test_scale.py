@@ -1,0 +1,75 @@
+"""The page before 50 nodes with 1,000 shards each. What it takes is printed, and written down in
+docs/measurements.md; no assertion is on the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import Serve
+from tests.browser.synthetic import Fleet
+from tests.browser.windows import Windows, shows
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+MIB = 2**20
+
+
+async def memory(page: Any) -> float:
+    """MiB of the page's JavaScript heap, after a collection, and of its canvases."""
+    session = await page.context.new_cdp_session(page)
+    await session.send("HeapProfiler.enable")
+    await session.send("HeapProfiler.collectGarbage")
+    usage = await session.send("Runtime.getHeapUsage")
+    canvases = await page.evaluate(
+        "[...document.querySelectorAll('canvas')].reduce((n, c) => n + 4 * c.width * c.height, 0)"
+    )
+    return float(usage["usedSize"] + usage.get("embedderHeapUsedSize", 0) + canvases) / MIB
+
+
+async def test_fifty_nodes_with_a_thousand_shards_each(windows: Windows, serve: Serve) -> None:
+    served = await serve(Fleet(nodes=50, shards=50_000))
+    page = await windows.open(served.url)
+    await shows(page, "#map-summary", "50,000 shards on 50 nodes")
+    await shows(page, "#plot-received", "highest")
+    paint = await page.evaluate("""() => {
+        const marks = performance.getEntriesByType("paint");
+        return marks.find((mark) => mark.name === "first-contentful-paint").startTime;
+    }""")
+    began = await page.evaluate("performance.now()")
+    for shard in range(40):
+        served.fleet.move(str(shard), (shard + 1) % 50)
+    await shows(page, "#announcement", "40 shards moved")
+    rows = await page.locator("#nodes tbody tr").count()
+    elements = await page.evaluate("document.querySelectorAll('*').length")
+    await page.get_by_role("button", name="As a table").click()
+    await shows(page, "#map-table", "10.0.0.2:7355")
+    await page.locator("#map-table .long").focus()
+    await page.keyboard.press("End")
+    await shows(page, "#map-table", "49999")
+    listed = await page.locator("#map-table [role=row]").count()
+    print(
+        f"first paint {paint:.0f} ms; {await memory(page):.0f} MiB; {elements} elements; "
+        f"moves after {await page.evaluate('performance.now()') - began:.0f} ms"
+    )
+    assert rows == 50
+    assert elements < 5_000, "a shard is no element"
+    assert listed < 60, "only rows in sight are elements"
+
+
+async def test_the_cost_of_an_open_page(windows: Windows, serve: Serve) -> None:
+    """Processor time of HTTP for one page that is open for some seconds."""
+    served = await serve(Fleet(nodes=50, shards=1_000))
+    page = await windows.open(served.url)
+    await shows(page, "#map-summary", "1,000 shards on 50 nodes")
+    seconds = float(os.environ.get("PAGE_SECONDS", "4"))
+    before, began = len(windows.asked), time.process_time()
+    await asyncio.sleep(seconds)
+    spent, asked = time.process_time() - began, len(windows.asked) - before
+    part = 100 * spent / seconds
+    print(f"{asked} requests in {seconds:g} s, {part:.2f} % of a core, with the driver's")
+    assert asked <= 3 * seconds + 3
