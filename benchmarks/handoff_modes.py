@@ -2,6 +2,7 @@
 
     python -m benchmarks.handoff_modes                        all named modes
     python -m benchmarks.handoff_modes ordered --rounds 5     one mode against `buffer`
+    python -m benchmarks.handoff_modes buffer/gossip          with `sharding.homes = "gossip"`
 
 In each round a new cluster of three hosts runs in mode `buffer`, and then one in each other mode,
 so that both meet the same machine. A sender asks and tells as in `benchmarks.moves`, and one host
@@ -25,6 +26,8 @@ from benchmarks.moves_lab import Lab
 
 BASE = "buffer"
 MODES = ("ordered", "forward", "drop")
+GOSSIP = "/gossip"
+"""After a mode: nodes learn homes from each other, and not each from the coordinator."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Leave:
 
 async def leave(mode: str, store: str) -> Leave:
     """Let one of three hosts leave in this mode."""
-    os.environ["BENCH_HANDOFF"] = mode
+    os.environ["BENCH_HANDOFF"] = mode.removesuffix(GOSSIP)
+    os.environ["BENCH_HOMES"] = "gossip" if mode.endswith(GOSSIP) else "ask"
     async with Lab.of(3, store) as lab:
         await lab.level()
         async with lab.load() as load:
@@ -66,7 +70,7 @@ async def compare(modes: list[str], rounds: int, store: str) -> None:
         pairs = zip(leaves, found[BASE], strict=True)
         ratio = median([one.wait_ms / max(base.wait_ms, 1e-6) for one, base in pairs])
         emit(
-            f"leave_{mode}_wait_p99",
+            f"leave_{mode.replace('/', '_')}_wait_p99",
             median([one.wait_ms for one in leaves]),
             "ms",
             **own,
@@ -81,11 +85,14 @@ async def compare(modes: list[str], rounds: int, store: str) -> None:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff_modes")
-    parser.add_argument("modes", nargs="*", metavar="MODE", help=", ".join(MODES))
+    parser.add_argument(
+        "modes", nargs="*", metavar="MODE", help=f"{', '.join(MODES)}; or MODE{GOSSIP}"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--store", choices=("redis", "sqlite"), default="redis")
     arguments = parser.parse_args()
-    if unknown := set(arguments.modes) - set(MODES):
+    named = {mode.removesuffix(GOSSIP) for mode in arguments.modes}
+    if unknown := named - {BASE, *MODES}:
         parser.error(f"no such mode: {', '.join(sorted(unknown))}")
     asyncio.run(compare(arguments.modes or list(MODES), arguments.rounds, arguments.store))
 

@@ -37,7 +37,12 @@ class Book:
 book = Book()
 
 
-@bus.entity("thing", shards=SHARDS, handoff=os.environ.get("BENCH_HANDOFF", "buffer"))
+@bus.entity(
+    "thing",
+    shards=SHARDS,
+    handoff=os.environ.get("BENCH_HANDOFF", "buffer"),
+    homes=os.environ.get("BENCH_HOMES", "ask"),
+)
 class Thing(Entity):
     """Answer under a number as its id."""
 

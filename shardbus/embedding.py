@@ -142,7 +142,8 @@ class EmbeddedNode:
             )
         own = await with_version(self._settings.node, self._bus.version_source)
         self._settings = replace(self._settings, node=own)
-        served = self._new_node()
+        self._begin_incarnation()
+        served = ServedNode(self._bus, self._settings, administer)
         self._begun = True
         try:
             await served.start(self._ask_to_end)
@@ -156,10 +157,11 @@ class EmbeddedNode:
         self._life.add_done_callback(self._report)
         return self
 
-    def _new_node(self) -> ServedNode:
-        self._leaves = asyncio.get_running_loop().create_future()
-        """Done when the node is to leave: `stop`, or an operator."""
-        return ServedNode(self._bus, self._settings, administer)
+    def _begin_incarnation(self) -> None:
+        self._leaves: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when this incarnation is to leave: `stop`, or an operator."""
+        if self._asked_to_end:
+            self._leaves.set_result(None)
 
     async def _until_ready(self, served: ServedNode) -> None:
         node = served.node
@@ -217,18 +219,23 @@ class EmbeddedNode:
         """Return the members through which the node, which has ended, joins again; none if it must
         not."""
         downed = node.stopped.done() and node.stopped.result() == DOWNED
-        if self._asked_to_end or not downed or not self._settings.cluster.rejoin_after_down:
+        if self._leaves.done() or not downed or not self._settings.cluster.rejoin_after_down:
             return ()
         return contacts(node.view, self._settings.node.seeds)
 
     async def _rejoin(self, by: Sequence[str]) -> ServedNode | None:
         """Start a new incarnation, and let it join through these members. Returns None if it could
         not start, with the reason set."""
-        served = self._new_node()
+        self._begin_incarnation()
         try:
             if not await self._unless_asked_to_end(store_answers(self._bus.name, self._settings)):
                 self.reason = LEFT
                 return None
+        except ShardBusError as error:
+            self.reason = f"not rejoined: {error}"
+            return None
+        served = ServedNode(self._bus, self._settings, administer)
+        try:
             await served.start(self._ask_to_end, by)
             self._served = served
         except ShardBusError as error:
@@ -242,7 +249,8 @@ class EmbeddedNode:
     async def _unless_asked_to_end(self, work: Coroutine[Any, Any, bool]) -> bool:
         """Return what the work returns; False if `stop` is called before."""
         doing = asyncio.ensure_future(work)
-        await asyncio.wait({doing, self._leaves}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {doing, self._leaves}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
             return doing.result()
         doing.cancel()

@@ -254,6 +254,19 @@ async def test_while_it_rejoins_its_pages_and_its_references_tell_why() -> None:
     assert not bus.runs
 
 
+async def test_a_stop_while_it_closes_the_downed_incarnation_ends_it() -> None:
+    bus, reasons = application(), list[str]()
+    async with application().run(settings()) as first:
+        second = await bus.run(settings(first.address), on_stopped=reasons.append).start()
+        down(second)
+        await until(lambda: second.rejoining, "the begin of rejoining")
+        async with asyncio.timeout(PATIENCE_S):
+            await second.stop()
+        assert second.reason == "left"
+        assert not bus.runs
+        assert not reasons
+
+
 async def test_if_those_that_stayed_are_lost_for_good_it_ends_with_that_reason() -> None:
     bus, reasons = application(), list[str]()
     first = await application().run(settings()).start()
