@@ -15,16 +15,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import IDS, RUNS, emit, median
-from benchmarks.saves import Bare, saving
+from benchmarks.harness import RUNS, emit, median
+from benchmarks.saves import FIRST_LANES, Bare, rate_of, saving
 from benchmarks.sides import Product
 from tests.redis_server import RedisServer
 
-LANES = 256
 SIZE = 100
 
 
@@ -34,19 +32,6 @@ class BareReads(Bare):
     def _fill(self, pipeline: Any, keys: list[str]) -> None:
         for key in keys:
             pipeline.hget(key, "data")
-
-
-async def rate_of(call: Any) -> float:
-    """Call each entity once in closed loops; return calls a second."""
-    ids = iter(IDS)
-
-    async def lane() -> None:
-        for entity_id in ids:
-            await call(entity_id)
-
-    begun = time.monotonic()
-    await asyncio.gather(*(lane() for _ in range(LANES)))
-    return len(IDS) / (time.monotonic() - begun)
 
 
 async def loaded(product: Product, *, kill: bool) -> float:
@@ -75,7 +60,7 @@ async def compare(where: str, url: str, reads: BareReads | None) -> None:
         killed.append(await loaded(product, kill=False))
         if reads is not None:
             bare.append(await rate_of(reads.ask))
-    name = f"loads/{where}/{SIZE}/{LANES}"
+    name = f"loads/{where}/{SIZE}/{FIRST_LANES}"
     for what, rates in (("after_stop", stopped), ("after_kill", killed), ("bare", bare)):
         if rates:
             emit(f"{name}/{what}", median(rates), "loads/s", runs=[round(rate) for rate in rates])

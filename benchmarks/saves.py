@@ -16,6 +16,7 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,7 @@ import asyncpg  # type: ignore[import-untyped]
 from redis.asyncio import Redis
 
 from benchmarks.harness import (
+    IDS,
     RUNS,
     SECONDS,
     Side,
@@ -39,6 +41,7 @@ from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
 LANES = (1, 256, 2_048)
+FIRST_LANES = 256
 SIZES = (100, 4_096)
 CHUNK = 128
 SCRIPT = """
@@ -152,12 +155,26 @@ class BarePostgres(Side):
                 future.set_result(None)
 
 
+async def rate_of(call: Any) -> float:
+    """Call each entity once in closed loops; return calls a second."""
+    ids = iter(IDS)
+
+    async def lane() -> None:
+        for entity_id in ids:
+            await call(entity_id)
+
+    begun = time.monotonic()
+    await asyncio.gather(*(lane() for _ in range(FIRST_LANES)))
+    return len(IDS) / (time.monotonic() - begun)
+
+
 async def compare(where: str, product: Product, bare: Bare | BarePostgres | None) -> None:
     """Measure one store."""
     sides: list[Product | Bare | BarePostgres] = [product] if bare is None else [product, bare]
     for size in SIZES:
         for side in sides:
             side.message = bytes(size)
+            await rate_of(side.ask)  # loads all of them
         for lanes in LANES:
             await _measure(f"saves/{where}/{size}/{lanes}", sides, lanes)
 

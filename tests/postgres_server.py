@@ -69,10 +69,13 @@ def _unprivileged() -> tuple[int, int] | None:
 
 class PostgresServer:
     """A server while the context lasts. `settings` are added to its command line, as in
-    `synchronous_commit=off`. With `copy_of`, it is a standby of that server."""
+    `synchronous_commit=off`, `environment` to its environment. With `copy_of`, it is a standby of
+    that server."""
 
-    def __init__(self, *settings: str, copy_of: PostgresServer | None = None) -> None:
-        self._settings = settings
+    def __init__(
+        self, *settings: str, copy_of: PostgresServer | None = None, **environment: str
+    ) -> None:
+        self._settings, self._environment = settings, environment
         self._copy_of = copy_of
         self._process: subprocess.Popen[bytes] | None = None
         self.folder = Path()
@@ -220,7 +223,12 @@ class PostgresServer:
             command += ["-c", setting]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**os.environ, **self._environment},
             )
         deadline = time.monotonic() + PATIENCE_S
         while self._process.poll() is None and time.monotonic() < deadline:

@@ -7,7 +7,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -23,6 +26,7 @@ from shardbus.store.protocol import StateStore, on_new_server, problems_of
 from shardbus.testing.store_suite import StoreFactory, remembered, save, until
 from tests import postgres_server
 from tests.postgres_server import PostgresServer
+from tests.process.stores.shims import DISK_FULL, Shim, no_compiler
 from tests.unit.store.store_suite import LONG_S, SHORT_S, insist
 from tests.unit.store.test_conformance import StoreConformance
 from tests.waiting import PATIENCE_S
@@ -559,6 +563,30 @@ async def test_a_server_that_takes_no_writes_is_named_and_used_again(
         await admin.execute("ALTER SYSTEM RESET default_transaction_read_only")
         await admin.execute("SELECT pg_reload_conf()")
     await insist(lambda: hasty.save_states([save("a", 1, b"x", 1)]))
+
+
+@pytest.mark.skipif(no_compiler(), reason="needs a C compiler, for a disk that can be full")
+async def test_a_full_disk_is_named_at_once_and_the_old_state_stays() -> None:
+    if reason := postgres_server.missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory() as folder:  # The server runs as another user.
+        Path(folder).chmod(0o755)
+        shim = Shim(Path(folder), "disk", DISK_FULL)
+        server = PostgresServer(**shim.environment)
+        await asyncio.to_thread(server.__enter__)
+        try:
+            async with opened(server.url()) as store:
+                assert await store.save_states([save("a", 1, b"old", 1)]) == [None]
+                shim.on()
+                big = random.Random(7).randbytes(1_000_000)
+                with pytest.raises(StoreUnavailable, match=r"has a full disk .*; free") as refused:
+                    await store.save_states([save("a", 1, big, 2)])
+                assert refused.value.definite
+                shim.off()
+                assert await store.load_state("counter", "7", "a", 1) == b"old"
+                assert await store.save_states([save("a", 1, big, 3)]) == [None]
+        finally:
+            await asyncio.to_thread(server.__exit__, None, None, None)
 
 
 async def test_tables_of_a_newer_shardbus_are_refused(

@@ -4,6 +4,7 @@ Compiled by the C compiler of the machine. A shim does nothing until its flag, a
 
     clock_ahead    the wall clock is an hour ahead
     disk_error     writing or syncing a file named like an SQLite database fails with EIO
+    disk_full      writing a file of a PostgreSQL database, which is in base/, fails with ENOSPC
 """
 
 from __future__ import annotations
@@ -91,6 +92,28 @@ int fdatasync(int fd) {
     return fails(fd) ? -1 : real(fd);
 }
 """
+
+
+DISK_FULL = (
+    DISK_ERROR.replace('strstr(path, ".db")', 'strstr(path, "/base/")')
+    .replace("EIO", "ENOSPC")
+    .replace("return fails(fd) ? -1 : real(fd);", "return real(fd);")
+    + r"""
+#include <sys/uio.h>
+
+ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t at) {
+    static ssize_t (*real)(int, const struct iovec *, int, off_t);
+    if (!real) real = dlsym(RTLD_NEXT, "pwritev");
+    return fails(fd) ? -1 : real(fd, parts, count, at);
+}
+
+int posix_fallocate(int fd, off_t at, off_t count) {
+    static int (*real)(int, off_t, off_t);
+    if (!real) real = dlsym(RTLD_NEXT, "posix_fallocate");
+    return fails(fd) ? ENOSPC : real(fd, at, count);
+}
+"""
+)
 
 
 class Shim:
