@@ -7,6 +7,8 @@ healed, the cluster agrees, the senders stop, and in the quiet nothing may be mi
     each message was handled, refused, or with a process that ended uncleanly    (I3, I4)
     remembered entities run                                                      (I5)
     each type has one coordinator, and table, store and regions agree            (I6, I7)
+    no move is under way                                                         (I11)
+    where no process ended without order, each knows of its dropped tells        (told)
     nothing is buffered, and no sender waits                                     (I11)
     no node is suspended                                                         (I11)
 
@@ -153,6 +155,9 @@ class NodeRun:
         while (left := end - self.world.now) > 0.0:
             advance(self.world, min(left, CHECK_EVERY_S), check)
             self.checker.check_exits()
+            self._check_bounds()
+            if self.load.homes == "gossip":
+                self._check_gossip()
 
     def _until(self, why_not: Callable[[], str], within: float, rule: str) -> float:
         """Wait until `why_not` returns an empty text. Return how long it took.
@@ -229,6 +234,8 @@ class NodeRun:
             return f"{name} has {len(rulers)} coordinators"
         coordinator = rulers[0].node.singletons[name].coordinator.machine
         assert isinstance(coordinator, Coordinator)
+        if moving := list(coordinator.move_phases()):
+            return f"{name}: {moving[0]} is not complete"
         table = {s: (str(h.node), h.fence) for s, h in coordinator.table.homes.items()}
         hosted = {
             shard: (str(r.process.id), one.fence)
@@ -254,6 +261,37 @@ class NodeRun:
             for shard, rows in rows_of(coordinator).items():
                 if len({home.node for home in rows.values()}) < len(rows):
                     raise Violation("rows", f"instances of shard {shard} share a node: {rows}")
+
+    def _check_bounds(self) -> None:
+        """Check that no region keeps more messages than it may."""
+        for sim_node in self.world.sim_nodes.values():
+            for name, kind in sim_node.node.regions.items():
+                kept = kind.router.region.buffered[0]
+                if kept > self.load.buffer_size:
+                    raise Violation("bound", f"{sim_node.name} keeps {kept} messages of {name}")
+
+    def _check_gossip(self) -> None:
+        """Check that no node has a table that its coordinator does not have, or that the store
+        never had."""
+        written = self.world.store.fences_written
+        working = self._working()
+        for name in self.world.types:
+            newest = {
+                coordinator.epoch: coordinator.table_version
+                for r in working
+                if (coordinator := r.node.singletons[name].coordinator.machine) is not None
+            }
+            for sim_node in working:
+                gossip = sim_node.node.regions[name].router.table.region.table_gossip
+                epoch, version = gossip.version
+                state = gossip.state
+                if state is None:
+                    continue
+                if version > newest.get(epoch, version):
+                    raise Violation("ahead", f"{sim_node.name} has table {version} of {name}")
+                for home in unpack_homes(state.homes, state.nodes):
+                    if home.fence > written.get((name, home.shard), 0):
+                        raise Violation("ahead", f"{sim_node.name} has {home}, never written")
 
     def _rows_differ(self, ruler: Coordinator, working: list[SimNode]) -> str:
         """Return which shard has other instances than its type wants on this many nodes."""

@@ -57,6 +57,8 @@ class StoreServer:
         counted."""
         self.generation = 0
         """Grows with each loss: the server counts as another one."""
+        self.fences_written: dict[tuple[str, str], int] = {}
+        """By type and shard: the highest fence of a home that was ever written."""
         self.clients: list[SimStore] = []
         self._snapshot: MemoryData | None = None
         self._fences: dict[tuple[str, str], int] = {}
@@ -96,6 +98,15 @@ class StoreServer:
         if fence < highest:
             self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
         self._fences[key] = max(fence, highest)
+
+    def record_homes(
+        self, entity_type: str, homes: Mapping[str, tuple[NodeId, int] | None]
+    ) -> None:
+        """Record that these homes were written."""
+        for row, home in homes.items():
+            if home is not None:
+                key = (entity_type, row)
+                self.fences_written[key] = max(home[1], self.fences_written.get(key, 0))
 
     def latency(self) -> float:
         """Draw how long a request or an answer takes."""
@@ -203,7 +214,12 @@ class SimStore:
         op_id: int,
     ) -> None:
         written = dict(homes)
-        await self._ask(lambda: self._store.write_homes(entity_type, epoch, written, op_id))
+
+        async def write() -> None:
+            await self._store.write_homes(entity_type, epoch, written, op_id)
+            self._server.record_homes(entity_type, written)
+
+        await self._ask(write)
 
     async def remove_table(self, entity_type: str) -> bool:
         return await self._ask(lambda: self._store.remove_table(entity_type))

@@ -1,0 +1,116 @@
+"""Defects of moves to be planted into whole nodes: each function makes one mistake, for as long as
+the patch lasts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.sharding import messages as msg
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.table_versions import TableVersions
+from shardbus.sharding.events import Send
+from shardbus.sharding.messages import CarriedEntity, ShardMove
+from shardbus.sharding.region.incoming_moves import IncomingMoves
+from shardbus.sharding.region.outgoing_moves import OutgoingMoves
+from shardbus.sharding.region.route import BufferedMessage, Route, RouteBuffers
+from shardbus.sharding.table import ShardHomeAllocated, ShardHomeDeallocated, TableEvent
+from shardbus.transport.drop_reports import DropTallies
+from shardbus.transport.session import Session
+
+Patch = pytest.MonkeyPatch
+
+
+def a_new_home_starts_before_the_old_one_has_stopped(patch: Patch) -> None:
+    prepare = IncomingMoves.prepare
+
+    def hasty(self: IncomingMoves, move: ShardMove, *more: Any) -> None:
+        prepare(self, move, *more)
+        self._go(self._moves[move.new.shard])
+
+    patch.setattr(IncomingMoves, "prepare", hasty)
+
+
+def a_new_home_keeps_no_direct_message(patch: Patch) -> None:
+    prepare = IncomingMoves.prepare
+
+    def open_door(self: IncomingMoves, move: ShardMove, *more: Any) -> None:
+        prepare(self, move, *more)
+        self._moves[move.new.shard].gates.clear()
+
+    patch.setattr(IncomingMoves, "prepare", open_door)
+
+
+def what_a_dead_old_home_gives_back_goes_behind_later_messages(patch: Patch) -> None:
+    patch.setattr(Route, "leave", lambda self, node: None)
+
+
+def what_a_mode_drops_is_not_counted(patch: Patch) -> None:
+    patch.setattr(OutgoingMoves, "_reject", lambda self, shard, messages: None)
+
+
+def drops_of_forwarded_tells_are_reported_to_the_forwarding_node(patch: Patch) -> None:
+    def nearest(self: DropTallies, session: Session, via: int) -> int:
+        return session.mark or self.mark(session)
+
+    patch.setattr(DropTallies, "mark_forwarded", nearest)
+
+
+def acknowledgements_are_lost_and_awaited_for_ever(patch: Patch) -> None:
+    def silent(self: OutgoingMoves, sender: NodeId, move: ShardMove) -> None:
+        one = self._moves.get(move.old.shard)
+        if one is not None and one.move == move:
+            self._count(one, sender)
+
+    def patient(self: IncomingMoves, now: float) -> None:
+        for shard in self._timers.due(now):
+            one = self._moves[shard]
+            if not one.switched:
+                again = msg.MovePrepared((one.move,), carries=True)
+                self._out.append(Send(one.move.old.node, again))
+            self._timers.set(shard, now + self._retry)
+
+    patch.setattr(OutgoingMoves, "on_ack", silent)
+    patch.setattr(IncomingMoves, "tick", patient)
+
+
+def what_is_carried_is_what_was_carried_first(patch: Patch) -> None:
+    first: dict[tuple[str, str], CarriedEntity] = {}
+    take = IncomingMoves.on_carried
+
+    def stale(self: IncomingMoves, move: ShardMove, entities: tuple[CarriedEntity, ...]) -> None:
+        kept = (first.setdefault((one.kind, one.id), one) for one in entities)
+        take(self, move, tuple(kept))
+
+    patch.setattr(IncomingMoves, "on_carried", stale)
+
+
+def homes_travel_by_gossip_before_they_are_stored(patch: Patch) -> None:
+    def eager(self: Coordinator, versions: TableVersions, now: float) -> None:
+        table, writing = self.table, self._ledger.writing
+        homes = writing.homes if writing is not None else {}
+        events: list[TableEvent] = [ShardHomeDeallocated(s) for s in homes if s in table.homes]
+        events += [
+            ShardHomeAllocated(home)
+            for home in homes.values()
+            if home is not None and home.node in table.regions
+        ]
+        table = table.updated_all(events)
+        nodes = self._registry.registered
+        state = versions.update(table, nodes, self._changes(), table.homes.get, now)
+        if state is not None:
+            self._effects.append(Send(self._me, state))
+
+    patch.setattr(Coordinator, "_publish", eager)
+
+
+def a_region_keeps_any_number_of_messages(patch: Patch) -> None:
+    def endless(self: RouteBuffers, message: BufferedMessage) -> bool:
+        self.messages += 1
+        self.bytes += message.size
+        return True
+
+    patch.setattr(RouteBuffers, "add", endless)
