@@ -39,6 +39,8 @@ ADVICE = {
     " leaving one for its shards",
     "not-converged": "a member has not seen the newest membership: see the members named, and"
     " /v1/gossip",
+    "other-cluster": "two clusters of one name never merge: stop the nodes of one, and start them"
+    " again with seeds of the other",
     "no-coordinator": "it runs on the oldest member with the type's coordinator_role, or its role:"
     " check that there is one that is Up, and that its store answers",
     "coordinator-silent": "its node does not answer; the findings about this type come from the"
@@ -172,6 +174,9 @@ def _membership(picture: Picture) -> Iterator[Finding]:
     if picture.cluster and not picture.cluster.get("converged"):
         missing = ", ".join(picture.gossip.get("waiting_for", ())) or "an unreachable member"
         yield Finding("not-converged", CLUSTER, "membership", f"waits for {missing}")
+    for other in picture.cluster.get("other_clusters", ()):
+        why = other.get("reason") or f"it is {other.get('node')}, which is no member here"
+        yield Finding("other-cluster", CLUSTER, str(other["seed"]), f"is in another one: {why}")
     for member in picture.members:
         if member.get("status") not in ("up", None):
             yield Finding("not-up", MEMBERS, member["node"], f"is {member['status']}")

@@ -207,6 +207,14 @@ class AdminPages:
             "members": len(view.members) if view is not None else 0,
             "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
             "coordinators": coordinators,
+            "other_clusters": [
+                {
+                    "seed": str(other.seed),
+                    "node": str(other.node) if other.node is not None else None,
+                    "reason": other.reason,
+                }
+                for other in node.other_clusters
+            ],
         }
 
     def _status(self) -> str:

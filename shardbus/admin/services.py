@@ -10,7 +10,7 @@ from shardbus.config.settings import Settings
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
-from shardbus.membership.view import MembershipView
+from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.node.downing_log import DowningLog
 from shardbus.node.phases import Phases
 from shardbus.node.rpc import NodeRpc
@@ -39,6 +39,7 @@ class AdminServices(Protocol):
     keyring: Keyring | None
     loop: asyncio.AbstractEventLoop
     me: NodeId
+    other_clusters: tuple[OtherCluster, ...]
     on_leave: Callable[[], None] | None
     phases: Phases
     refused: RefusedTells

@@ -7,6 +7,7 @@
     deaths      processes that are proved gone          failure/confirmed_death
     resolver    the decision about a split              downing/
     leader      the members' life cycle                 leader
+    others      clusters of this one's name             other_clusters
     suspension  whether entities may handle messages    suspension
 
 Events enter by `handle`, time by `tick`. Both return effects. After either, `_settle` repeats until
@@ -55,9 +56,13 @@ from shardbus.membership.messages import (
     Greeting,
     Heartbeat,
     HeartbeatReply,
+    InitAck,
     InitJoin,
+    InitNack,
     Join,
+    JoinRefused,
 )
+from shardbus.membership.other_clusters import OtherClusters
 from shardbus.membership.reachability import Flag
 from shardbus.membership.suspension import Suspension
 from shardbus.membership.view import (
@@ -95,6 +100,7 @@ class ClusterMembership:
         self._admission = Admission(me, greeting, settings, secret)
         self._claim = FoundingClaim(me.node, settings)
         self._exchange = GossipExchange(me.node, settings, rng)
+        self._others = OtherClusters(me.node, greeting)
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
         least, by_role = settings.min_members, settings.role_min_members
@@ -141,6 +147,7 @@ class ClusterMembership:
             self._ask_for_consent(now)
             self._probe_suspects(now)
             self._out += self._exchange.tick(now)
+            self._out += self._others.tick(self.gossip, now)
         return self._settle(now)
 
     def deadline(self) -> float | None:
@@ -156,6 +163,7 @@ class ClusterMembership:
             self._resolver.deadline(),
             self._suspension.deadline(),
             self._claim.deadline() if self._is_member() else None,
+            self._others.deadline() if self._is_member() else None,
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -201,6 +209,8 @@ class ClusterMembership:
                 self._ask_for_claim(now)
             case ev.PubSubReceived():
                 self._on_published(event, now)
+            case ev.WatchSeeds(seeds):
+                self._others.watch(seeds, now)
             case ev.ControlReceived():
                 self._on_control(event, now)
             case ev.PeerListening(uid):
@@ -289,6 +299,11 @@ class ClusterMembership:
         asks = isinstance(event.message, InitJoin | Join)
         if asks and self._claim.is_founder(self.gossip) and not self._claim.valid(now):
             self._out.append(ev.MessageDropped(event.sender, "unsure of its claim"))
+            return
+        message, at = event.message, event.at
+        watched = self._is_member() and self._others.asks(at)
+        if watched and isinstance(message, InitAck | InitNack | JoinRefused):
+            self._out += self._others.on_answer(self.gossip, event.sender, message, at)
             return
         progress = self._admission.on_message(
             self.gossip, event.sender, event.message, now, event.asked

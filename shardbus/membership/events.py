@@ -48,6 +48,13 @@ class ContactsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchSeeds:
+    """Find out, while this node is a member, whether these seeds are in another cluster."""
+
+    seeds: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PubSubReceived:
     """A message arrived over PUB/SUB. `waited`: seconds, at most, that it waited in this
     process."""
@@ -65,6 +72,11 @@ class ControlReceived:
     sender: NodeId
     message: ControlMessage
     asked: Address | None = None
+
+    @property
+    def at(self) -> Address:
+        """The address that the message is from."""
+        return self.asked or self.sender.address
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,7 @@ Event = (
     JoinSelf
     | JoinSeeds
     | ContactsFound
+    | WatchSeeds
     | PubSubReceived
     | ControlReceived
     | PeerListening

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership.downing.split import Decision
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import leader_of
@@ -247,6 +247,23 @@ class SlowHeartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherCluster:
+    """A cluster of this one's name that a seed is in. `node`: the seed's node. `reason`: why this
+    node could not be in that cluster; empty if it could, had it joined there."""
+
+    seed: Address
+    node: NodeId | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherClustersChanged:
+    """Seeds of this node are in other clusters; none is any more, if there are no clusters here."""
+
+    clusters: tuple[OtherCluster, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DowningDecided:
     """A split was decided. The decision carries its reason."""
 
@@ -304,11 +321,13 @@ DomainEvent = (
     | HandlingSuspended
     | HandlingResumed
     | RivalCluster
+    | OtherClustersChanged
 )
 
 NOTICES: tuple[type[DomainEvent], ...] = (
     SelfStarved, NodeStarved, SlowHeartbeat, DowningDecided, HandlingSuspended, HandlingResumed,
     RivalCluster,
+    OtherClustersChanged,
 )  # fmt: skip
 """The events that no comparison of two views shows (`changes`)."""
 

@@ -20,6 +20,7 @@ from shardbus.membership.view import (
     ConvergenceChanged,
     DomainEvent,
     DowningDecided,
+    OtherClustersChanged,
     RoleLeaderChanged,
 )
 from shardbus.node.event_log import sentence
@@ -47,8 +48,7 @@ class DowningLog:
     def record(self, event: DomainEvent) -> None:
         """Log an event, and keep it if it is a decision."""
         if not isinstance(event, DowningDecided):
-            level = logging.DEBUG if isinstance(event, QUIET) else logging.INFO
-            log.log(level, "%s", sentence(event))
+            log.log(_level_of(event), "%s", sentence(event))
             return
         log.warning("%s", sentence(event))
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -57,6 +57,12 @@ class DowningLog:
     def page(self) -> list[Json]:
         """The kept decisions, in the shape of the public JSON."""
         return list(self._kept)
+
+
+def _level_of(event: DomainEvent) -> int:
+    if isinstance(event, OtherClustersChanged) and event.clusters:
+        return logging.ERROR
+    return logging.DEBUG if isinstance(event, QUIET) else logging.INFO
 
 
 def _shown(decision: Decision) -> Json:

@@ -135,6 +135,8 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{node} is starved: its timer fired {late:.1f} s late"
         case view.SlowHeartbeat(node=node, seconds=took):
             return f"{node} took {took:.1f} s to answer a heartbeat"
+        case view.OtherClustersChanged(clusters=found):
+            return _others(found)
         case view.DowningDecided(decision=decision):
             return f"downing: {describe_decision(decision)}"
         case view.HandlingSuspended(reason=reason):
@@ -143,3 +145,16 @@ def sentence(event: view.DomainEvent) -> str:
             return f"resumed after {lasted:.1f} s: entities handle messages again"
         case view.RivalCluster():
             return "the store's claim belongs to another cluster: two clusters use one store"
+
+
+def _others(found: tuple[view.OtherCluster, ...]) -> str:
+    if not found:
+        return "no seed is in another cluster any more"
+    seeds = [
+        f"{one.seed} ({one.reason or f'it is {one.node}, which is no member here'})"
+        for one in found
+    ]
+    return (
+        f"ANOTHER CLUSTER of this name exists: these seeds are in it: {'; '.join(seeds)}. The two"
+        " never merge: stop the nodes of one, and start them with seeds of the other"
+    )

@@ -36,7 +36,13 @@ from shardbus.membership.founding import FOUNDING
 from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
-from shardbus.membership.view import HandlingResumed, HandlingSuspended, MembershipView
+from shardbus.membership.view import (
+    HandlingResumed,
+    HandlingSuspended,
+    MembershipView,
+    OtherCluster,
+    OtherClustersChanged,
+)
 from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
@@ -173,6 +179,7 @@ class Node:
         self.joining = False
         self.rejoining: Rejoining | None = None
         self._seeds: set[Address] = set()
+        self.other_clusters: tuple[OtherCluster, ...] = ()
         self._denying: set[Address] = set()
         """Seeds whose keys differ from those of this node."""
         settings = self.settings.node
@@ -328,6 +335,8 @@ class Node:
         self.vitals.start()
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
+        self._watched = frozenset(map(Address.parse, settings.seeds))
+        self.cluster.post(cluster.WatchSeeds(tuple(map(Address.parse, settings.seeds))))
         if rejoins_by:
             within = self.settings.cluster.rejoin_within
             self.rejoining = Rejoining(rejoins_by, within, self.loop.time())
@@ -396,7 +405,7 @@ class Node:
                 log.error("the cluster refuses: %s", reason)
                 self.refusals.append(reason)
             case cluster.Notice(event=event):
-                self._note_suspension(event)
+                self._keep_notice(event)
                 self.decisions.record(event)
                 self.subscriptions.on_notice(event)
             case _:
@@ -413,13 +422,16 @@ class Node:
         for singleton in self.singletons.values():
             self._reassertions.spawn(singleton.coordinator.check_claim())
 
-    def _note_suspension(self, event: object) -> None:
-        """Keep why membership has suspended this node, for the pages."""
+    def _keep_notice(self, event: object) -> None:
+        """Keep for the pages why membership has suspended this node, and which other clusters it
+        has found."""
         match event:
             case HandlingSuspended(reason=reason):
                 self.gate.suspended(reason)
             case HandlingResumed():
                 self.gate.resumed()
+            case OtherClustersChanged(clusters):
+                self.other_clusters = clusters
 
     async def _register_again(self) -> None:
         try:
@@ -544,11 +556,16 @@ class Node:
         if kind not in wanted:
             self.endpoint.count_drop("not_allowed")
             log.warning("dropped a message of membership that %s may not send", sender)
-        elif self._thread is None or (asked is not None and self.view is not None):
+        elif self._thread is None or (asked is not None and self._is_late(asked)):
             self.endpoint.count_drop("early")  # or late: this node does not join now
         else:
             control = cast("ControlMessage", gossip.decode(body))
             self.cluster.post(cluster.ControlReceived(sender, control, asked))
+
+    def _is_late(self, asked: Address) -> bool:
+        """True if this node has no use for an answer from there: it does not join now, and that is
+        no seed of it."""
+        return self.view is not None and asked not in self._watched
 
     def _on_session_refused(self, reason: str, address: Address) -> None:
         """A node that this node asked to join refuses its session, so it refuses the node."""

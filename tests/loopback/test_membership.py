@@ -27,6 +27,7 @@ from shardbus.cluster import (
 from shardbus.config.settings import DowningSettings, NodeSettings, Settings
 from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
+from shardbus.membership import other_clusters
 from shardbus.membership.admission import cookie_of
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
@@ -459,3 +460,34 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     link._break()
     await until(lambda: drops.get("removed"), "HELLO without an answer")
     assert str(pair[1].me) not in pair[0].endpoint.incoming.by_name
+
+
+async def test_S3_29_a_cluster_that_was_founded_beside_this_one_is_told_loudly(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A first seed that starts while its other seed is away founds a cluster of its own."""
+    monkeypatch.setattr(other_clusters, "EVERY_S", 0.2)
+    ports = [free_port(), free_port()]
+    seeds = tuple(f"127.0.0.1:{port}" for port in ports)
+    pair = []
+    for port, known in zip(ports, (seeds, ()), strict=True):
+        nodes.own = {"port": port, "seeds": known}
+        pair.append(await nodes.start(application()))
+    first, second = pair
+
+    async def shown() -> Any:
+        async with http(first) as client:
+            return (await client.get("/v1/cluster")).json()["other_clusters"]
+
+    await until(shown, "the other cluster")
+    assert await shown() == [{"seed": seeds[1], "node": str(second.me), "reason": ""}]
+    assert f"ANOTHER CLUSTER of this name exists: these seeds are in it: {seeds[1]}" in caplog.text
+    async with http(second) as client:
+        page = (await client.get("/v1/cluster")).json()
+    assert page["other_clusters"] == [], "it has no seed there"
+    await nodes.leave(second)
+
+    async def ended() -> bool:
+        return not await shown()
+
+    await until(ended, "the end of the finding")

@@ -17,7 +17,7 @@ from shardbus.config.settings import (
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member, Status
-from shardbus.membership.view import MembershipView
+from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.membership.vitals import Vitals
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.messages import Home
@@ -118,6 +118,8 @@ class FakeNode:
         self.subscriptions = SimpleNamespace(view=self.view)
         self.gate = SimpleNamespace(describe=lambda: self.suspended)
         self.suspended = ""
+        self.rejoining = ""
+        self.other_clusters: tuple[OtherCluster, ...] = ()
         self.phases = SimpleNamespace(current="")
         self.stopped: asyncio.Future[str] = self.loop.create_future()
         self.lag, self.failed_tasks = 0.001, 0
@@ -147,6 +149,9 @@ class FakeNode:
         self.still_stopping: list[str] = []
         self.patience = 0.0
         self.cordoned = False
+
+    def describe_rejoining(self) -> str:
+        return self.rejoining
 
     def join_by(self, seeds: Any) -> None:
         self.joined.append(tuple(seeds))

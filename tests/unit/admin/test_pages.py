@@ -21,7 +21,7 @@ from shardbus.errors import (
 )
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Service, Status
-from shardbus.membership.view import MembershipView
+from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.store.memory import MemoryStore
 from tests.unit.admin.admin_kit import LOST, ME, PAGE, PEER, FakeNode, member
 from tests.virtual_time import virtual
@@ -67,7 +67,11 @@ async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: 
         "members": 3,
         "unreachable": [str(LOST)],
         "coordinators": {PAGE: {"node": str(ME), "epoch": 3}},
+        "other_clusters": [],
     }
+    node.other_clusters = (OtherCluster(PEER.address, PEER),)
+    page = await pages.cluster()
+    assert page["other_clusters"] == [{"seed": str(PEER.address), "node": str(PEER), "reason": ""}]
     node.view, node.suspended, node.region.coordinator = None, "suspended: no contact to b", None
     page = await pages.cluster()
     assert (page["status"], page["members"], page["oldest"]) == ("joining", 0, None)
@@ -283,6 +287,14 @@ async def test_readiness_needs_a_member_that_is_up_and_neither_leaves_nor_is_sus
     assert ready(pages)
     node.phases.current = "service-stop"
     assert pages.readiness()["membership"].detail == "service-stop"
+
+
+async def test_a_node_that_rejoins_is_not_ready_and_says_for_what_it_waits(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.view, node.rejoining = None, "was downed, and asks a:1 to take it in without end"
+    check = pages.readiness()["membership"]
+    assert (check.ok, check.detail) == (False, node.rejoining)
     assert not ready(pages)
     node.phases.current, node.suspended = "", "suspended: no quorum"
     assert not ready(pages)

@@ -178,6 +178,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         [("hosted-twice", "page", "1"), ("hosted-elsewhere", "page", "1")],
     ),
     (lambda p: update(of_type(p, 0)["shards"], **{"9": 1}), [("hosted-elsewhere", "page", "9")]),
+    (
+        lambda p: update(p.cluster, other_clusters=[{"seed": "s:1", "node": "s:1#9"}]),
+        [("other-cluster", "cluster", "s:1")],
+    ),
     (lambda p: update(member(p, 1), lag=2.5), [("late", "members", B)]),
     (lambda p: update(member(p, 1), suspended="suspended, because"), [("suspended", "members", B)]),
     (lambda p: update(member(p, 1), time=1030.0), [("clock", "members", B)]),

@@ -22,6 +22,7 @@ from shardbus.membership.view import (
     MembershipView,
     MemberUp,
     NodeStarved,
+    OtherClustersChanged,
     RivalCluster,
     SelfStarved,
     SlowHeartbeat,
@@ -115,6 +116,7 @@ NOTICED: list[DomainEvent] = [
     DowningDecided(Decision(DowningOutcome.DOWN_OTHERS, (), "majority")),
     HandlingSuspended("no quorum", (PEER,)),
     HandlingResumed(3.0),
+    OtherClustersChanged(()),
 ]
 
 

@@ -1,0 +1,127 @@
+"""Finds other clusters of this one's name at its seeds.
+
+Two groups of nodes that were founded separately never merge: each has a state of its own, and no
+rule could tell whose members and epochs count. They come about by an error: a first seed that was
+started while its other seeds were out of reach, a list of seeds with a gap, a split without a
+downing strategy. Both groups work, and nothing in either is wrong, so an operator must be told.
+
+    every `EVERY_S`   InitJoin ──> each seed whose address is that of no member
+    InitAck           from a member (the seed is another name of it): no finding
+                      from no member: the seed is in another cluster
+    JoinRefused       the seed is in a cluster that this node could never be in
+    InitNack          the seed is in no cluster: no finding
+
+Gossip is late, so only the second answer in a row is a finding: `EVERY_S` later every node knows of
+a member. A finding ends with another answer, with `SILENT_MAX` questions without one, and when the
+seed becomes a member. An InitJoin changes nothing at a node that is in a cluster, and makes one
+that is in none report when it is.
+
+Source: S3.27, S3.29; docs/how-to/operate.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardbus.ids import Address, NodeId
+from shardbus.membership.events import Effect, Notice, SendControl
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.messages import (
+    Greeting,
+    InitAck,
+    InitJoin,
+    InitNack,
+    JoinRefused,
+)
+from shardbus.membership.view import OtherCluster, OtherClustersChanged
+
+EVERY_S = 30.0
+"""Seconds between two questions to a seed."""
+SURE_AFTER = 2
+"""Answers in a row that make a finding."""
+SILENT_MAX = 2
+"""Questions without an answer that end a finding."""
+
+
+@dataclass(slots=True)
+class _Seed:
+    """What is known of one seed. `waits`: it has been asked, and has not answered."""
+
+    answers: int = 0
+    silent: int = 0
+    waits: bool = False
+    found: OtherCluster | None = None
+
+
+class OtherClusters:
+    """The seeds of one node, and what they say. `greeting` is the node's own."""
+
+    def __init__(self, me: NodeId, greeting: Greeting) -> None:
+        self._me, self._greeting = me, greeting
+        self._seeds: dict[Address, _Seed] = {}
+        self._ask_at: float | None = None
+        self._reported: tuple[OtherCluster, ...] = ()
+
+    def watch(self, seeds: Iterable[Address], now: float) -> None:
+        """Ask these seeds from now on, this node's own address aside."""
+        self._seeds = {seed: _Seed() for seed in seeds if seed != self._me.address}
+        self._ask_at = now + EVERY_S if self._seeds else None
+
+    def deadline(self) -> float | None:
+        """Return when `tick` is due."""
+        return self._ask_at
+
+    def tick(self, gossip: Gossip, now: float) -> list[Effect]:
+        """Ask the seeds that are no members, if it is time."""
+        if self._ask_at is None or now < self._ask_at:
+            return []
+        self._ask_at = now + EVERY_S
+        members = {node.address for node in gossip.members}
+        asks: list[Effect] = []
+        for address, seed in self._seeds.items():
+            seed.silent = seed.silent + 1 if seed.waits else 0
+            if address in members or seed.silent >= SILENT_MAX:
+                _forget(seed)
+            seed.waits = address not in members
+            if seed.waits:
+                asks.append(SendControl(address, InitJoin(self._greeting)))
+        return [*self._report(), *asks]
+
+    def asks(self, address: Address) -> bool:
+        """True if this address is that of a seed that has not answered yet."""
+        seed = self._seeds.get(address)
+        return seed is not None and seed.waits
+
+    def on_answer(
+        self,
+        gossip: Gossip,
+        sender: NodeId,
+        answer: InitAck | InitNack | JoinRefused,
+        address: Address,
+    ) -> list[Effect]:
+        """Take the answer of the seed at this address, which was asked."""
+        seed = self._seeds[address]
+        seed.waits, seed.silent = False, 0
+        match answer:
+            case JoinRefused(reason):
+                found = OtherCluster(address, None, reason)
+            case InitAck() if sender not in gossip.members:
+                found = OtherCluster(address, sender, "")
+            case _:
+                _forget(seed)
+                return self._report()
+        seed.answers += 1
+        seed.found = found if seed.answers >= SURE_AFTER else None
+        return self._report()
+
+    def _report(self) -> list[Effect]:
+        found = tuple(seed.found for seed in self._seeds.values() if seed.found is not None)
+        if found == self._reported:
+            return []
+        self._reported = found
+        return [Notice(OtherClustersChanged(found))]
+
+
+def _forget(seed: _Seed) -> None:
+    seed.answers, seed.silent, seed.found = 0, 0, None
