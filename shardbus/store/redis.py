@@ -70,7 +70,7 @@ log = logging.getLogger("shardbus.store")
 PROBE_S = 2.0
 """Between two calls that only ask whether the server is there, and which it is."""
 
-LANES = 16
+LANES = 32
 """Lanes of loads and saves in a cluster."""
 CHUNK_SAVES = 128
 CHUNK_KEYS = 1000
@@ -83,7 +83,7 @@ READ_KEYS = 100
 class RedisStore:
     """A `StateStore` in the Redis server of `url`, under keys that begin with `prefix`. `timeout`
     bounds each call, and the settings of the server are checked every `check_every`, in seconds.
-    `connect` replaces the client, for tests."""
+    `connect` replaces the client, and `connect_to` that of one node of a cluster, for tests."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class RedisStore:
         *,
         timeout: float = 2.0,
         connect: Callable[[], RedisClient] | None = None,
+        connect_to: Callable[[Address], RedisClient] | None = None,
         check_every: float = REPEAT_S,
     ) -> None:
         parsed = RedisUrl.parse(url)
@@ -121,7 +122,7 @@ class RedisStore:
             self._link = RedisLink(self._connect, self._session, timeout=timeout)
             self._second_link = RedisLink(self._connect, self._session, timeout=timeout)
         else:
-            connect_to = parsed.node_connector(timeout)
+            connect_to = connect_to or parsed.node_connector(timeout)
             slots = ClusterMap(
                 parsed.hosts, connect_to, self._shown, self._keys.mark, timeout=timeout / 2
             )
@@ -660,12 +661,14 @@ class RedisStore:
         answers: list[StoreError | None],
     ) -> None:
         """Write these of the saves by one script, and answer those that are stale."""
-        entities = self._keys.entities
+        known, entities = self._keys.known, self._keys.entities
         keys: list[Value] = []
         args: list[Value] = []
         for i in chunk:
-            entity_type, shard, entity_id, fence, data, op_id = saves[i]
-            keys.append((entities(entity_type, shard) + quoted(entity_id)).encode())
+            save = saves[i]
+            _, _, entity_id, fence, data, op_id = save
+            start = known.get(save[:2]) or entities(*save[:2])
+            keys.append((start + quoted(entity_id)).encode())
             check_fence(fence)
             if data is None:
                 args.append(b"%019d%016x0" % (fence, op_id))

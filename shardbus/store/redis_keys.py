@@ -46,7 +46,8 @@ class RedisKeys:
         self._prefix = prefix
         self.probe = f"{prefix}:probe"
         self.sync = f"{prefix}:sync"
-        self._entities: dict[tuple[str, str], str] = {}
+        self.known: dict[tuple[str, str], str] = {}
+        """What `entities` has returned, by type and shard."""
         self._slots: dict[tuple[str, str], int] = {}
         self._entity = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)(?:/([^}}]*))?}}:entity:(.*)")
 
@@ -66,11 +67,11 @@ class RedisKeys:
     def entities(self, entity_type: str, shard: str) -> str:
         """Return the beginning of the keys of a shard's entities."""
         place = (entity_type, shard)
-        found = self._entities.get(place)
+        found = self.known.get(place)
         if found is None:
-            if len(self._entities) >= PLACES_MAX:
-                self._entities.clear()
-            found = self._entities[place] = f"{self._tag(*place)}:entity:"
+            if len(self.known) >= PLACES_MAX:
+                self.known.clear()
+            found = self.known[place] = f"{self._tag(*place)}:entity:"
         return found
 
     def slot(self, entity_type: str, shard: str) -> int:

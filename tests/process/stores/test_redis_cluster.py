@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from shardbus.ids import shard_of
+from shardbus.store.opening import open_store
 from shardbus.store.redis_keys import slot_of
 from tests.process.app import Account
 from tests.process.nodes import Processes
 from tests.process.stores.saving import Savers, judge, stored_totals
 from tests.process.stores.test_failover import QUICK_STORE, Sentinels
 from tests.redis_cluster import SLOTS, RedisClusterServers
+from tests.redis_server import RedisServer
 from tests.waiting import until
 
 pytestmark = pytest.mark.long
@@ -38,7 +40,15 @@ def sentinels(tmp_path: Path) -> Iterator[Sentinels]:
 
 
 @pytest.fixture
+def own(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
 def store(request: pytest.FixtureRequest) -> str:
+    if "own" in request.fixturenames:
+        return str(request.getfixturevalue("own").url())
     if "sentinels" in request.fixturenames:
         return f"{request.getfixturevalue('sentinels').url}&replicas=1"
     return f"{request.getfixturevalue('servers').url}{KEPT}"
@@ -96,3 +106,39 @@ async def test_a_master_with_sentinels_dies_and_no_acknowledged_save_is_lost(
     for node in nodes:
         assert await node.terminate() == 0
     assert judge(savers, await stored_totals(store, list(savers.ledgers))) == []
+
+
+async def test_a_migration_that_is_killed_goes_on_and_loses_nothing(
+    lab: Processes, own: RedisServer
+) -> None:
+    """As an earlier release has left 15,000 accounts, all under one hash tag."""
+    names = [f"a-{n}" for n in range(15_000)]
+    v = b"%019d" % 7 + b"a" * 10 + b"0" * 15
+    with own.client() as client, client.pipeline(transaction=False) as pipeline:
+        pipeline.hset("shardbus:lab:probe", "mark", "0123")
+        pipeline.hset("shardbus:lab:{account}:table", mapping={"epoch": 1, "layout": "crc32/100"})
+        for name in names:
+            key = f"shardbus:lab:{{account}}:entity:{name}"
+            pipeline.hset(key, mapping={"v": v, "data": name.encode()})
+        pipeline.execute()
+    words = ("data", "migrate", "--store", lab.store, "--cluster", "lab")
+
+    def left() -> int:
+        with own.client() as client:
+            return sum(1 for _ in client.scan_iter("shardbus:lab:{account}:entity:*", count=5000))
+
+    for share in (0.8, 0.4):
+        command = lab.run(*words)
+        await until(lambda share=share: left() < share * len(names), "some that have moved")  # type: ignore[misc]
+        command.process.kill()
+        await asyncio.to_thread(command.process.wait)
+        refused = lab.run("state", "list", "account", "--store", lab.store, "--cluster", "lab")
+        assert await refused.ended() != 0
+        assert "data migrate" in refused.err.read_text()
+    assert await lab.run(*words).ended() == 0
+    store = open_store(lab.store, cluster="lab", timeout=60.0)
+    await store.start()
+    found = await store.read_states("account", names)
+    assert found == [name.encode() for name in names]
+    await store.close()
+    assert left() == 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis import exceptions as redis_errors
 
+from benchmarks.redis_cluster import measured
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
@@ -208,3 +209,11 @@ async def test_each_master_has_a_key_of_the_store(servers: Servers) -> None:
         assert slots.owner(slot_of(slots.mark(master))) == master
     slots.move(slot_of(slots.mark(A)), B)
     assert slots.owner(slot_of(slots.mark(A))) == A
+
+
+@pytest.mark.parametrize("in_flight", [64, 2048])
+def test_saves_scale_with_the_masters(in_flight: int) -> None:
+    """In virtual time, over masters that take a millisecond for each script."""
+    one, _ = measured(1, in_flight, seconds=0.5)
+    three, _ = measured(3, in_flight, seconds=0.5)
+    assert three >= 2 * one
