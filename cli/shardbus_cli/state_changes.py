@@ -217,7 +217,7 @@ async def _import(
             known = bus.types.get(one.entity_type) if bus is not None else None
             if one.data is not None and known is not None and known.states is not None:
                 known.states.read(one.entity_id, one.data)
-            if not one.shard:
+            if not one.shard or (one.data is not None and finder.places):
                 one = one._replace(shard=await finder.learn(one.entity_type, one.entity_id))
         except (ConfigError, StateUnreadable) as error:
             raise CommandFailure(f"line {number}: {error}", code=ExitCode.REFUSED) from None
@@ -232,14 +232,22 @@ class ShardFinder:
     """Finds the shard of an entity: by the class of an application, or by the stored table."""
 
     def __init__(self, store: StateStore, bus: ShardBus | None) -> None:
+        from shardbus.store.placement import placing
+
         self._store, self._bus = store, bus
+        self._placing = placing(store)
         self._known: dict[str, Callable[[str], str] | None] = {}
+
+    @property
+    def places(self) -> bool:
+        """True if the store finds a state by its shard, so that the shard must be right."""
+        return self._placing is not None
 
     async def learn(self, entity_type: str, entity_id: str) -> str:
         """Return the shard.
 
         Raises:
-            ConfigError: neither knows it.
+            ConfigError: neither knows it, or the stored states are placed by another layout.
         """
         if entity_type not in self._known:
             self._known[entity_type] = await self._function(entity_type)
@@ -258,16 +266,26 @@ class ShardFinder:
         return "" if function is None else function(entity_id)
 
     async def _function(self, entity_type: str) -> Callable[[str], str] | None:
-        from shardbus.ids import shard_of
+        from shardbus.errors import StatesElsewhere
         from shardbus.routing.paths import place_function_of
+        from shardbus.store.placement import shard_function
 
         if self._bus is not None and entity_type in self._bus.types:
-            return place_function_of(self._bus.types[entity_type].interface)
-        table = await self._store.load_table(entity_type)
-        name, _, shards = table.layout.partition("/") if table is not None else ("", "", "")
-        if name != "crc32" or not shards.isdigit():
-            return None
-        return lambda entity_id: shard_of(entity_id, int(shards))
+            interface = self._bus.types[entity_type].interface
+            layout, function = interface.layout, place_function_of(interface)
+        else:
+            table = await self._store.load_table(entity_type)
+            layout = await self._placing.placement(entity_type) if self._placing else ""
+            layout = layout or (table.layout if table is not None else "")
+            known = shard_function(layout)
+            if known is None:
+                return None
+            function = known
+        if self._placing is not None:
+            placed = await self._placing.placed(entity_type, layout, function)
+            if placed != layout:
+                raise StatesElsewhere(entity_type, layout, placed)
+        return function
 
 
 async def _lines(

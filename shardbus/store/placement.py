@@ -24,6 +24,8 @@ from shardbus.ids import shard_of
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.store.protocol import StateStore
 
+UNRECORDED = "unknown"
+"""Stands for the layout of states that are somewhere else, without a record."""
 UNFINISHED = "on the way to "
 """Begins the recorded layout of a type whose states are being moved. No layout begins so."""
 _LAYOUT = re.compile(r"crc32/([1-9][0-9]{0,9})(~N)?((?: within .+)?)", re.DOTALL)
@@ -35,9 +37,14 @@ class PlacingStore(Protocol):
     async def placed(
         self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None
     ) -> str:
-        """Return the layout by which the states of a type are placed. If there is no record, or no
-        state, record `layout`. `shard_of` is the function of that layout, by which the store finds
-        a state whose shard it is not given."""
+        """Return the layout by which the states of a type are placed. If there is no state, record
+        `layout`; so too if there is no record, and the states are where it has them. `shard_of` is
+        the function of that layout, by which the store finds a state whose shard it is not
+        given."""
+        ...
+
+    async def placement(self, entity_type: str) -> str:
+        """Return the recorded layout, empty if there is none."""
         ...
 
 

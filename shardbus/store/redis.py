@@ -43,7 +43,7 @@ from shardbus.store.clock import machine_clock
 from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
-from shardbus.store.placement import UNFINISHED, shard_function
+from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
@@ -471,24 +471,39 @@ class RedisStore:
         self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None
     ) -> str:
         """Return the layout by which the states of a type are placed; see `PlacingStore`."""
-        key = self._keys.table(entity_type)[:1]
-        found = (await self._link.call(scripts.PLACED, key, layout, "0")).decode()
-        if found != layout and not found.startswith(UNFINISHED):
+        shard_of = shard_of or shard_function(layout)
+        found = await self.placement(entity_type)
+        if found != layout:
+            if found.startswith(UNFINISHED):
+                return found
             async for page in self._entity_keys(entity_type):
+                if page and found:
+                    return found
+                if page and not self._are_placed(page, shard_of):
+                    return UNRECORDED
                 if page:
-                    return str(found)
-            found = (await self._link.call(scripts.PLACED, key, layout, "1")).decode()
-        if found == layout:
-            self._shard_of[entity_type] = shard_of or shard_function(layout)
-        return str(found)
+                    break
+            key = self._keys.table(entity_type)[:1]
+            await self._link.call(scripts.PLACE, key, layout)
+        self._shard_of[entity_type] = shard_of
+        return layout
+
+    async def placement(self, entity_type: str) -> str:
+        placed, _ = await self._link.call(scripts.LAYOUTS, self._keys.table(entity_type)[:1])
+        return "" if placed is None else str(placed.decode(errors="replace"))
+
+    def _are_placed(self, keys: Sequence[str], shard_of: Callable[[str], str] | None) -> bool:
+        """True if these entities are in the shards that the function has them in."""
+        if shard_of is None:
+            return True
+        found = (self._keys.parse(key) for key in keys)
+        return all(parts is None or shard_of(parts.entity_id) == parts.shard for parts in found)
 
     async def _find(self, entity_type: str, entity_ids: Sequence[str]) -> list[str | None]:
         """Return the keys of these entities, None for one without. If the shard function is not
         known, it looks at the keys of all entities of the type."""
         if entity_type not in self._shard_of:
-            key = self._keys.table(entity_type)[:1]
-            placed, _ = await self._link.call(scripts.LAYOUTS, key)
-            layout = "" if placed is None else placed.decode(errors="replace")
+            layout = await self.placement(entity_type)
             self._shard_of[entity_type] = shard_function(layout)
         shard_of = self._shard_of[entity_type]
         if shard_of is not None:

@@ -178,7 +178,7 @@ class RedisMigration:
         return self._keys.entity(parts.entity_type, shard, parts.entity_id)
 
     async def _record(self, name: str, layout: str) -> None:
-        await self._servers.call(scripts.PLACED, self._keys.table(name)[:1], layout, "1")
+        await self._servers.call(scripts.PLACE, self._keys.table(name)[:1], layout)
 
     async def _pages(self) -> AsyncIterator[list[str]]:
         """Yield the keys of all types, in pages. A key may come twice."""

@@ -293,15 +293,8 @@ return redis.call('HGET', KEYS[1], 'keys') or (redis.call('HLEN', KEYS[1]) > 0 a
 # KEYS probe; ARGV 3 the version of the keys, once all are moved
 SET_VERSION = Script("return redis.call('HSET', KEYS[1], 'keys', ARGV[3])")
 
-# KEYS table; ARGV 3 a layout, 4 '1' to write it in any case or '0' only if there is none
-PLACED = Script("""
-if ARGV[4] == '1' then
-  redis.call('HSET', KEYS[1], 'states', ARGV[3])
-else
-  redis.call('HSETNX', KEYS[1], 'states', ARGV[3])
-end
-return redis.call('HGET', KEYS[1], 'states')
-""")
+# KEYS table; ARGV 3 the layout by which states are placed
+PLACE = Script("return redis.call('HSET', KEYS[1], 'states', ARGV[3])")
 
 # KEYS table. Returns the layout by which states are placed, and that of the table.
 LAYOUTS = Script("return redis.call('HMGET', KEYS[1], 'states', 'layout')", writes=False)

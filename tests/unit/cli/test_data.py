@@ -226,3 +226,29 @@ def test_a_store_without_places_has_nothing_to_move(shell, stored):
     words = ("data", "migrate", "--store", stored.url, "--cluster", "shop", *NO_NODE)
     assert shell(*words, "--dry-run") == ExitCode.OK
     assert "nothing is to be moved" in shell.out
+
+
+def test_an_import_puts_states_where_nodes_look_for_them(shell, redis_url, tmp_path):
+    """Whatever shards the lines name, which may be those of another layout."""
+    app, lines = tmp_path / "carts.py", tmp_path / "carts.jsonl"
+    app.write_text(APP)
+    row = {"type": "cart", "id": "c-1", "shard": "999", "version": 1, "state": {"items": 3}}
+    lines.write_text(json.dumps(row))
+    words = ("--store", redis_url, "--app", str(app), *NO_NODE)
+    assert shell("state", "import", str(lines), *words) == ExitCode.OK, shell.err
+
+    async def read() -> tuple[bytes | None, str]:
+        store = open_store(redis_url, cluster="shop", timeout=60.0)
+        await store.start()
+        try:
+            data = await store.load_state("cart", shard_of("c-1", 20), "c-1", 2**40)
+            return data, await store.placement("cart")
+        finally:
+            await store.close()
+
+    data, placement = asyncio.run(read())
+    assert data is not None
+    assert placement == "crc32/20"
+    app.write_text(APP.replace("shards=20", "shards=21"))
+    assert shell("state", "import", str(lines), *words) == ExitCode.REFUSED
+    assert "`shardbus data migrate APP --store URL`" in shell.err

@@ -221,6 +221,20 @@ async def test_states_of_another_layout_are_refused_until_they_are_moved(
     await store.close()
 
 
+async def test_states_without_a_record_are_refused_if_they_are_elsewhere(
+    server: fakeredis.FakeServer,
+) -> None:
+    """As a tool may have written them."""
+    store = open_redis(server)
+    await store.start()
+    await store.save_states([Save("cart", shard_of("a", 40), "a", 1, b"a", 1)])
+    assert await store.placement("cart") == ""
+    assert await store.placed("cart", "crc32/80") == "unknown"
+    assert await store.placed("cart", "crc32/40") == "crc32/40"
+    assert await store.placed("cart", "crc32/80") == "crc32/40"
+    await store.close()
+
+
 async def test_no_layout_fits_while_a_move_is_unfinished(server: fakeredis.FakeServer) -> None:
     store = await filled(server, 40)
     call = store.call
