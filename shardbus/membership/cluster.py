@@ -47,8 +47,9 @@ from shardbus.membership.founding import FOUNDING, FoundingClaim
 from shardbus.membership.gossip import Gossip, broken_rules
 from shardbus.membership.joining import JoinProgress, JoinStep
 from shardbus.membership.leader import Leadership, enough_members, leader_of
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import VITALS, Member, Status
 from shardbus.membership.messages import (
+    OLDEST_PROTOCOL,
     PROTOCOL,
     GossipSeen,
     GossipState,
@@ -96,7 +97,7 @@ class ClusterMembership:
         self.settings = settings
         self.stopped = ""
         self.view = MembershipView(me.node)
-        greeting = Greeting(cluster, PROTOCOL, dict(fingerprint))
+        greeting = Greeting(cluster, PROTOCOL, dict(fingerprint), OLDEST_PROTOCOL)
         self._admission = Admission(me, greeting, settings, secret)
         self._claim = FoundingClaim(me.node, settings)
         self._exchange = GossipExchange(me.node, settings, rng)
@@ -266,7 +267,9 @@ class ClusterMembership:
             return
         if isinstance(message, Heartbeat):
             consent = self._suspension.consents(self.gossip, sender, now)
-            reply = self._heartbeats.answer(message, now, consent=consent)
+            asks = self.gossip.members.get(sender)
+            knows = asks is not None and VITALS in asks.features
+            reply = self._heartbeats.answer(message, now, consent=consent, vitals=knows)
             self._out.append(ev.Publish(sender, reply))
         if self._exchange.is_out(sender):
             self._out.append(self._exchange.state_to(sender, now))

@@ -17,7 +17,8 @@
   though it admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since
   it has acknowledged before, that does not count as being in no cluster, and the joining node
   contacts the seeds again.
-- Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
+- Both sides compare greetings: cluster name, ranges of protocol versions, which must meet, and
+  settings that must be equal. A
   refusal names both values and ends the attempt, because waiting does not change it. It names at
   most `DIFFERENCES_NAMED` differences, and cuts long values, so that it fits the wire.
 - Contacts that are discovered (`discovers`) have no first. All of them get InitJoin,
@@ -69,8 +70,8 @@ def disagreement(mine: Greeting, theirs: Greeting) -> str:
     """Return why the two sides cannot be in one cluster, with both values. Empty if they can."""
     if mine.cluster != theirs.cluster:
         return f"cluster name {_shown(theirs.cluster)} is not {_shown(mine.cluster)}"
-    if mine.protocol != theirs.protocol:
-        return f"membership protocol {theirs.protocol} is not {mine.protocol}"
+    if min(mine.protocol, theirs.protocol) < max(mine.lowest, theirs.lowest):
+        return f"membership protocol {_range(theirs)} is not {_range(mine)}: see docs/upgrading.md"
     different = [
         (name, theirs.settings[name], value)
         for name, value in sorted(mine.settings.items())
@@ -80,6 +81,11 @@ def disagreement(mine: Greeting, theirs: Greeting) -> str:
     if len(different) > len(named):
         named.append(f"and {len(different) - len(named)} more")
     return "; ".join(named)
+
+
+def _range(greeting: Greeting) -> str:
+    one = greeting.lowest == greeting.protocol
+    return f"{greeting.protocol}" if one else f"{greeting.lowest} to {greeting.protocol}"
 
 
 def _named(name: str, one: str, other: str) -> str:

@@ -95,6 +95,13 @@ LEADING: Mapping[Status, int] = {
 """Preference as leader by status, the lowest first. Address order decides among equals."""
 
 
+VITALS = "vitals"
+"""Replies to heartbeats say how busy a node is."""
+FEATURES: tuple[str, ...] = (VITALS,)
+"""What this build speaks and a neighbouring one may not. A node says nothing to a member that the
+member's build could not read: docs/upgrading.md."""
+
+
 class Service(Enum):
     """Whether an operator lets a member take new work. It lasts for one incarnation."""
 
@@ -127,6 +134,8 @@ class Member:
     """Number of times the member gave up its place in the order of age and became the youngest."""
     zone: str = ""
     """Where it runs, as the operator names it; empty if that is not known."""
+    features: tuple[str, ...] = FEATURES
+    """The parts of the protocol that its build speaks, beyond what every build of it does."""
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
         """Return this member in its next status.

@@ -27,8 +27,11 @@ from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.membership.vitals import Vitals
 
-PROTOCOL = 8
-"""Version of these messages and of their meaning. Nodes of different versions refuse each other."""
+PROTOCOL = 9
+"""Version of these messages and of their meaning. It grows when older nodes cannot take part."""
+OLDEST_PROTOCOL = 9
+"""The lowest version that this build speaks with. Nodes whose ranges do not meet refuse each other;
+docs/upgrading.md says how long a version stays in the range."""
 
 NAME_MAX = 256
 SETTING_NAME_MAX = 512
@@ -48,6 +51,13 @@ class Greeting:
     settings: Mapping[str, str]
     """Settings that must be equal on all nodes, by name, as text. A name that only one side has is
     not compared."""
+    oldest: int = 0
+    """The lowest protocol that the node speaks; 0 is `protocol` itself, as in builds before 9."""
+
+    @property
+    def lowest(self) -> int:
+        """The lowest protocol that the node speaks."""
+        return self.oldest or self.protocol
 
 
 @dataclass(frozen=True, slots=True)

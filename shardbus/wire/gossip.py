@@ -49,6 +49,9 @@ PLAIN, COMPRESSED = 0, 1
 COMPRESS_FROM = 256
 BODY_MAX = 8 << 20
 HEAD_BYTES = 2
+OLDEST, DIGITS_MAX = "$oldest", 9
+"""The name under which a greeting's settings carry the lowest protocol, so that every build can
+read the greeting of every other, and refuse it with a reason."""
 INFLATED_FROM = 4096
 """Compressed bytes that are enough for the first two; the tables of a block come before them."""
 
@@ -274,11 +277,18 @@ def _from_wire(wire: Wire) -> m.Message:
 
 
 def _wire_greeting(greeting: m.Greeting) -> WireGreeting:
-    return WireGreeting(greeting.cluster, greeting.protocol, dict(greeting.settings))
+    settings = dict(greeting.settings)
+    if greeting.oldest:
+        settings[OLDEST] = str(greeting.oldest)
+    return WireGreeting(greeting.cluster, greeting.protocol, settings)
 
 
 def _greeting(wire: WireGreeting) -> m.Greeting:
-    return m.Greeting(wire.cluster, wire.protocol, wire.settings)
+    settings = dict(wire.settings)
+    oldest = settings.pop(OLDEST, "0")
+    if not (oldest.isascii() and oldest.isdigit()) or len(oldest) > DIGITS_MAX:
+        raise RemoteProtocolError("the lowest protocol in a greeting is no number")
+    return m.Greeting(wire.cluster, wire.protocol, settings, int(oldest))
 
 
 def _clock(nodes: list[tuple[str, int, int]], counts: list[int]) -> VectorClock:

@@ -62,6 +62,7 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
     service_version: Version = 0
     yields: Version = 0
     zone: Name = ""
+    features: Names = []
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
@@ -173,6 +174,7 @@ def wire_member(member: Member) -> WireMember:
         member.service_version,
         member.yields,
         member.zone,
+        list(member.features),
     )
 
 
@@ -190,6 +192,7 @@ def member_of(node: NodeId, wire: WireMember) -> Member:
         wire.service_version,
         wire.yields,
         wire.zone,
+        tuple(wire.features),
     )
 
 

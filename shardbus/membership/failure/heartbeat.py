@@ -152,14 +152,15 @@ class Heartbeats:
         """Return a heartbeat for a node that is not watched."""
         return Heartbeat(self._sequence, now, self.health.lag)
 
-    def answer(self, beat: Heartbeat, now: float, *, consent: bool = False) -> HeartbeatReply:
+    def answer(
+        self, beat: Heartbeat, now: float, *, consent: bool = False, vitals: bool = True
+    ) -> HeartbeatReply:
         """Return the reply to a heartbeat. It may be sent before this node's own late timer
-        fires."""
+        fires. `vitals`: the other node's build can read how busy this one is."""
         late = self._overdue(now)
         lag = min(late, self.health.patience_max) if self.health.counts(late) else 0.0
-        return HeartbeatReply(
-            beat.sequence, beat.sent_at, max(lag, self.health.lag), consent, self.vitals
-        )
+        busy = self.vitals if vitals else None
+        return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag), consent, busy)
 
     def on_beat(self, sender: NodeId, beat: Heartbeat) -> list[NodeStarved]:
         """Record a heartbeat of that node."""

@@ -40,7 +40,16 @@ J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
     [
         (GREETING, ""),
         (replace(GREETING, cluster="bank"), "cluster name 'bank' is not 'shop'"),
-        (replace(GREETING, protocol=9), f"membership protocol 9 is not {PROTOCOL}"),
+        (
+            replace(GREETING, protocol=PROTOCOL - 1),
+            f"membership protocol {PROTOCOL - 1} is not {PROTOCOL}: see docs/upgrading.md",
+        ),
+        (replace(GREETING, protocol=PROTOCOL + 1, oldest=PROTOCOL), ""),
+        (
+            replace(GREETING, protocol=PROTOCOL + 3, oldest=PROTOCOL + 1),
+            f"membership protocol {PROTOCOL + 1} to {PROTOCOL + 3} is not {PROTOCOL}: "
+            "see docs/upgrading.md",
+        ),
         (
             replace(GREETING, settings={"shards": "50"}),
             "setting shards is '50' on one side and '100' on the other",

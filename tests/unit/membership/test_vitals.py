@@ -11,7 +11,9 @@ import pytest
 from shardbus.config.settings import FailureDetectorSettings
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.membership import events as ev
 from shardbus.membership.failure.heartbeat import Heartbeats, watched
+from shardbus.membership.member import Member
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.vitals import (
     HALF_LIFE_S,
@@ -21,7 +23,10 @@ from shardbus.membership.vitals import (
     Vitals,
     asked_per_look,
 )
+from shardbus.simulation.membership.world import GOSSIP_PORT, PORT
+from shardbus.simulation.timeline import ProcessClock
 from shardbus.wire.gossip import decode, encode
+from tests.unit.membership.membership_net import Net
 
 NODES = [NodeId("10.0.0.1", 7000 + i, i + 1) for i in range(100)]
 A, B = NODES[:2]
@@ -136,3 +141,18 @@ def test_the_younger_answer_about_a_node_is_used_and_strangers_are_ignored() -> 
     survey.record([{A: (Vitals(rate=1.0), 9.0), B: (BUSY, 0.0)}, {A: (BUSY, 0.5)}])
     survey.record([{A: (Vitals(rate=2.0), 0.6)}])
     assert survey.found == {A: (BUSY, 0.5)}
+
+
+def test_a_member_whose_build_cannot_read_vitals_gets_none() -> None:
+    net = Net(5)
+    net.join("n1")
+    older = Member(NodeId("n2", PORT, 99), GOSSIP_PORT, features=())
+    net.enter(net.admit(older, "test", net.settings, {}, ProcessClock()), "n1")
+    net.until(lambda: net.agreed(["n1", "n2"]), 30)
+    for name in ("n1", "n2"):
+        net.deliver(net.nodes[name], ev.SetVitals(BUSY))
+    net.run(5.0)
+    known = {name: net.nodes[name].machine._heartbeats.vitals_known(net.now) for name in net.nodes}
+    ids = {name: process.id for name, process in net.nodes.items()}
+    assert known["n1"].keys() == set(ids.values()), "the newer one learns of both"
+    assert known["n2"].keys() == {ids["n2"]}

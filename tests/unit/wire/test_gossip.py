@@ -255,3 +255,17 @@ def test_a_small_message_of_many_rows_is_refused_before_they_are_read() -> None:
     finally:
         tracemalloc.stop()
     assert most < 4 * len(plain)
+
+
+@pytest.mark.parametrize("oldest", [0, 1, 9])
+def test_a_greeting_carries_the_lowest_protocol_where_every_build_can_read_it(oldest: int) -> None:
+    """Among the settings, which older builds read and do not compare."""
+    greeting = m.Greeting("shop", 9, {"shards": "100"}, oldest)
+    assert decode(encode(m.InitJoin(greeting))) == m.InitJoin(greeting)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "nine", "9" * 10, "\u00b2"])
+def test_a_lowest_protocol_that_is_no_number_is_refused(text: str) -> None:
+    greeting = m.Greeting("shop", 9, {"$oldest": text})
+    with pytest.raises(RemoteProtocolError, match="no number"):
+        decode(encode(m.InitJoin(greeting)))
