@@ -121,6 +121,16 @@ class WireHeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=T
     vitals: WireVitals | None = None
 
 
+class WirePlainReply(Struct, array_like=True, tag=8):
+    """A reply to a heartbeat as builds without vitals write and read it: an array has every field,
+    also one that is None. Read as WireHeartbeatReply."""
+
+    sequence: Version
+    sent_at: Seconds
+    lag_ms: Millis
+    consent: bool
+
+
 class WireGossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
     nodes: Nodes
     counts: Annotated[list[Version], Meta(max_length=NODES_MAX)]
@@ -218,7 +228,7 @@ def kind_of(data: bytes) -> type | None:
     return _CLASSES.get(tag)
 
 
-def _to_wire(message: m.Message) -> Wire:
+def _to_wire(message: m.Message) -> Wire | WirePlainReply:
     match message:
         case m.InitJoin(greeting):
             return WireInitJoin(_wire_greeting(greeting))
@@ -235,7 +245,9 @@ def _to_wire(message: m.Message) -> Wire:
         case m.Heartbeat(sequence, sent_at, lag):
             return WireHeartbeat(sequence, sent_at, round(1000 * lag))
         case m.HeartbeatReply(sequence, sent_at, lag, consent, vitals):
-            busy = WireVitals(*vitals) if vitals is not None else None
+            if vitals is None:
+                return WirePlainReply(sequence, sent_at, round(1000 * lag), consent)
+            busy = WireVitals(*vitals)
             return WireHeartbeatReply(sequence, sent_at, round(1000 * lag), consent, busy)
         case m.GossipStatus(clock, seen):
             return WireGossipStatus(list(clock.counters), list(clock.counters.values()), seen)

@@ -16,6 +16,7 @@ from shardbus.membership import messages as m
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.vector_clock import VectorClock
+from shardbus.membership.vitals import Vitals
 from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, kind_of
 from shardbus.wire.state import WireState
 from tests.unit.membership.test_gossip import A, B, arbitrary, histories
@@ -269,3 +270,11 @@ def test_a_lowest_protocol_that_is_no_number_is_refused(text: str) -> None:
     greeting = m.Greeting("shop", 9, {"$oldest": text})
     with pytest.raises(RemoteProtocolError, match="no number"):
         decode(encode(m.InitJoin(greeting)))
+
+
+def test_a_reply_without_vitals_has_no_field_for_them() -> None:
+    """A build that does not know the field refuses it, also as None."""
+    plain, busy = m.HeartbeatReply(1, 2.0), m.HeartbeatReply(1, 2.0, vitals=Vitals(rate=1.0))
+    lengths = [msgspec.msgpack.decode(encode(reply)[2:]) for reply in (plain, busy)]
+    assert [len(fields) for fields in lengths] == [5, 6]
+    assert decode(encode(plain)) == plain
