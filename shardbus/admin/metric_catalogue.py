@@ -198,8 +198,8 @@ ENTITIES_STARTED = _declare(
     Group.ENTITIES,
     "entities_started",
     f"{_TYPE} cause",
-    "entities started: `message`, `remembered`, and `restart` after a failure or for "
-    "messages that waited",
+    "entities started: `message`, `remembered`, `carried`, and `restart` after a failure or "
+    "for messages that waited",
 )
 ENTITIES_STOPPED = _declare(
     COUNTER,
