@@ -335,8 +335,9 @@ class Node:
         self.vitals.start()
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
-        self._watched = frozenset(map(Address.parse, settings.seeds))
-        self.cluster.post(cluster.WatchSeeds(tuple(map(Address.parse, settings.seeds))))
+        known = parse_seeds(settings.seeds).addresses
+        self._watched = frozenset(known)
+        self.cluster.post(cluster.WatchSeeds(known))
         if rejoins_by:
             within = self.settings.cluster.rejoin_within
             self.rejoining = Rejoining(rejoins_by, within, self.loop.time())
