@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +79,7 @@ class PostgresServer:
         self._settings, self._environment = settings, environment
         self._copy_of = copy_of
         self._process: subprocess.Popen[bytes] | None = None
+        self._in_main_thread = False
         self.folder = Path()
         self.port = 0
 
@@ -105,7 +107,10 @@ class PostgresServer:
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        """True if it runs and will go on. One that was started in another thread does not: the
+        kernel ends it with that thread."""
+        lives = self._process is not None and self._process.poll() is None
+        return lives and self._in_main_thread
 
     @property
     def data(self) -> Path:
@@ -221,6 +226,7 @@ class PostgresServer:
         command = [*_as_owner(), program_of("postgres") or "postgres", "-D", str(self.data)]
         for setting in (*SETTINGS, f"port={self.port}", *self._settings):
             command += ["-c", setting]
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command,
