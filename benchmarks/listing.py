@@ -69,7 +69,7 @@ class LongestCallback:
             self.seconds = max(self.seconds, time.thread_time() - began)
             self.count += 1
 
-        events.Handle._run = run  # type: ignore[method-assign]
+        events.Handle._run = run  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -82,6 +82,16 @@ def test_when_the_rush_is_over_every_run_counts_again() -> None:
     assert feed.read(3.0) == {"b": 1.0, "c": 1.0}
 
 
+def test_the_distance_of_the_marks_follows_the_rate() -> None:
+    feed = Feed()
+    for _ in range(4):
+        feed.looks = 0
+        for _ in range(100_000):
+            feed.run("a")
+        feed.sampling.pace(feed.count)
+    assert feed.looks == pytest.approx(SAMPLES_S, rel=0.3)
+
+
 def test_what_is_no_id_is_nobodys() -> None:
     def refuses(entity_id: str) -> str:
         raise ConfigError("no id")
