@@ -102,6 +102,7 @@ docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_monitoring.py
 	$(BIN)/python docs/make_trace.py
+	$(BIN)/python docs/make_logs.py
 	$(BIN)/python docs/make_python.py
 	$(BIN)/python docs/make_diagrams.py
 	$(BIN)/python docs/make_totals.py

@@ -1,8 +1,8 @@
 """Logs of a node on standard error: for people on a terminal, JSON lines otherwise.
 
-The library logs to `shardbus.*` with extra fields and does not configure logging; only this module
-does. Control characters are escaped in both forms, so a message can forge neither a line nor a
-colour.
+The library logs to `shardbus.*` and does not configure logging; only this module does. Each line of
+shardbus gets the name of its event and fields (`shardbus.log_events`). Control characters are
+escaped in both forms, so a message can forge neither a line nor a colour.
 """
 
 from __future__ import annotations
@@ -11,17 +11,52 @@ import json
 import logging
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
 
+from shardbus.log_events import event_of, fields_of
+from shardbus.transport.log_limiter import LogRateLimiter
+from shardbus_cli.log_writer import LogWriter
 from shardbus_cli.output import escape
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 COLORS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", logging.DEBUG: "2"}
+LINES, EVERY_S = 100, 10.0
+"""At most `LINES` lines of one text in `EVERY_S` seconds; the next one counts those left out."""
 
 
-def extras(record: logging.LogRecord) -> dict[str, object]:
-    """Return the extra fields of the caller."""
-    return {name: value for name, value in vars(record).items() if name not in STANDARD}
+def fields(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields of a line: its event, the event's arguments, and those of the caller."""
+    own = {name: value for name, value in vars(record).items() if name not in STANDARD}
+    event = event_of(record)
+    if event is None:
+        return own
+    return {"event": event.name, **fields_of(record, event), **own}
+
+
+class OwnLines(LogRateLimiter):
+    """Limits the lines of shardbus, and leaves those of the application alone."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.name.startswith("shardbus.") or super().filter(record)
+
+
+class Place(logging.Filter):
+    """Adds the node's name, and the trace of the handler that logs, to each line."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self._node = node
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._node:
+            record.node = self._node
+        traces: Any = sys.modules.get("opentelemetry.trace")
+        if traces is not None:
+            context = traces.get_current_span().get_span_context()
+            if context.is_valid:
+                record.trace_id = f"{context.trace_id:032x}"
+                record.span_id = f"{context.span_id:016x}"
+        return True
 
 
 class PrettyFormatter(logging.Formatter):
@@ -34,8 +69,8 @@ class PrettyFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {record.name}"
-        fields = "".join(f"  {name}={value}" for name, value in extras(record).items())
-        line = escape(f"{head}  {record.getMessage()}{fields}")
+        suffix = "".join(f"  {name}={value}" for name, value in fields(record).items())
+        line = escape(f"{head}  {record.getMessage()}{suffix}")
         if self.color and (color := COLORS.get(record.levelno)):
             line = f"\x1b[{color}m{line}\x1b[0m"
         if record.exc_info:
@@ -55,23 +90,30 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name, value in extras(record).items():
+        for name, value in fields(record).items():
             entry.setdefault(name, value)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)
 
 
-def configure(level: str, form: str, stream: TextIO | None = None) -> None:
+def configure(level: str, form: str, stream: TextIO | None = None, node: str = "") -> None:
     """Send logs to `stream` (standard error): those of shardbus from `level` on, others' warnings.
+    Nothing waits for what reads the stream (`log_writer`).
 
-    `form` is auto, pretty or json.
+    `form` is auto, pretty or json. `node` is the name of this node, a field of each line.
     """
     target: TextIO = stream or sys.stderr
     terminal = target.isatty()
     pretty = form == "pretty" or (form == "auto" and terminal)
-    handler = logging.StreamHandler(target)
+    handler: logging.Handler
+    try:
+        handler = LogWriter(target.fileno())
+    except OSError:  # it is no file, as in tests
+        handler = logging.StreamHandler(target)
     handler.setFormatter(PrettyFormatter(color=terminal) if pretty else JsonFormatter())
+    handler.addFilter(OwnLines(LINES, EVERY_S))
+    handler.addFilter(Place(node))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("shardbus").setLevel(level.upper())
     logging.captureWarnings(True)

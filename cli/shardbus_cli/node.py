@@ -56,6 +56,7 @@ def start(
     rejoin: Annotated[str, typer.Option("--rejoin", hidden=True)] = "",
 ) -> None:
     """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
+    from shardbus.ids import Address
     from shardbus_cli.app_loader import app_or_project
     from shardbus_cli.config import layers_of
     from shardbus_cli.logs import configure
@@ -76,7 +77,9 @@ def start(
     }
     layers = layers_of(file, node_flags.layers(given), assignments)
     settings = _settings(layers)
-    configure(settings.log.level, settings.log.format)
+    own = settings.node
+    address = str(Address.advertised(own.advertise or own.host, own.port))
+    configure(settings.log.level, settings.log.format, node=address)
     if workers:
         arguments = ["node", "start", *([app] if app else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []

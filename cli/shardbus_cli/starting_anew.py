@@ -8,6 +8,7 @@ Source: S3.42; docs/downing.md.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ def start_anew(by: Sequence[str]) -> None:
     words = [sys.executable, *without(sys.orig_argv[1:], REPLACED), "--rejoin", ",".join(by)]
     sys.stdout.flush()
     sys.stderr.flush()
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     try:
         os.execv(sys.executable, words)  # noqa: S606  (this very command)
     except OSError as error:

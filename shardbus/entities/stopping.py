@@ -167,7 +167,8 @@ class Stopper:
             await entity.on_stop(activation.stopping)
         except Exception:
             self._runner.counts.failures += 1
-            log.exception("on_stop of %s %r failed", self._kind.name, activation.key)
+            about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
+            log.exception("on_stop of %s %r failed", self._kind.name, activation.key, extra=about)
         else:
             if self._runner.carrying is not None:
                 self._runner.carrying.freeze(activation, entity)
@@ -188,7 +189,10 @@ class Stopper:
 
     def cut_off(self, activation: Activation) -> None:
         """End an entity that did not stop in time."""
-        log.error("%s %r did not stop in time: cut off", self._kind.name, activation.key)
+        about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
+        log.error(
+            "%s %r did not stop in time: cut off", self._kind.name, activation.key, extra=about
+        )
         self._runner.counts.cut_off += 1
         if activation.stop_request is not None:
             activation.stopping = activation.stopping or activation.stop_request.reason

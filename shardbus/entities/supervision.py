@@ -325,4 +325,5 @@ class Supervisor:
             type(error).__name__,
             error,
             exc_info=None if stored or isinstance(error, StoreError) else error,
+            extra={"shard": activation.shard.shard, "fence": activation.shard.fence},
         )

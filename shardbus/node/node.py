@@ -619,7 +619,9 @@ class Node:
         """Count and log a machine's note."""
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
-        log.log(level_of(note), "%s: %s", entity_type, remark(note))
+        epoch = self.regions[entity_type].router.region.epoch if entity_type in self.regions else 0
+        about = {"event": note.kind, "entity_type": entity_type, "epoch": epoch}
+        log.log(level_of(note), "%s: %s", entity_type, remark(note), extra=about)
 
     def _member_ids(self) -> list[NodeId]:
         return [m.node for m in self.view.members] if self.view is not None else []
@@ -693,7 +695,7 @@ class Node:
         if self.rejoining is None or self.is_member_yet or self.stopped.done():
             return
         if line := self.rejoining.line(self.loop.time()):
-            log.warning("%s", line)
+            log.warning("%s", line, extra={"event": "rejoin_waits"})
 
     def _log_refused(self) -> None:
         if line := self.refused.log_line(self.loop.time()):

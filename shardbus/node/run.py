@@ -96,6 +96,8 @@ class _Deadline:
         _print(f"error: {phase} does not end, at {place}: this process is stopped")
         if self.instead is not None:
             self.instead()
+        for handler in logging.getLogger().handlers:
+            handler.flush()
         os._exit(self.code)
 
 

@@ -150,7 +150,7 @@ class RedisStore:
                 await _close(client)
             fsync = fsync or syncs
             for warning in warnings:
-                log.warning(warning)
+                log.warning("%s", warning)
         client = self._connect()
         try:
             await check_access(client, self._prefix, self._shown, self._timeout)

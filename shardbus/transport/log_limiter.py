@@ -19,8 +19,9 @@ TEXTS_MAX = 100
 class LogRateLimiter(logging.Filter):
     """Limits the lines of each text. A text is a line without its arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: int = LINES, every_s: float = EVERY_S) -> None:
         super().__init__()
+        self._lines_max, self._every_s = lines, every_s
         self._lines: dict[str, tuple[float, int]] = {}
         """Start of the interval of each text, and its lines since then."""
 
@@ -28,14 +29,14 @@ class LogRateLimiter(logging.Filter):
         text = str(record.msg)
         since, lines = self._lines.get(text, (record.created, 0))
         left_out = 0
-        if not 0 <= record.created - since < EVERY_S:
-            left_out, since, lines = max(0, lines - LINES), record.created, 0
+        if not 0 <= record.created - since < self._every_s:
+            left_out, since, lines = max(0, lines - self._lines_max), record.created, 0
         if text not in self._lines and len(self._lines) >= TEXTS_MAX:
             del self._lines[next(iter(self._lines))]
         self._lines[text] = (since, lines + 1)
         if left_out:
             record.msg = f"{text} ({left_out} lines like it were left out)"
-        return lines < LINES
+        return lines < self._lines_max
 
 
 log = logging.getLogger("shardbus.link")

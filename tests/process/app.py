@@ -8,6 +8,7 @@ a start and -1 a stop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import struct
@@ -72,6 +73,12 @@ class Page(Entity):
         while not Path(gate).exists():
             time.sleep(0.05)
         return self.context.node
+
+    @handler
+    def speak(self, lines: int) -> None:
+        """Log so many lines of a kilobyte."""
+        for n in range(lines):
+            logging.getLogger("lab").warning(f"{n} {'x' * 1000}")
 
     @handler
     def block(self, seconds: float) -> str:

@@ -53,6 +53,7 @@ class NodeProcess:
         command: list[str],
         machine: Machine | None = None,
         program: str = _COMMAND,
+        stderr: int | None = None,
         **environment: str,
     ) -> None:
         self.name, self.folder, self.machine = name, folder, machine
@@ -69,7 +70,7 @@ class NodeProcess:
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
-                stderr=err,
+                stderr=err if stderr is None else stderr,
             )
 
     @property

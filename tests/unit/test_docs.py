@@ -160,6 +160,11 @@ def test_pages_of_metrics_rules_and_dashboard_are_those_of_the_declarations() ->
         assert path.read_text(encoding="utf-8") == content, "run `make docs-generated`"
 
 
+def test_the_page_of_logs_is_that_of_the_declared_events() -> None:
+    made = generator("make_logs")
+    assert made.PAGE.read_text(encoding="utf-8") == made.render(), "run `make docs-generated`"
+
+
 def test_the_picture_of_a_trace_is_that_of_its_spans() -> None:
     made = generator("make_trace")
     drawn = made.render(made.SPANS.read_text(encoding="utf-8"))

@@ -121,7 +121,10 @@ def _run(task: dict[str, Any], link: DevLink) -> int:
         del weak["http.token_file"]  # a node has one of the two
     layers = for_types([*_layers(weak), *user, *_layers(task["strong"])], bus.types)
     settings, link.origins = settings_for(layers, bus), origins(layers)
-    configure(settings.log.level, settings.log.format)
+    from shardbus.ids import Address
+
+    address = str(Address.advertised(settings.node.host, settings.node.port))
+    configure(settings.log.level, settings.log.format, node=address)
     for look in checks_of(bus, settings).values():
         look()
     link.report("loaded", cluster=bus.name, example=_example(bus))

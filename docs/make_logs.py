@@ -1,0 +1,72 @@
+"""Writes `docs/reference/logs.md` from the declarations in `shardbus/log_events.py`.
+
+python docs/make_logs.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardbus.log_events import EVENTS
+from shardbus.node.event_log import ALARMING, NOTEWORTHY
+
+PAGE = Path(__file__).parent / "reference" / "logs.md"
+
+INTRO = """\
+# Logs
+
+Made by `docs/make_logs.py` from the declarations; do not edit.
+
+A node logs to standard error: for people on a terminal, JSON lines otherwise (`--log-format`).
+The library itself only uses the loggers `shardbus.*` of Python and configures nothing, so an
+application that embeds it decides.
+
+- [Fields](#fields)
+- [Limits](#limits)
+- [Events](#events)
+- [Notes](#notes)
+
+## Fields
+
+Keys of a JSON line; in the form for people, `field=value` behind the text.
+
+| field | meaning |
+|---|---|
+| `time`, `level`, `logger`, `message` | of each line |
+| `event` | the stable name of what happened; the text may change |
+| `node` | address of the node |
+| `entity_type`, `entity_id`, `shard`, `fence` | of lines about an entity |
+| `epoch` | of notes of regions and coordinators: the highest epoch seen |
+| `trace_id`, `span_id` | of what a traced handler logs, with [tracing](../how-to/trace.md) |
+| `exception` | a traceback |
+
+An event has the fields of its row below. Fields that an application adds with `extra=` are keys,
+too.
+
+## Limits
+
+Of one text at most 100 lines appear in 10 s, of what strangers can cause at most 10; the next
+line says how many were left out. Writing never holds up a node: lines wait in a queue for a
+thread that writes them, 10,000 and 4 MiB at most. While the reader stands still further lines are
+dropped, and once it goes on, `log_lines_dropped` says how many. A process that ends waits a
+second for its reader.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [INTRO, "## Events\n\n| event | logged by | text | fields |\n|---|---|---|---|"]
+    for (module, text), event in sorted(EVENTS.items(), key=lambda row: (row[1].name, row[0])):
+        names = ", ".join(f"`{name}`" for name in event.fields if name != "-")
+        parts.append(
+            f"| `{event.name}` | `{module}` | {text.replace('|', chr(92) + '|')} | {names} |"
+        )
+    parts += ["", "## Notes", "", "Notes of regions and coordinators are events, too: `event` is"]
+    parts += ["their kind, and `/metrics` counts them. At level warning:"]
+    parts += [", ".join(f"`{kind}`" for kind in sorted(ALARMING)) + ". At level info:"]
+    parts += [", ".join(f"`{kind}`" for kind in sorted(NOTEWORTHY - ALARMING)) + "."]
+    return "\n".join([*parts, "All others are at level debug.", ""])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

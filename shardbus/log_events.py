@@ -1,0 +1,235 @@
+"""The events that shardbus logs: each has one stable name, whatever its text is.
+
+A line is found by the module that logs it and by its text without arguments, so the code logs as
+any library does, and no call needs to name its event. The arguments become fields under the names
+given here; `-` leaves one out, because it has no meaning by itself. The notes of machines name
+their events themselves: the event is the kind of the note.
+
+The library only logs. What writes the lines, as the command line does, asks `event_of` and
+`fields_of`.
+
+Source: docs/reference/logs.md; B.62.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+LEFT_OUT = re.compile(r" \(\d+ lines like it were left out\)$")
+"""What the limit on a log's rate appends to a text."""
+
+
+class LogEvent(NamedTuple):
+    """One event: its name, and the names of its arguments."""
+
+    name: str
+    fields: tuple[str, ...] = ()
+
+
+def _event(name: str, fields: str = "") -> LogEvent:
+    return LogEvent(name, tuple(fields.split()))
+
+
+_ENTITY = "entity_type entity_id"
+
+EVENTS: Mapping[tuple[str, str], LogEvent] = {
+    ("asynchronous", "%s"): _event("tells_refused"),
+    ("embedding", "this node is up again, as %s"): _event("rejoined", "node_now"),
+    ("embedding", "the embedded node has ended: %s"): _event("embedded_node_ended", "reason"),
+    ("embedding", "the embedded node stops before everything was handed off"): _event(
+        "embedded_node_stops_early"
+    ),
+    ("embedding", "this node %s"): _event("rejoining"),
+    ("embedding", "%s"): _event("leaving"),
+    ("carrying", "%s %r carries nothing: dehydrate failed"): _event("dehydrate_failed", _ENTITY),
+    ("carrying", "%s %r starts without what it carried"): _event("rehydrate_failed", _ENTITY),
+    ("host", "%s: %d entities in memory have later homes elsewhere"): _event(
+        "stale_entities", "entity_type count"
+    ),
+    ("remembering", "%s shard %s: %s"): _event("remembered_list_failed", "entity_type shard error"),
+    ("remembering", "%s %r does not start elsewhere: %s"): _event(
+        "relocation_failed", f"{_ENTITY} error"
+    ),
+    ("slow_handlers", "%s%s"): _event("slow_handler"),
+    ("stopping", "%s %r did not stop in time: cut off"): _event("entity_cut_off", _ENTITY),
+    ("stopping", "on_stop of %s %r failed"): _event("on_stop_failed", _ENTITY),
+    ("supervision", "%s %r %s: %s: %s"): _event("entity_failed", f"{_ENTITY} - error_type error"),
+    ("supervision", "the supervision of %s failed"): _event("supervision_failed", "entity_type"),
+    ("server", "cut off a request for %.100s: this node ends"): _event("request_cut_off", "path"),
+    ("starlette", "a request failed: %s: %s"): _event("request_failed", "error_type error"),
+    ("dispatch", "dropped a %s: %s may not send it"): _event("message_not_allowed", "kind peer"),
+    (
+        "downing_log",
+        "UNSAFE: members that are unreachable for %g s are downed on both sides of a split, which "
+        "then go on as two clusters; no strategy decides (unsafe_auto_down_after)",
+    ): _event("unsafe_downing", "seconds"),
+    ("downing_log", "%s"): _event("downing"),
+    ("file_descriptors", "this process may open %d file descriptors, fewer than %d: %s"): _event(
+        "few_file_descriptors", "limit wanted -"
+    ),
+    ("file_descriptors", "%d of %d file descriptors are in use: %s"): _event(
+        "file_descriptors_run_out", "used limit -"
+    ),
+    (
+        "node",
+        "the store has another server, which may have lost writes: fences are raised",
+    ): _event("store_server_changed"),
+    ("node", "listening under secret %s"): _event("secret_changed", "fingerprint"),
+    ("node", "dropped a message of membership that %s may not send"): _event(
+        "message_not_allowed", "peer"
+    ),
+    ("node", "%s answers heartbeats but acknowledges no message: quarantined"): _event(
+        "peer_quarantined", "peer"
+    ),
+    ("node", "%s"): _event("tells_refused"),
+    ("node", "the cluster refuses: %s"): _event("command_refused", "reason"),
+    ("node", "the store may lack its identity and this node's address: %s"): _event(
+        "registration_failed", "error"
+    ),
+    ("node", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
+    ("phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
+    ("rejoining", "this node was downed, and rejoins once its store answers: %s"): _event(
+        "rejoin_waits", "error"
+    ),
+    ("rpc", "the answer to %r failed: %r"): _event("answer_failed", "question error"),
+    ("run", "the cluster's secret is as it was"): _event("secret_unchanged"),
+    ("run", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
+    ("session_loss", "%d messages of %r may be lost: no acknowledgement came"): _event(
+        "messages_unconfirmed", "count entity_type"
+    ),
+    ("stored_layouts", "the shards of %r change from %r to %r"): _event(
+        "layout_changed", "entity_type before after"
+    ),
+    ("stored_layouts", "the stored table of %r was not compared: %s"): _event(
+        "layout_not_compared", "entity_type error"
+    ),
+    ("subscriptions", "a callback of membership failed"): _event("callback_failed"),
+    ("ticker", "%s: the periodic task failed, the others go on"): _event(
+        "periodic_task_failed", "task"
+    ),
+    ("cluster_thread", "the cluster thread failed: %s"): _event("cluster_thread_failed", "error"),
+    ("cluster_thread", "the application has not turned its loop for %.1f s: down"): _event(
+        "loop_blocked_down", "seconds"
+    ),
+    ("cluster_thread", "dropped a malformed message: %s"): _event("gossip_malformed", "error"),
+    (
+        "cluster_thread",
+        "the application has not turned its loop for %.1f s: the next oldest node takes over its "
+        "coordinators",
+    ): _event("loop_blocked", "seconds"),
+    ("cluster_thread", "the cluster thread has ended"): _event("cluster_thread_ended"),
+    ("coordinator", "the table of %r was not loaded"): _event("table_not_loaded", "entity_type"),
+    ("coordinator", "the table of %r cannot be claimed: %s"): _event(
+        "table_not_claimable", "entity_type error"
+    ),
+    ("coordinator", "the table of %r was not claimed"): _event("table_not_claimed", "entity_type"),
+    ("coordinator", "the table of %r cannot be checked: %s"): _event(
+        "table_not_checked", "entity_type error"
+    ),
+    ("coordinator", "the table of %r was not written: %s"): _event(
+        "table_not_written", "entity_type error"
+    ),
+    ("coordinator", "the table of %r was not written"): _event("table_not_written", "entity_type"),
+    ("coordinator", "the coordinator of %r has ended: %s"): _event(
+        "coordinator_ended", "entity_type reason"
+    ),
+    ("coordinator", "remembered entities of %r: %s"): _event(
+        "remembered_not_listed", "entity_type error"
+    ),
+    ("discovery", "removed the registrations of nodes that have ended: %s"): _event(
+        "registrations_removed", "nodes"
+    ),
+    ("discovery", "looking for contacts failed, and is repeated: %s"): _event(
+        "discovery_failed", "error"
+    ),
+    ("discovery", "looking for contacts works again"): _event("discovery_works"),
+    ("leases", "the lease %r was not acquired"): _event("lease_not_acquired", "lease"),
+    ("leases", "the lease %r was not renewed"): _event("lease_not_renewed", "lease"),
+    ("overrides", "the overrides of %r cannot be read and are ignored: %s"): _event(
+        "overrides_unreadable", "entity_type error"
+    ),
+    ("region", "%s; messages wait for a coordinator"): _event("coordinator_missing", "reason"),
+    ("region", "%d messages of %r found no home before this node ended"): _event(
+        "messages_undelivered", "count entity_type"
+    ),
+    ("region", "no part of this node performs a %s"): _event("effect_unknown", "effect"),
+    ("state_expiry", "%s: the sweep of idle states ended early: %s"): _event(
+        "state_sweep_failed", "entity_type error"
+    ),
+    ("outage", "the store %s %s%s"): _event("store_away", "store error -"),
+    ("outage", "the store %s works again, after %.0f s"): _event("store_works", "store seconds"),
+    ("postgres", "%s"): _event("store_settings"),
+    ("postgres", "the settings of the store %s are in order again"): _event(
+        "store_settings_in_order", "store"
+    ),
+    ("redis", "%s"): _event("store_settings"),
+    ("redis", "the settings of the store %s are in order again"): _event(
+        "store_settings_in_order", "store"
+    ),
+    ("sqlite_worker", "the thread of the store %s failed"): _event("store_thread_failed", "store"),
+    ("task_set", "a task failed: %s"): _event("task_failed", "task"),
+    ("endpoint", "no connection to %s: %s"): _event("connection_denied", "peer reason"),
+    ("endpoint", "dropped a message of %s in the name of another node"): _event(
+        "message_forged", "peer"
+    ),
+    ("inbox", "dropped a run from %s: %s"): _event("run_malformed", "peer error"),
+    ("inbox", "failed on a %s from %s"): _event("run_failed", "run peer"),
+    ("incoming", "dropped a frame of type %d: %s may not send it"): _event(
+        "frame_not_allowed", "frame peer"
+    ),
+    ("incoming", "refused a session: %s"): _event("session_refused", "reason"),
+    ("incoming", "dropped a frame: %s"): _event("frame_malformed", "error"),
+    ("outgoing", "dropped a frame from %s: %s"): _event("frame_malformed", "peer error"),
+    ("connection_guard", "ended a connection from %s: %s%s"): _event(
+        "connection_ended", "peer reason -"
+    ),
+    ("connection_guard", "connections are not watched any more"): _event("connections_unwatched"),
+    ("curve", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
+    ("network", "no socket for port %d: %s: raise the limit of `ulimit -n`"): _event(
+        "socket_refused", "port error"
+    ),
+    ("pubsub", "no gossip from %s: %s"): _event("gossip_refused", "peer reason"),
+    ("sockets", "ZeroMQ's threads do not end within %g s: they are left behind"): _event(
+        "sockets_left_behind", "seconds"
+    ),
+    ("zap", "peers are not authenticated any more: every new connection is refused"): _event(
+        "authentication_ended"
+    ),
+    ("zap", "refused a connection from %s: its key is not known here"): _event(
+        "key_unknown", "peer"
+    ),
+    ("zap", "a peer is refused: its key could not be checked"): _event("key_not_checked"),
+    ("supervisor", "worker %d sent an unknown report"): _event("worker_report_unknown", "worker"),
+    ("supervisor", "worker %d cannot be started: %s"): _event("worker_not_started", "worker error"),
+    ("supervisor", "worker %d did not end in time and is killed"): _event(
+        "worker_killed", "worker"
+    ),
+    ("supervisor", "worker %d %s; it is restarted in %g s"): _event(
+        "worker_restarted", "worker reason seconds"
+    ),
+    ("log_writer", "%d lines of the log were dropped: what reads it stood still"): _event(
+        "log_lines_dropped", "count"
+    ),
+}
+"""By the module that logs, and the text without its arguments."""
+
+
+def event_of(record: logging.LogRecord) -> LogEvent | None:
+    """Return the event of a line; None if it is not of shardbus."""
+    own = getattr(record, "event", None)
+    if isinstance(own, str):
+        return LogEvent(own)
+    return EVENTS.get((record.module, LEFT_OUT.sub("", str(record.msg))))
+
+
+def fields_of(record: logging.LogRecord, event: LogEvent) -> dict[str, object]:
+    """Return the arguments of a line by their names: numbers as they are, anything else as text."""
+    args = record.args if isinstance(record.args, tuple) else ()
+    return {
+        name: arg if isinstance(arg, int | float) else str(arg)
+        for name, arg in zip(event.fields, args, strict=False)
+        if name != "-"
+    }

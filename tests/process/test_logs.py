@@ -1,0 +1,49 @@
+"""A node whose standard error nobody reads, and what its lines have."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+from tests.process.nodes import Processes
+from tests.waiting import until
+
+
+def parsed(line: str) -> dict[str, object]:
+    """Read a line; the progress of a node that leaves is no JSON."""
+    return json.loads(line) if line.startswith("{") else {"message": line}
+
+
+LINES = 8000
+"""8 MB: what a pipe takes, and twice what may wait behind it."""
+
+
+async def test_B62_a_node_whose_log_nobody_reads_answers_and_tells_later_what_it_left_out(
+    lab: Processes,
+) -> None:
+    """The reader begins when the test has seen the node go on."""
+    read_end, write_end = os.pipe()
+    node = lab.begin("--log-format", "json", stderr=write_end)
+    os.close(write_end)
+    await until(node.ready, "the ready line")
+    async with lab.client(node) as client:
+        await client.call("page", "page-1", "speak", LINES)
+        for n in range(1, 50):
+            assert await client.call("page", "page-2", "hit", 1, n) == n
+        assert (await node.page("/livez"))["status"] == "ok"
+        rows: list[dict[str, object]] = []
+
+        def read() -> None:
+            with os.fdopen(read_end, errors="replace") as lines:
+                rows.extend(parsed(line) for line in lines)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        await until(lambda: any(r.get("event") == "log_lines_dropped" for r in rows), "the count")
+    ended = await node.terminate()
+    reader.join()
+    assert ended == 0, [row for row in rows if "xxx" not in str(row)][-5:]
+    dropped = sum(int(str(r["count"])) for r in rows if r.get("event") == "log_lines_dropped")
+    assert dropped > 0
+    assert sum("xxx" in str(r["message"]) for r in rows) + dropped == LINES
