@@ -25,10 +25,15 @@ WATCHED = {
     "shardbus/node/run.py _leave": "`leaving.result()` is read; the other only waits for a signal",
     "shardbus/node/shutdown.py leave": "it is awaited, or cancelled when the node was downed",
     "shardbus/embedding.py EmbeddedNode._until_ready": "its result is read, or it is cancelled",
+    "shardbus/embedding.py EmbeddedNode._unless_asked_to_end": "its result is returned, or it is"
+    " cancelled",
+    "shardbus/admin/shared_answer.py SharedAnswer.get": "each reader waits for its result; without"
+    " one there is nobody to tell",
     "shardbus/shells/prober.py Prober._attempt": "`gather` takes both results",
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
     " the entity",
+    "shardbus/client/stored.py call_each": "`gather` takes the results",
     "shardbus/client/thread_bridge.py ThreadBridge.run": "the waiting thread gets its result or its"
     " error",
     "shardbus/client/thread_bridge.py ThreadBridge._send": "it waits for room, which never fails",

@@ -527,7 +527,7 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
         assert asked == [(question, patience) for question in wanted]
         asked.clear()
     await AdminPages(first).nodes()
-    assert asked == [("stats", 50), ("suspension", 50)]
+    assert asked == [("stats", 50), ("suspension", 50), ("state_bytes", 50)]
 
 
 async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(

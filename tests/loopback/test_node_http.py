@@ -68,6 +68,7 @@ async def test_the_cluster(nodes: Nodes) -> None:
             "unreachable": [],
             "coordinators": {"counter": {"node": str(first.me)}},
             "suspended": None,
+            "other_clusters": [],
         }
 
 
@@ -90,6 +91,7 @@ async def test_the_nodes(nodes: Nodes) -> None:
             "roles": [],
             "shards": {"counter": len(host.shards)},
             "entities": {"counter": host.entities},
+            "state_bytes": {},
             "version": "0.0.0",
             "zone": "",
             "oldest": node is pair[0],

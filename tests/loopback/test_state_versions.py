@@ -138,7 +138,7 @@ def test_declarations_are_checked() -> None:
         with pytest.raises(ConfigError, match=why):
             bus.migrate(kind, version)
     for given, why in (
-        ({"state_version": 0}, "state_version is 0, not 1 to 65535"),
+        ({"state_version": 0}, "state_version is 0, not 1 to 65534"),
         ({"state_version": "2"}, "state_version is '2'"),
         ({"state_version": 2}, "state_version without a state"),
     ):

@@ -103,6 +103,7 @@ def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def run(
         bus: ShardBus,
         settings: Settings,
+        origins: dict[str, str],
         ready_fd: int | None,
         leash: SupervisorLink | None,
         rejoins_by: list[str],

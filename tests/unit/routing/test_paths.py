@@ -158,7 +158,8 @@ OWN_SETTINGS = {
     "passivation_protected", "passivation_window", "slow_handler_after", "mailbox", "mailbox_bytes",
     "mailbox_patience", "entity_restart_backoff", "entity_restart_backoff_min",
     "entity_recovery_strategy", "entity_recovery_constant_rate_frequency",
-    "entity_recovery_constant_rate_number_of_entities",
+    "entity_recovery_constant_rate_number_of_entities", "state_limit", "state_compression",
+    "state_ttl", "state_sweep_rate",
 }  # fmt: skip
 """Settings of the entities of a type, wherever they live."""
 
