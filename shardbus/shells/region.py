@@ -349,6 +349,8 @@ class RegionShell:
     ) -> None:
         """Deliver a run of which one message is a sample of the load."""
         ids, payloads = run.ids, run.payloads
+        if not ids:
+            return
         at, timed = self.sampling.sample(self.host.counts.accepted, ids, invoker)
         parts = [(0, len(ids), invoker)]
         if timed is not None:

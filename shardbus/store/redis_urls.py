@@ -137,6 +137,7 @@ class _SentinelClient:
         self._master = master
         self.pipeline = master.pipeline
         self.execute_command = master.execute_command
+        self.scan, self.info = master.scan, master.info
 
     @classmethod
     def of(cls, url: RedisUrl, shared: dict[str, Any], settings: dict[str, Any]) -> RedisClient:

@@ -809,6 +809,8 @@ def without_expired(body: bytes, asks: Asks) -> bytes:
             at = [n for n, corr in enumerate(run.corrs) if corr in wanted]
             run.ids, run.payloads = [run.ids[n] for n in at], [run.payloads[n] for n in at]
             run.corrs = [run.corrs[n] for n in at]
+            if not at:
+                continue
         elif isinstance(run, Relayed) and run.corr and run.corr not in wanted:
             continue
         kept.append(run)

@@ -5,7 +5,7 @@
 
 They are built from a copy of the files that git tracks. README becomes the page of the package on
 an index, where relative links lead nowhere: with the address of the repository they lead there, and
-the package gets its URLs; without it they become plain words. `twine check --strict` and
+the package gets its URLs; without it they become plain words, and pictures are left out. `twine check --strict` and
 `check-wheel-contents` read the result; their folder is given by --tools.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
 LINK = re.compile(r"(?<!!)\[(?P<words>[^\]]+)\]\((?P<target>[^)\s]+)\)")
+PICTURE = re.compile(r"!\[(?P<words>[^\]]+)\]\((?P<target>[^)\s]+)\)")
 PAGES = {"Documentation": "docs/README.md", "Changelog": "CHANGELOG.md"}
 
 
@@ -35,8 +36,14 @@ def for_index(readme: str, url: str = "") -> str:
             return link[0]
         return f"[{link['words']}]({file_at(url, target)})" if url else link["words"]
 
+    def shown(picture: re.Match[str]) -> str:
+        target = picture["target"]
+        if "://" in target:
+            return picture[0]
+        return f"![{picture['words']}]({url}/raw/main/{target})" if url else ""
+
     parts = re.split(r"(^```.*?^```$)", readme, flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = [LINK.sub(relinked, part) for part in parts[::2]]
+    parts[::2] = [PICTURE.sub(shown, LINK.sub(relinked, part)) for part in parts[::2]]
     return "".join(parts)
 
 

@@ -26,9 +26,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
         ("[t](docs/a.md#b)", f"[t]({URL}/blob/main/docs/a.md#b)", "t"),
         ("[t](#limits)", "[t](#limits)", "[t](#limits)"),
         ("[t](https://semver.org/)", "[t](https://semver.org/)", "[t](https://semver.org/)"),
+        ("![p](docs/p.png)", f"![p]({URL}/raw/main/docs/p.png)", ""),
         ("```sh\n[t](docs/a.md)\n```", "```sh\n[t](docs/a.md)\n```", "```sh\n[t](docs/a.md)\n```"),
     ],
-    ids=["file", "section", "elsewhere", "code"],
+    ids=["file", "section", "elsewhere", "picture", "code"],
 )
 def test_links_lead_to_the_repository_or_are_words(
     written: str, with_url: str, without: str

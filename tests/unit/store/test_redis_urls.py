@@ -112,3 +112,9 @@ def test_a_replica_is_not_a_fault_of_the_settings() -> None:
 def test_a_server_that_hides_its_settings_is_accepted() -> None:
     judge({"redis_version": "7.4.1", "role": "master"}, None, None, "redis://h", "disk")
     judge({**FIT, "aof_enabled": 0}, None, None, "redis://h", "disk")
+
+
+def test_a_client_by_way_of_sentinels_has_every_method_that_the_store_uses() -> None:
+    client = RedisUrl.parse("redis+sentinel://h?master=m").connector(1.0)()
+    for name in ("pipeline", "execute_command", "scan", "info", "aclose"):
+        assert callable(getattr(client, name))

@@ -15,9 +15,14 @@ from shardbus.errors import (
     RemoteProtocolError,
     Unhandled,
 )
-from shardbus.transport.asks import CoarseClock, Unsent
+from shardbus.transport.asks import Asks, CoarseClock, Unsent
 from shardbus.transport.loopback import Loopback
-from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT, Session
+from shardbus.transport.session import (
+    BATCH_WEIGHT_MAX,
+    ENVELOPE_WEIGHT,
+    Session,
+    without_expired,
+)
 from shardbus.transport.window import WINDOW_BYTES
 from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
@@ -29,6 +34,7 @@ from shardbus.wire.batch import (
     Relayed,
     ReplyRun,
     TellRun,
+    decode_batch,
     encode_batch,
 )
 from shardbus.wire.schema import decode_value
@@ -312,6 +318,11 @@ async def test_asks_that_are_over_are_not_sent_again_after_a_break() -> None:
     b.session.keep_alive()
     await quiet(a, b)
     assert a.session.outstanding == 0
+
+
+def test_a_run_whose_asks_are_all_over_is_left_out() -> None:
+    body = encode_batch([AskRun("t", "m", 50, ["a"], [b""], [1], ())])
+    assert decode_batch(without_expired(body, Asks(CoarseClock()))) == []
 
 
 class Gone:
