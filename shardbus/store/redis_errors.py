@@ -29,7 +29,7 @@ from redis import exceptions as redis_errors
 
 from shardbus.store.trouble import Trouble
 
-NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info"
+NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info +scan"
 
 
 _REPLICA = Trouble(

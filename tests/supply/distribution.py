@@ -5,8 +5,8 @@
 
 They are built from a copy of the files that git tracks. README becomes the page of the package on
 an index, where relative links lead nowhere: with the address of the repository they lead there, and
-the package gets its URLs; without it they become plain words, and pictures are left out. `twine check --strict` and
-`check-wheel-contents` read the result; their folder is given by --tools.
+the package gets its URLs; without it they become plain words, and pictures are left out. `twine
+check --strict` and `check-wheel-contents` read the result; their folder is given by --tools.
 """
 
 from __future__ import annotations

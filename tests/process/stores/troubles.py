@@ -20,7 +20,7 @@ from tests.waiting import until
 
 USER, PASSWORD, NEXT_PASSWORD = "bus", "hush", "hush-hush"
 QUICK_STORE = ("sharding.entity_restart_backoff=500ms",)
-RULES = ("~shardbus:*", "+@scripting", "+@hash", "+@sortedset", "+del", "+time", "+info")
+RULES = ("~shardbus:*", "+@scripting", "+@hash", "+@sortedset", "+del", "+time", "+info", "+scan")
 
 
 @dataclass(frozen=True)
