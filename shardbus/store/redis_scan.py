@@ -105,8 +105,11 @@ class KeyScan:
     async def _scan(
         self, node: Any, place: int, pattern: str, count: int
     ) -> tuple[int, list[bytes]]:
-        named = {} if node is None else {"target_nodes": node}
-        after, keys = await self._client.scan(place, match=pattern, count=count, **named)
+        scan = self._client.scan
+        if node is None:
+            after, keys = await scan(place, match=pattern, count=count)
+            return after, keys
+        after, keys = await scan(place, match=pattern, count=count, target_nodes=node)
         return (after[node.name] if isinstance(after, dict) else after), keys
 
 
