@@ -385,7 +385,8 @@ def _service(node: Node) -> Service:
 
 
 def _print(text: str) -> None:
-    print(f"shardbus: {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"shardbus: {text}\n")  # at once: a thread writes the log to the same place
+    sys.stderr.flush()
 
 
 def notify(state: str) -> None:
