@@ -19,6 +19,7 @@ def install() -> TracerProvider:
     """Make the provider that of this process; it stays so."""
     if trace.get_tracer_provider() is not _provider:
         trace.set_tracer_provider(_provider)
+        assert trace.get_tracer_provider() is _provider, "another test has set a provider"
         _provider.add_span_processor(SimpleSpanProcessor(_kept))
     return _provider
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 import typer.main
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 from shardbus.config.loading import load
 from shardbus.errors import ConfigError
@@ -83,6 +85,8 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in the names of those before it, with a bus of its own."""
     module = ModuleType("block_of_a_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    # What a process sets once, and the tests of traces set for theirs.
+    monkeypatch.setattr(trace, "set_tracer_provider", TracerProvider.shutdown)
     exec(PRELUDE + doc_blocks.setup(page), module.__dict__)
     for block in blocks(page):
         if block.language != "python" or block.reason or page in FILES:
