@@ -247,7 +247,9 @@ class RedisLink:
         while batch := self._take():
             try:
                 async with asyncio.timeout(self._timeout / 2):
-                    replies = await self._send(batch)
+                    client = await self._connected()
+                    batch = [call for call in batch if not call.answer.done()]
+                    replies = await self._send(client, batch) if batch else []
             except asyncio.CancelledError:
                 self._waiting.extendleft(reversed(batch))
                 if self._at is not None:
@@ -296,10 +298,15 @@ class RedisLink:
                 size += call.size
         return batch
 
-    async def _send(self, batch: list[_Call]) -> list[Any]:
+    async def _connected(self) -> RedisClient:
         if self._client is None:
             self._client = self._connect()
             self._session.meet(await self._identify(self._client), self._at)
+        return self._client
+
+    async def _send(self, client: RedisClient, batch: list[_Call]) -> list[Any]:
+        """Send calls that their callers still wait for. One that was given up would be newer here
+        than what its caller has sent over another link since."""
         commands: list[tuple[Value, ...]] = []
         sequence = 0
         for call in batch:
@@ -310,10 +317,10 @@ class RedisLink:
             commands.append(call.command(self._session.session, sequence))
         if self._durability is None and len(commands) == 1:  # quicker than a pipeline
             try:
-                return [await self._client.execute_command(*commands[0])]
+                return [await client.execute_command(*commands[0])]
             except redis_errors.ResponseError as error:
                 return [error]
-        pipeline: RedisPipeline = self._client.pipeline(transaction=False)
+        pipeline: RedisPipeline = client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
         if self._durability is not None:
