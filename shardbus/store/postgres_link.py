@@ -136,6 +136,8 @@ class PostgresLink:
                 try:
                     if connection is None:
                         connection = await self._connection()
+                        if call.answer.done():  # Sent now, it would be newer than later calls.
+                            continue
                     async with asyncio.timeout(self._timeout / 2):
                         answer = await self._send(connection, call)
                 except asyncio.CancelledError:
