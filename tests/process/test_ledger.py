@@ -126,6 +126,15 @@ class Load:
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*self.work)
 
+    def assert_exact(self, ledger: Ledger) -> None:
+        """Every message was handled once and in order, one activation of a page at a time."""
+        tells, asks = self.producers
+        assert Counter(asks.outcomes.values()) == {"ok": asks.rounds * PAGES}
+        assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
+        for page in range(PAGES):
+            assert ledger.handled[page, TELL] == list(range(1, tells.rounds + 1)), page
+            assert ledger.handled[page, ASK] == list(range(1, asks.rounds + 1)), page
+
 
 async def test_B85_a_limit_set_by_command_under_load_loses_and_reorders_nothing(
     lab: Processes,
@@ -177,16 +186,10 @@ async def test_joining_and_leaving_lose_and_reorder_nothing(
             assert await lab.live[0].terminate() == 0
             await load.rounds(10)
         await load.end()
-        tells, asks = load.producers
         assert a.lost_messages == 0
     for node in lab.live:
         assert await node.terminate() == 0
-    ledger = Ledger(lab.folder)
-    assert Counter(asks.outcomes.values()) == {"ok": asks.rounds * PAGES}
-    assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
-    for page in range(PAGES):
-        assert ledger.handled[page, TELL] == list(range(1, tells.rounds + 1)), page
-        assert ledger.handled[page, ASK] == list(range(1, asks.rounds + 1)), page
+    load.assert_exact(Ledger(lab.folder))
 
 
 @pytest.mark.long
