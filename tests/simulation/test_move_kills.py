@@ -62,6 +62,12 @@ def test_what_a_dead_old_home_gives_back_does_not_go_behind_later_messages(seed:
     run(options(seed, "ordered"))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [372])
+def test_a_shard_starts_whose_old_home_died_before_its_switch_arrived(seed: int) -> None:
+    run(options(seed, "ordered"))
+
+
 def test_a_kill_meets_the_phase_and_the_victim_that_it_is_for() -> None:
     target = "stopping/old-home"
     runs = (kills(run(options(seed, "ordered", target))) for seed in range(SEEDS_PER_TARGET))

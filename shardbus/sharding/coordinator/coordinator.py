@@ -393,7 +393,8 @@ class Coordinator:
         for home, tries in self._starts.overdue(now):
             self._on_start_overdue(home, tries, now)
         self._moves.tick(now)
-        self._direct.tick(now)
+        for home in self._direct.tick(now):
+            self._starts.host(home, now)
 
     def _on_moved(self, sender: NodeId, move: ShardMove, now: float) -> None:
         """Record that a shard was handed over. A coordinator that does not know the move, because
@@ -402,7 +403,7 @@ class Coordinator:
         old, new = move
         if self._direct.on_moved(sender, move):
             if not self._registry.is_live(new.node):
-                self._end_targets({new.node: None})
+                self._end_direct_moves({new.node: None}, now)
         elif sender == old.node and self.table.homes.get(old.shard) == old:
             self._moves.forget(old.shard)
             self._direct.forget(old.shard)
@@ -416,11 +417,15 @@ class Coordinator:
                 self._ledger.free(old, "died", now)
                 self._ledger.want(old.shard)
 
-    def _end_targets(self, gone: dict[NodeId, None]) -> None:
-        """Get new homes for the shards that were handed to nodes that are gone."""
-        for one in self._direct.on_nodes_gone(gone):
+    def _end_direct_moves(self, gone: dict[NodeId, None], now: float) -> None:
+        """Get new homes for the shards that were handed to nodes that are gone, and have those
+        hosted that such nodes have handed over."""
+        homeless, alone = self._direct.on_nodes_gone(gone)
+        for one in homeless:
             self._ledger.free(one.move.old, one.why, one.begun)
             self._ledger.want(one.move.old.shard)
+        for home in alone:
+            self._starts.host(home, now)
 
     def _on_stopped(self, home: Home, sender: NodeId, left: bool, now: float) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
@@ -449,7 +454,7 @@ class Coordinator:
         for handoff in self._moves.on_nodes_gone(dead, now):
             self._on_freed(handoff)
         moving = (node for node in self._direct.nodes() if not self._registry.is_live(node))
-        self._end_targets(dict.fromkeys(moving))
+        self._end_direct_moves(dict.fromkeys(moving), now)
         for shard in self._ledger.remove_nodes(dead, now):
             self._starts.forget(shard)
         self._direct.reassert()

@@ -5,7 +5,7 @@
           │ owner gone, target     │  └─┘ deadline: ask again        └─┘ owner gone      SETTLING
           │ gone                   │ refused, given up               │ target gone           │
           └────────────────────────┴────────────> DONE <─────────────┴───────────────────────┘
-                                                        complete, deadline, target gone
+                                            complete, deadline, owner gone, target gone
 
 The messages of a move, from a home N1 to a home N2 (the numbers are the six steps of S3.56):
 
@@ -32,8 +32,9 @@ the start at N2. In mode `buffer` (`handoff`) both do.
   may run there already.
 - STORING: the new home is being written.
 - SETTLING: the shard lives at N2, and its senders know. It does not move again before N2 has every
-  acknowledgement, or for `SETTLE_S`. If N1 has died, N2 waits for none, and may never have learned
-  of the move: it is over.
+  acknowledgement, or for `SETTLE_S`. If N1 has died, N2 waits for none, and may never have got
+  Switch: the move is over, and N2 gets HostShard. It gets one, too, if it has been silent for
+  `SETTLE_S`.
 
 **The intent** is a row of the table beside that of the shard, so every store keeps it: its name is
 that of `sharding/intents`, its value the new home. The write of the new home removes it. A
@@ -114,6 +115,7 @@ TRANSITIONS: dict[tuple[DirectPhase, DirectTrigger], DirectPhase] = {
     (_P.STORING, _T.TARGET_GONE): _P.DONE,
     (_P.SETTLING, _T.COMPLETE): _P.DONE,
     (_P.SETTLING, _T.DEADLINE): _P.DONE,
+    (_P.SETTLING, _T.OWNER_GONE): _P.DONE,
     (_P.SETTLING, _T.TARGET_GONE): _P.DONE,
 }
 
@@ -310,12 +312,16 @@ class DirectMoves:
         if one.phase is DirectPhase.SETTLING:
             self._end(one, DirectTrigger.COMPLETE)
 
-    def on_nodes_gone(self, dead: Mapping[NodeId, None]) -> list[DirectMove]:
+    def on_nodes_gone(self, dead: Mapping[NodeId, None]) -> tuple[list[DirectMove], list[Home]]:
         """Go on without these nodes. Returns the moves whose target died after the shard had left
-        an old home that lives: the shard runs nowhere."""
+        an old home that lives, since the shard runs nowhere, and the new homes that must be asked
+        to host, since their Switch may have been lost with its sender."""
         homeless: list[DirectMove] = []
+        alone: list[Home] = []
         for one in list(self.moves.values()):
-            if one.move.old.node in dead and one.phase is not DirectPhase.SETTLING:
+            if one.move.old.node in dead:
+                if one.phase is DirectPhase.SETTLING and one.move.new.node not in dead:
+                    alone.append(one.move.new)
                 one.advance(DirectTrigger.OWNER_GONE)
                 self._timers.cancel(one.move.old.shard)
                 if one.phase is DirectPhase.DONE:
@@ -324,7 +330,7 @@ class DirectMoves:
                 if one.phase is DirectPhase.STORING and one.move.old.node not in dead:
                     homeless.append(one)
                 self._end(one, DirectTrigger.TARGET_GONE)
-        return homeless
+        return homeless, alone
 
     def on_reported(self, home: Home) -> bool:
         """Take the report of a region that it runs a shard. True if a move has brought it there;
@@ -355,19 +361,22 @@ class DirectMoves:
                     self._ledger.freed.pop(shard, None)
                     self._ledger.intents[shard] = None
 
-    def tick(self, now: float) -> None:
-        """End or repeat what is overdue."""
+    def tick(self, now: float) -> list[Home]:
+        """End or repeat what is overdue. Returns the new homes that must be asked to host."""
+        silent: list[Home] = []
         for shard in self._timers.due(now):
             one = self.moves[shard]
             one.advance(DirectTrigger.DEADLINE)
             if one.phase is DirectPhase.DONE:
                 self._forget(one)
                 self.notes.append(Note("handoff_unsettled", shard))
+                silent.append(one.move.new)
                 continue
             self._timers.set(shard, now + self._timeout)
             again = f"shard {shard}: asked {one.move.old.node} again"
             self.notes.append(Note("handoff_overdue", again))
             self._ask(one)
+        return silent
 
     def drain(self, epoch: int, registered: Callable[[NodeId], bool]) -> list[Send]:
         """Return the messages of this turn."""

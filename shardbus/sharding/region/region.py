@@ -387,6 +387,7 @@ class ShardRegion:
             self._report_stopped(old)
             return
         if shard in self._incoming:
+            self._incoming.on_host(old)  # it has moved here, or it could not move on
             self._deferred.append(ev.MessageReceived(sender, replace(message, moves=(move,))))
             return
         running = hosted.state in (HostedState.STARTING, HostedState.RUNNING)

@@ -133,7 +133,7 @@ def test_the_new_home_gets_the_shard_of_an_old_home_that_died() -> None:
     move = bench.begin()
     bench.write()
     bench.live.discard(A)
-    assert bench.moves.on_nodes_gone({A: None}) == []
+    assert bench.moves.on_nodes_gone({A: None}) == ([], [])
     bench.ledger.remove_nodes([A], 1.0)
     bench.moves.reassert()
     assert bench.write() == {"17": (B, move.new.fence), INTENT_MARK + "17": None}
@@ -145,7 +145,7 @@ def test_a_move_to_a_node_that_died_waits_for_the_old_home() -> None:
     bench = Bench()
     bench.begin()
     bench.write()
-    assert bench.moves.on_nodes_gone({B: None}) == []
+    assert bench.moves.on_nodes_gone({B: None}) == ([], [])
     assert bench.moves.moves["17"].phase is DirectPhase.MOVING
 
 
@@ -155,22 +155,45 @@ def test_a_shard_handed_to_a_node_that_died_runs_nowhere() -> None:
     bench.write()
     bench.moves.on_moved(A, move)
     bench.live.discard(B)
-    assert [one.move for one in bench.moves.on_nodes_gone({B: None})] == [move]
+    homeless, alone = bench.moves.on_nodes_gone({B: None})
+    assert ([one.move for one in homeless], alone) == ([move], [])
     assert "17" not in bench.moves
     assert bench.ledger.adopted == {}
 
 
-def test_a_silent_old_home_is_asked_again_and_a_silent_new_one_is_left() -> None:
+def test_a_new_home_whose_old_home_died_before_it_was_done_is_asked_to_host() -> None:
+    bench = Bench()
+    move = bench.begin()
+    bench.write()
+    bench.moves.on_moved(A, move)
+    bench.write()
+    bench.live.discard(A)
+    assert bench.moves.on_nodes_gone({A: None}) == ([], [move.new])
+    assert "17" not in bench.moves
+
+
+def test_no_shard_is_hosted_where_both_homes_died() -> None:
+    bench = Bench()
+    move = bench.begin()
+    bench.write()
+    bench.moves.on_moved(A, move)
+    bench.write()
+    bench.live -= {A, B}
+    assert bench.moves.on_nodes_gone({A: None, B: None}) == ([], [])
+    assert "17" not in bench.moves
+
+
+def test_a_silent_old_home_is_asked_again_and_a_silent_new_one_to_host() -> None:
     bench = Bench()
     move = bench.begin()
     bench.write()
     bench.sent()
-    bench.moves.tick(1000.0)
+    assert bench.moves.tick(1000.0) == []
     assert bench.sent() == [(A, msg.BeginMove)]
     assert [note.kind for note in bench.moves.notes] == ["handoff_overdue"]
     bench.moves.on_moved(A, move)
     bench.write(now=1000.0)
-    bench.moves.tick(1000.0 + SETTLE_S)
+    assert bench.moves.tick(1000.0 + SETTLE_S) == [move.new]
     assert "17" not in bench.moves
 
 

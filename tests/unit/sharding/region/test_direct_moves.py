@@ -627,6 +627,16 @@ def test_a_prepared_shard_starts_at_the_coordinators_command_only() -> None:
     assert ev.StartShard("17", 2) in here.look()
 
 
+def test_a_prepared_shard_that_must_move_on_starts_first() -> None:
+    here = new_home(runs=False)
+    on = ShardMove(NEW, Home("17", S, 3))
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, "ordered", SENDERS, (on,)))
+    assert ev.StartShard("17", 2) in here.look()
+    here.do(ev.ShardReady("17"))
+    here.do(ev.NodeGone(N1, ()))
+    assert (S, msg.PrepareMove) in here.sent()
+
+
 def test_a_cancelled_move_leaves_nothing_behind() -> None:
     here = new_home("forward/buffer/forward", runs=False)
     here.deliver(1, S)
