@@ -1,4 +1,5 @@
 """Find what is wrong with a cluster in its HTTP pages. Pure, so that every finding has a test.
+`warning_signs` finds what will be wrong soon.
 
 A `Picture` holds the pages of one examination, as one node sent them. `findings` compares them with
 each other; `stored` compares a stored table with itself and with the pages. A finding concerns one
@@ -80,6 +81,24 @@ ADVICE = {
     "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
     " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
+    "lagging": "its loop has too much to do, or its machine is overloaded: see `shardbus load` and"
+    " /v1/slow; add nodes, or move work into handlers with thread=True",
+    "descriptors": "when none is left, connections and files fail: raise the limit, as with"
+    " `ulimit -n 65536` or LimitNOFILE= of systemd",
+    "saves-waiting": "the store writes more slowly than this node saves, and handlers wait for"
+    " their saves: see shardbus_store_latency_seconds and the load of the server",
+    "store-clock": "set the clocks of both machines: the lifetimes of leases follow the store's",
+    "protocol": "during an upgrade this is normal; what a member lacks stays off towards it, so"
+    " bring all members to one version: docs/upgrading.md",
+    "slow-handler": "its messages wait while it runs: let it await less, or use"
+    " @handler(thread=True); /v1/slow has the last reports",
+    "backlog": "messages arrive faster than they are handled; at the limit senders wait, then tells"
+    " are dropped: see slow-handler and saves-waiting, send less, or spread the work over more"
+    " entities",
+    "hot-shard": "a shard lives on one node, so more nodes do not help: give the type more shards"
+    " or ids that spread, or let the strategy `least-load` keep other shards off that node",
+    "hot-entity": "an entity lives in one place, so moving its shard does not help: split it into"
+    " several ids, make its handler cheaper, or give the type instances",
     "clock": "set the clocks of the machines; leases and tokens do not depend on them, logs do",
     "versions": "during an upgrade this is normal",
     "settings": "give every node the same settings of sections cluster and sharding",
@@ -126,6 +145,7 @@ class Picture:
     nodes: Mapping[str, Any] = field(default_factory=dict)
     gossip: Mapping[str, Any] = field(default_factory=dict)
     checkup: Mapping[str, Any] = field(default_factory=dict)
+    slow: Mapping[str, Any] = field(default_factory=dict)
     shards: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 

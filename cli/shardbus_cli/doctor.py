@@ -1,4 +1,4 @@
-"""`doctor`: find what is wrong with a cluster, and what to do about it.
+"""`doctor`: find what is wrong with a cluster, or soon will be, and what to do about it.
 
 The command examines the cluster twice, a few seconds apart, and reports what it found both times,
 because some findings are only passing states. If the first examination finds nothing, it is the
@@ -20,6 +20,7 @@ from shardbus_cli.diagnosis import ADVICE, STORE, Finding, Picture, findings, st
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
+from shardbus_cli.warning_signs import warning_signs
 
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
@@ -85,7 +86,7 @@ def _look(node: NodeHttp, types: list[str] | None) -> Picture:
 
     picture.ready = node.parse(node.probe("readyz")[1]).get("checks", {})
     picture.nodes, picture.gossip = page("v1", "nodes"), page("v1", "gossip")
-    picture.checkup = page("v1", "checkup")
+    picture.checkup, picture.slow = page("v1", "checkup"), page("v1", "slow")
     known = [str(row["type"]) for row in page("v1", "types").get("types", ())]
     for kind in types or () if known else ():
         _check_type(kind, known)
@@ -107,7 +108,7 @@ def _all(
 ) -> list[Finding]:
     import asyncio
 
-    found = findings(picture) if picture is not None else []
+    found = [*findings(picture), *warning_signs(picture)] if picture is not None else []
     if url is None:
         return found
     name = cluster or str(picture.cluster.get("cluster")) if picture is not None else cluster

@@ -5,8 +5,8 @@ coordinator are questions, too: they are answered once they are stored or done, 
 answer. A node that does not run the type's coordinator answers None.
 
 `checkup` is what `shardbus doctor` compares between nodes: the shards that run here, the expected
-coordinators, the lag of the loop, the clock, and the settings that differ from their defaults. Here
-nothing is judged.
+coordinators, the lag of the loop, the clocks, what waits, and the settings that differ from their
+defaults. Here nothing is judged.
 
 Source: docs/reference/http.md; S2.82-S2.84.
 """
@@ -27,12 +27,15 @@ from shardbus.admin.shard_map import ShardMaps
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import BufferFull, ConfigError, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
+from shardbus.membership.member import FEATURES
+from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
+from shardbus.node.file_descriptors import descriptors_limit, in_use
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Note, Rebalance
 from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.region import RegionShell, check_own_table, region_of
-from shardbus.store.protocol import problems_of
+from shardbus.store.protocol import clock_offset_of, problems_of
 from shardbus.store.urls import default_url, mask_url
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.schema import decode_value
@@ -48,6 +51,8 @@ WALKS_MAX = 4
 """Lists of entities, at most, that a node makes at once."""
 NODES_MAX = 1000
 """Nodes, at most, that a plan may add."""
+FULLEST = 3
+"""Entities with the longest mailboxes, in a checkup."""
 COMPARED = ("cluster", "sharding")
 """Sections of the settings in which the nodes of a cluster should agree."""
 
@@ -261,6 +266,8 @@ class NodeAnswers:
                 "epoch": region.epoch,
                 "registered": region.registered,
                 "buffered": region.buffered[0],
+                "mailboxes": _mailboxes(shell),
+                "hot": shell.sampling.hot_spots.row(),
                 "layout": shell.entity_type.interface.layout,
                 "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
                 "unreadable": {
@@ -275,11 +282,17 @@ class NodeAnswers:
             "version": node.settings.node.version,
             "time": time.time(),
             "lag": node.lag,
+            "vitals": node.vitals.vitals._asdict(),
+            "descriptors": [in_use(), descriptors_limit()],
+            "protocol": [OLDEST_PROTOCOL, PROTOCOL],
+            "features": list(FEATURES),
             "suspended": node.gate.describe(),
             "store": mask_url(url),
             "store_silent_ago": node.states.silent_ago,
             "store_silent_because": node.states.silent_because,
             "store_problems": list(problems_of(node.store)),
+            "store_clock": clock_offset_of(node.store),
+            "saves": list(node.states.backlog),
             "settings": dict(_changed_settings(node)),
             "types": types,
         }
@@ -437,6 +450,17 @@ def _pace(coordinator: Coordinator) -> dict[str, Any]:
     moving, most = balance.moves_in_flight
     held = balance.why_not()
     return {"paused": balance.paused, "held": held, "moving": moving, "moves_at_a_time": most}
+
+
+def _mailboxes(shell: RegionShell) -> dict[str, Any]:
+    """What waits in the mailboxes of a type, their bound, and how many senders wait for room."""
+    limits = shell.host.runner.mailbox_limits
+    return {
+        "waiting": limits.waiting,
+        "fullest": [list(row) for row in limits.fullest(FULLEST)],
+        "limit": shell.settings.mailbox,
+        "paused": limits.paused,
+    }
 
 
 def _refusal(error: ShardBusError) -> dict[str, Any]:

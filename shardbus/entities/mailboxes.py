@@ -32,6 +32,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
@@ -104,6 +106,18 @@ class MailboxLimits:
     def waiting(self) -> int:
         """Messages that wait in mailboxes now. Costs a pass over the entities with a mailbox."""
         return sum(len(activation.mailbox or ()) for activation in self._activations)
+
+    @property
+    def paused(self) -> int:
+        """Sessions that are paused now."""
+        return len(self._waits)
+
+    def fullest(self, most: int) -> list[tuple[str, str, int]]:
+        """Return up to `most` entities with the longest mailboxes: the id, the shard, and how many
+        messages wait. Costs the same pass."""
+        filled = (one for one in self._activations if one.mailbox)
+        rows = ((one.key, one.shard.shard, len(one.mailbox or ())) for one in filled)
+        return nlargest(most, rows, key=itemgetter(2))
 
     def waiting_by_shard(self) -> dict[str, int]:
         """Return how many messages wait for the entities of each shard. Costs the same pass."""

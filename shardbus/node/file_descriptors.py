@@ -58,12 +58,18 @@ class FileDescriptors:
         return wanted
 
     def _check(self) -> None:
-        used, limit = in_use(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        scarce = limit != resource.RLIM_INFINITY and used > SCARCE * limit
+        used, limit = in_use(), descriptors_limit()
+        scarce = bool(limit) and used > SCARCE * limit
         if scarce and not self._warned:
             log.warning("%d of %d file descriptors are in use: %s", used, limit, HINT)
         self._warned = scarce
         self._timer = self._loop.call_later(CHECK_S, self._check)
+
+
+def descriptors_limit() -> int:
+    """The number of descriptors that this process may open; 0 if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 def in_use() -> int:

@@ -15,7 +15,8 @@ The mean adapts so that some `SAMPLES_S` messages a second are sampled for loads
 for latencies alone, however many arrive; below that rate every run is.
 
 **Latencies.** Every sampled message notes how long it waited and how long its handler took
-(`entities.message_times`). This is always on.
+(`entities.message_times`), and is counted for its shard and its entity, to find those that get most
+of the messages (`shells.hot_spots`). This is always on.
 
 **Time.** Where handlers are timed, the sampled message is handed over with an invoker of its own,
 whose function notes how long it ran, wherever it runs at last: at once, from the mailbox, or in a
@@ -40,6 +41,7 @@ from typing import Any
 from shardbus.entities.entity_type import Invoker, run_in_thread
 from shardbus.entities.message_times import MessageTimes
 from shardbus.errors import ConfigError
+from shardbus.shells.hot_spots import HotSpots
 
 SAMPLES_S = 500
 """Samples a second, about, for the loads of shards."""
@@ -60,7 +62,7 @@ class LoadSampling:
 
     __slots__ = (
         "_counts", "_dice", "_handled", "_last", "_paced_at", "_recent", "_shard_of", "_since",
-        "_step", "_times", "latencies", "mark", "on", "timed",
+        "_step", "_times", "hot_spots", "latencies", "mark", "on", "timed",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +74,7 @@ class LoadSampling:
         self.on = self.timed = False
         self.latencies, self._dice = latencies, dice or Random(0)
         self.mark = NEVER if latencies is None else 0
+        self.hot_spots = HotSpots()
         self._handled = 0.0
         """Seconds of handlers until the last reading."""
         self._shard_of = shard_of
@@ -109,8 +112,11 @@ class LoadSampling:
         self.mark = count + self._dice.randint(1, 2 * self._step - 1)
         at = self._dice.randrange(len(ids))
         function = invoker.function if invoker is not None else None
-        if self.on:
-            function = self._count(ids[at], since, invoker)
+        with suppress(ConfigError):  # an invalid id: the message will be refused
+            shard = self._shard_of(ids[at])
+            self.hot_spots.add(shard, ids[at], since)
+            if self.on:
+                function = self._count(shard, since, invoker)
         if invoker is None or function is None:
             return at, None
         if self.latencies is not None:
@@ -118,23 +124,18 @@ class LoadSampling:
         changed = function is not invoker.function
         return at, replace(invoker, function=function) if changed else None
 
-    def _count(
-        self, entity_id: str, weight: int, invoker: Invoker | None
-    ) -> Callable[..., Any] | None:
+    def _count(self, shard: str, weight: int, invoker: Invoker | None) -> Callable[..., Any] | None:
         """Count a sampled message for its shard. Returns the handler's function, timed if times are
         wanted."""
-        function = invoker.function if invoker is not None else None
-        with suppress(ConfigError):  # an invalid id: the message will be refused
-            shard = self._shard_of(entity_id)
-            self._counts[shard] = self._counts.get(shard, 0) + weight
-            if self.timed and invoker is not None:
-                times = self._times
+        self._counts[shard] = self._counts.get(shard, 0) + weight
+        if not self.timed or invoker is None:
+            return invoker.function if invoker is not None else None
+        times = self._times
 
-                def note(seconds: float) -> None:
-                    times.append((shard, seconds * weight))
+        def note(seconds: float) -> None:
+            times.append((shard, seconds * weight))
 
-                return timed(invoker, note)
-        return function
+        return timed(invoker, note)
 
     def timed_alone(self, invoker: Invoker) -> Invoker:
         """Return the invoker of a message that waited here for its home, timed. If such a message
@@ -152,6 +153,7 @@ class LoadSampling:
         """Adapt the distance of the marks. Called about once a second. `count`: all messages so
         far."""
         passed, self._paced_at = count - self._paced_at, count
+        self.hot_spots.pace()
         self._step, self._recent = max(1, round(passed / self._wanted)), 0
         self.mark = min(self.mark, count + self._step)
 

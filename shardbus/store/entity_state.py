@@ -59,6 +59,12 @@ class EntityStates:
         return group.save(entity_type, shard, entity_id, fence, data)
 
     @property
+    def backlog(self) -> tuple[int, float]:
+        """Return the saves that wait for a round trip, and for how many seconds the oldest has."""
+        waiting = [group.backlog for group in (self._group, *self._groups.values())]
+        return sum(count for count, _ in waiting), max(age for _, age in waiting)
+
+    @property
     def silent_ago(self) -> float | None:
         """Return the seconds since the store last gave no answer, None if it always answered."""
         return None if self._silent_at is None else perf_counter() - self._silent_at

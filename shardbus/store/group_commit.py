@@ -98,6 +98,13 @@ class SaveGroup:
             self._tasks.spawn(self._write(), name="shardbus-saves")
         return answer
 
+    @property
+    def backlog(self) -> tuple[int, float]:
+        """The saves that are not in a batch yet, and for how many seconds the oldest has waited."""
+        if not self._waiting:
+            return 0, 0.0
+        return len(self._waiting), perf_counter() - self._waiting[0][2]
+
     async def _write(self) -> None:
         """Write batches until nothing waits."""
         try:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ from shardbus.store.postgres_urls import PostgresConnection, PostgresUrl
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import Row, check_fence, epoch_of, table_of
-from shardbus.store.server_clock import ServerClock
+from shardbus.store.server_clock import ServerClock, clock_offset
 from shardbus.store.urls import mask_url
 from shardbus.task_set import TaskSet
 
@@ -71,6 +72,7 @@ class PostgresStore:
         self.problems: tuple[str, ...] = ()
         self._mark: str | None = None
         self._clock = ServerClock(2 * PROBE_S)
+        self.clock_offset: float | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
         self._link = PostgresLink(
@@ -155,9 +157,11 @@ class PostgresStore:
 
     async def _probe(self) -> None:
         """Call the server, and notice whether it is another one, or has lost all rows."""
-        asked_at = machine_clock()
+        asked_at, began = machine_clock(), time.time()
         [row] = await self._link.call(sql.PROBE, self._cluster, secrets.token_hex(8))
-        self._clock.observe(row["now"] / 1000, asked_at)
+        server = row["now"] / 1000
+        self.clock_offset = clock_offset(server, began, time.time())
+        self._clock.observe(server, asked_at)
         before, self._mark = self._mark, row["mark"]
         if before is not None and before != row["mark"]:
             self._link.on_new_server()

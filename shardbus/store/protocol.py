@@ -230,6 +230,14 @@ def on_new_server(store: StateStore, call: Callable[[], None]) -> None:
         cast("Any", store).on_new_server = call
 
 
+def clock_offset_of(store: StateStore) -> float | None:
+    """Return by how many seconds the clock of the store's server is ahead of this machine's, as
+    seen last. None if the store has no clock of its own, or was not asked yet. A store that
+    compares them has it as `clock_offset`."""
+    offset: float | None = getattr(store, "clock_offset", None)
+    return offset
+
+
 def problems_of(store: StateStore) -> tuple[str, ...]:
     """Return what is wrong with the settings of the store's server now, each with the remedy. A
     store that watches them has it as `problems`."""

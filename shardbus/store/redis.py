@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
@@ -61,7 +62,7 @@ from shardbus.store.rows import (
     fence_of,
     table_of,
 )
-from shardbus.store.server_clock import ServerClock
+from shardbus.store.server_clock import ServerClock, clock_offset
 from shardbus.store.urls import mask_url
 from shardbus.task_set import TaskSet
 
@@ -108,6 +109,7 @@ class RedisStore:
         """The text that each key of a probe had last."""
         one = parsed.kind != "redis+cluster"
         self._clock = ServerClock(2 * PROBE_S) if one else None
+        self.clock_offset: float | None = None
         self._watch: asyncio.Task[None] | None = None
         self._tasks = TaskSet()
         self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
@@ -261,11 +263,13 @@ class RedisStore:
         """Call the server, and notice whether it is another one, or has lost all keys. The client
         library may connect again unseen, and FLUSHALL does not restart a server."""
         mark = secrets.token_hex(8)
-        asked_at = machine_clock()
+        asked_at, began = machine_clock(), time.time()
         key = self._keys.probe
         found, run_id, server_ms = await self._link.call(scripts.PROBE, (key,), mark)
+        server = int(server_ms) / 1000
+        self.clock_offset = clock_offset(server, began, time.time())
         if self._clock is not None:
-            self._clock.observe(int(server_ms) / 1000, asked_at)
+            self._clock.observe(server, asked_at)
         lost = self._marked(key, found)
         if self._map is not None and isinstance(self._link, ClusterLink):
             await self._map.refresh()

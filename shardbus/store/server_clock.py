@@ -63,3 +63,11 @@ class ServerClock:
             if at >= since:
                 return now + offset
         return now + self._offsets[-1][1] if self._offsets else None
+
+
+def clock_offset(server: float, asked_at: float, answered_at: float) -> float:
+    """Return by how many seconds a server's wall clock is ahead of this machine's, 0 if it may be
+    right. It was read between these two times of this machine's wall clock."""
+    if server < asked_at:
+        return server - asked_at
+    return max(0.0, server - answered_at)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shardbus.store.opening import open_store
-from shardbus.store.protocol import Save, StateStore
+from shardbus.store.protocol import Save, StateStore, clock_offset_of
 from tests.process.stores.shims import CLOCK_AHEAD, Shim, no_compiler
 from tests.redis_server import RedisServer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(
     no_compiler(), reason="needs a C compiler, for a server whose clock can be set"
@@ -104,3 +104,13 @@ async def test_saves_stay_fenced_whatever_the_clock_says(server: RedisServer, cl
         [refused] = await former.save_states([Save("cart", "7", "c", 1 << 32, b"later", 4)])
         assert refused is not None
         assert await former.load_state("cart", "7", "c", 3 << 32) == b"two"
+
+
+async def test_the_store_knows_how_far_its_servers_clock_is_off(
+    server: RedisServer, clock: Shim
+) -> None:
+    async with node_on(server) as store:
+        assert clock_offset_of(store) == 0.0
+        jump(server, clock)
+        offset = await until(lambda: clock_offset_of(store), "the next look at the clock")
+        assert offset > 3000

@@ -63,6 +63,15 @@ class Rpc:
         return {n: a for (n, q), a in self.answers.items() if q == question}
 
 
+class FakeMailboxes:
+    """Mailboxes of two entities, and a sender that waits."""
+
+    waiting, paused = 40, 1
+
+    def fullest(self, most: int) -> list[tuple[str, str, int]]:
+        return [("x", "1", 30), ("y", "1", 10)][:most]
+
+
 class Host:
     """The entities in memory, by shard."""
 
@@ -72,6 +81,7 @@ class Host:
         self.parts: list[list[tuple[str, str]]] = []
         self.takes_limits = True
         self.state_sizes = SimpleNamespace(total=250)
+        self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes())
         self.counts = SimpleNamespace(unreadable={"7": "no migration", "8": "of another node"})
 
     @property
@@ -129,8 +139,8 @@ class FakeNode:
         self.joined: list[tuple[str, ...]] = []
         self.posted: list[object] = []
         self.cluster = SimpleNamespace(post=self.posted.append)
-        self.states = SimpleNamespace(silent_ago=None, silent_because="")
-        self.store: Any = SimpleNamespace(problems=("maxmemory-policy evicts",))
+        self.states = SimpleNamespace(silent_ago=None, silent_because="", backlog=(7, 0.5))
+        self.store: Any = SimpleNamespace(problems=("maxmemory-policy evicts",), clock_offset=-0.5)
         self.on_leave: Any = lambda: self.posted.append("leave")
         self.keyring: Any = None
         self.rekey: Any = lambda: False
@@ -188,6 +198,7 @@ class FakeNode:
             entity_type=SimpleNamespace(interface=interface),
             stranger=None,
             missing="the type is unknown there",
+            sampling=SimpleNamespace(hot_spots=SimpleNamespace(row=lambda: {"messages": 3.0})),
             shutdown=lambda: self.posted.append("shutdown"),
         )
         region.table = region

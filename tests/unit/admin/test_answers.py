@@ -20,6 +20,7 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.ids import Address
+from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Rebalance
 from tests.unit.admin.admin_kit import LOST, ME, PAGE, PEER, FakeNode
@@ -153,7 +154,19 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
         "layout": "crc32/3",
         "shards": {"1": 9},
         "unreadable": {"7": "no migration"},
+        "mailboxes": {
+            "waiting": 40,
+            "fullest": [["x", "1", 30], ["y", "1", 10]],
+            "limit": 10_000,
+            "paused": 1,
+        },
+        "hot": {"messages": 3.0},
     }
+    assert (found["saves"], found["store_clock"]) == ([7, 0.5], -0.5)
+    used, limit = found["descriptors"]
+    assert 0 < used < limit
+    assert found["protocol"] == [OLDEST_PROTOCOL, PROTOCOL]
+    assert found["vitals"]["busy"] == 0.25
     assert (found["version"], found["lag"]) == ("1.2", 0.001)
     assert found["store_problems"] == ["maxmemory-policy evicts"]
 

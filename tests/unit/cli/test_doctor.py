@@ -13,7 +13,7 @@ import pytest
 
 from shardbus.ids import NodeId
 from shardbus.store.protocol import StoredTable
-from shardbus_cli import diagnosis, doctor
+from shardbus_cli import diagnosis, doctor, warning_signs
 from shardbus_cli.diagnosis import ADVICE, Finding, Picture, findings, stored
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.main import run
@@ -278,7 +278,7 @@ def test_a_type_with_a_shard_function_of_its_own_may_name_shards_as_it_likes() -
 
 
 def test_every_finding_has_an_advice_and_every_advice_a_finding() -> None:
-    source = "".join(Path(m.__file__).read_text() for m in (diagnosis, doctor))
+    source = "".join(Path(m.__file__).read_text() for m in (diagnosis, doctor, warning_signs))
     named = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
     assert named | {"unallocated", "moving", "starting"} == set(ADVICE)
 

@@ -441,3 +441,22 @@ def test_B107_senders_that_wait_for_bytes_go_on_once_a_quarter_is_free() -> None
     limited.clock.check()
     assert not sender.paused
     assert limited.clock.timer is None
+
+
+async def test_the_longest_mailboxes_are_named_with_their_shards() -> None:
+    b = bench(gates := Gates())
+    await with_the_first_message(b, gates)
+    assert b.host.runner.mailbox_limits.fullest(2) == []
+    for entity_id, count in (("e", 2), ("f", 4), ("g", 3)):
+        for _ in range(count):
+            b.tell(entity_id, "wait", 1)
+    limits = b.host.runner.mailbox_limits
+    assert [(i, n) for i, _, n in limits.fullest(2)] == [("f", 3), ("e", 2)]
+    for entity_id, shard, _ in limits.fullest(9):
+        activation = b.activation(entity_id)
+        assert activation is not None
+        assert activation.shard.shard == shard
+    assert (limits.waiting, limits.paused) == (7, 0)
+    gates[1].set()
+    await turns()
+    assert limits.fullest(2) == []

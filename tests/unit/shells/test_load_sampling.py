@@ -70,6 +70,20 @@ def test_N9_with_many_messages_few_are_looked_at_and_each_shard_gets_its_part(le
     assert loads["b"] > loads["c"] > 0
 
 
+def test_N9_the_entities_with_the_most_messages_are_known_without_a_balance_by_load() -> None:
+    sampling, dice = LoadSampling(lambda entity_id: entity_id[0], MessageTimes(float)), Random(7)
+    count = 0
+    for _ in range(20_000):
+        ids = dice.choices(("a1", "a2", "b1"), (60, 10, 30), k=10)
+        count += len(ids)
+        if count >= sampling.mark:
+            sampling.sample(count, ids)
+    row = sampling.hot_spots.row()
+    assert row["messages"] == pytest.approx(count, rel=0.1)
+    assert row["shards"][0] == ["a", pytest.approx(0.7, abs=0.1)]
+    assert row["entities"][0] == ["a", "a1", pytest.approx(0.6, abs=0.1)]
+
+
 def test_when_the_rush_is_over_every_run_counts_again() -> None:
     feed = Feed()
     feed.read(0.0)

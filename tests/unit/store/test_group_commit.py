@@ -96,6 +96,24 @@ async def test_two_writers_share_what_waits(
     assert await store.load_state("counter", "7", f"e-{saves - 1}", 1) == b"x"
 
 
+async def test_what_waits_for_a_batch_is_counted_with_its_age(
+    store: Script, group: SaveGroup
+) -> None:
+    assert group.backlog == (0, 0.0)
+    store.gate.clear()
+    answers = [group.save("counter", "7", "first", 1, b"x")]
+    await turns()
+    assert group.backlog == (0, 0.0), "it is in flight"
+    answers += [group.save("counter", "7", f"e-{n}", 1, b"x") for n in range(5)]
+    count, age = group.backlog
+    assert count == 5
+    assert age > 0
+    assert group.backlog[1] > age
+    store.gate.set()
+    await asyncio.gather(*answers)
+    assert group.backlog == (0, 0.0)
+
+
 async def test_the_second_writer_begins_once_there_is_enough_for_it(
     store: Script, group: SaveGroup
 ) -> None:

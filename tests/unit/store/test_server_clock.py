@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbus.store.server_clock import KEEP_S, ServerClock
+from shardbus.store.server_clock import KEEP_S, ServerClock, clock_offset
 
 TTL, MARGIN, HOUR = 20.0, 4.0, 3600.0
 
@@ -76,3 +77,12 @@ def test_the_limit_is_by_the_smallest_offset_of_the_window(
 def test_offsets_are_kept_for_an_hour() -> None:
     clock = observed(*((float(at), float(at)) for at in range(0, 8000, 2)))
     assert len(clock._offsets) <= KEEP_S / 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("server", "offset"), [(10.0, 0.0), (10.5, 0.0), (11.0, 0.0), (9.0, -1.0), (14.0, 3.0)]
+)
+def test_a_clock_is_off_only_as_far_as_the_call_does_not_explain(
+    server: float, offset: float
+) -> None:
+    assert clock_offset(server, asked_at=10.0, answered_at=11.0) == offset

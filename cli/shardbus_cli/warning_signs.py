@@ -1,0 +1,196 @@
+"""Find what will hurt a cluster soon, in its HTTP pages. Pure, as `diagnosis` is.
+
+    hot shard     one shard gets a large part of its type's messages, and its node is under pressure
+    hot entity    the same, and most of the messages are for one entity of that shard
+    backlog       messages wait in mailboxes, or saves for the store
+    limits        file descriptors are nearly used up
+    lag           the timers of a loop are late on average, though not at this moment
+    skew          clocks, and what the builds of the members speak
+    slow          a handler was reported as slow a short while ago
+
+A part of the messages alone is no fault: a type may have one busy entity all its life. So a shard
+is hot only if its node is busy, its loop lags, or messages wait for its entities.
+
+A page may be missing or come from another version, so no field of it is relied upon.
+
+Source: docs/how-to/operate.md; N.9.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from shardbus_cli.diagnosis import CLOCK_S, LATE_S, MEMBERS, RECENT_S, STORE, Finding, Picture
+
+Row = Mapping[str, Any]
+
+LAG_S = 0.5
+"""By which timers are late on average."""
+DESCRIPTORS = 0.8
+"""The part of the limit that is in use."""
+SAVES_WAIT_S = 1.0
+MAILBOX = 1000
+"""Messages that wait for one entity; half of its limit, if that is lower."""
+MAILBOXES = 10_000
+"""Messages that wait for all entities of a type on one node."""
+HOT_MESSAGES = 100
+"""Messages of a type in the last half minute, about, below which no shard is hot."""
+HOT_PART, HOT_TIMES, HOT_MOST = 0.25, 3, 0.9
+"""A hot shard has this part of its type's messages, and as many times its equal part. A type of few
+shards needs no more than the last one."""
+HOT_ENTITY = 0.5
+"""The part of a hot shard's messages that a hot entity has."""
+BUSY = 0.5
+"""Processor time of the loop, as a part of the time that passed, from which a node is busy."""
+HOT_WAITING = 100
+"""Messages that wait for an entity of a hot shard."""
+
+
+def warning_signs(picture: Picture) -> list[Finding]:
+    """Return everything that will hurt soon in this picture."""
+    types = {kind: None for row in picture.answers.values() for kind in row.get("types", {})}
+    return [
+        *_members(picture),
+        *_protocols(picture),
+        *_slow(picture),
+        *(found for kind in types for found in _backlog(picture, kind)),
+        *(found for kind in types for found in _hot(picture, kind)),
+    ]
+
+
+# -- members -------------------------------------------------------------------------------------
+
+
+def _members(picture: Picture) -> Iterator[Finding]:
+    for node, row in picture.answers.items():
+        lag = _lag(row)
+        if lag > LAG_S and row.get("lag", 0.0) <= LATE_S:
+            what = f"has timers that are {lag:.1f} s late on average"
+            yield Finding("lagging", MEMBERS, node, what)
+        used, limit = row.get("descriptors") or (0, 0)
+        if limit and used > DESCRIPTORS * limit:
+            what = f"uses {used} of {limit} file descriptors"
+            yield Finding("descriptors", MEMBERS, node, what)
+        waiting, seconds = row.get("saves") or (0, 0.0)
+        if seconds > SAVES_WAIT_S:
+            what = f"has {waiting} saves waiting, the oldest for {seconds:.1f} s"
+            yield Finding("saves-waiting", STORE, node, what)
+        off = row.get("store_clock")
+        if off is not None and abs(off) > CLOCK_S:
+            what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"
+            yield Finding("store-clock", STORE, node, what)
+
+
+def _lag(row: Row) -> float:
+    return float((row.get("vitals") or {}).get("lag", 0.0))
+
+
+def _protocols(picture: Picture) -> Iterator[Finding]:
+    """Compare what the members' builds speak. A build that does not tell is not compared."""
+    spoken = {
+        node: tuple(row["protocol"]) for node, row in picture.answers.items() if row.get("protocol")
+    }
+    usual = Counter(spoken.values()).most_common(1)
+    for node, spoke in spoken.items():
+        if spoke != usual[0][0]:
+            (oldest, newest), (low, high) = spoke, usual[0][0]
+            what = f"speaks protocols {oldest} to {newest}, most speak {low} to {high}"
+            yield Finding("protocol", MEMBERS, node, what)
+    features = {node: set(picture.answers[node].get("features") or ()) for node in spoken}
+    known = set().union(*features.values())
+    for node, has in features.items():
+        if lacks := ", ".join(sorted(known - has)):
+            yield Finding("protocol", MEMBERS, node, f"lacks what others speak: {lacks}")
+
+
+def _slow(picture: Picture) -> Iterator[Finding]:
+    """Yield the last report of each type on each node, if it is recent."""
+    now = (picture.checkup.get("time") or {}).get("answered")
+    seen: set[tuple[str, str]] = set()
+    for report in picture.slow.get("handlers", ()):  # the newest first
+        key = str(report.get("type")), str(report.get("node"))
+        if now is None or key in seen or now - _seconds(report.get("at")) > RECENT_S:
+            continue
+        seen.add(key)
+        yield Finding("slow-handler", key[0], key[1], f"has a slow handler: {report.get('text')}")
+
+
+def _seconds(moment: object) -> float:
+    try:
+        return datetime.fromisoformat(str(moment)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+# -- one entity type -----------------------------------------------------------------------------
+
+
+def _rows(picture: Picture, kind: str) -> dict[str, Row]:
+    return {node: row.get("types", {}).get(kind) or {} for node, row in picture.answers.items()}
+
+
+def _backlog(picture: Picture, kind: str) -> Iterator[Finding]:
+    for node, row in _rows(picture, kind).items():
+        boxes = row.get("mailboxes") or {}
+        limit, named = boxes.get("limit", 0), False
+        for entity_id, _, waiting in boxes.get("fullest", ()):
+            if waiting >= min(MAILBOX, limit / 2):
+                named = True
+                what = f"has {waiting} messages waiting on {node}, of {limit} at most"
+                yield Finding("backlog", kind, entity_id, what)
+        if named:
+            continue
+        if boxes.get("paused"):
+            what = f"lets {boxes['paused']} senders wait for room in its mailboxes"
+            yield Finding("backlog", kind, node, what)
+        elif boxes.get("waiting", 0) >= MAILBOXES:
+            yield Finding("backlog", kind, node, f"has {boxes['waiting']} messages waiting")
+
+
+def _hot(picture: Picture, kind: str) -> Iterator[Finding]:
+    rows = _rows(picture, kind)
+    total = sum(_messages(row) for row in rows.values())
+    shards = sum(len(row.get("shards") or ()) for row in rows.values())
+    if total < HOT_MESSAGES or shards < 2:
+        return
+    least = min(HOT_MOST, max(HOT_PART, HOT_TIMES / shards))
+    for node, row in rows.items():
+        here = sum(map(_messages, picture.answers[node].get("types", {}).values()))
+        for shard, part in (row.get("hot") or {}).get("shards", ()):
+            messages = part * _messages(row)
+            if messages < least * total or messages < HOT_PART * here:
+                continue
+            if pressure := _pressure(picture.answers[node], row, shard):
+                entity = _hot_entity(row, shard, part)
+                what = f"gets {messages / total:.0%} of the messages on {node}, {pressure}"
+                if entity is None:
+                    yield Finding("hot-shard", kind, shard, what)
+                else:
+                    yield Finding("hot-entity", kind, entity, f"of shard {shard} {what}")
+
+
+def _messages(row: Row) -> float:
+    return float((row.get("hot") or {}).get("messages", 0.0))
+
+
+def _pressure(answer: Row, row: Row, shard: str) -> str:
+    """Return why the load of a shard hurts; empty if it does not."""
+    busy = float((answer.get("vitals") or {}).get("busy", 0.0))
+    for _, of, waiting in (row.get("mailboxes") or {}).get("fullest", ()):
+        if of == shard and waiting >= HOT_WAITING:
+            return f"where {waiting} messages wait for one of its entities"
+    if busy >= BUSY:
+        return f"which is {busy:.0%} busy"
+    lag = _lag(answer)
+    return f"whose timers are {lag:.1f} s late" if lag > LAG_S else ""
+
+
+def _hot_entity(row: Row, shard: str, part: float) -> str | None:
+    """Return the entity that gets most of a shard's messages, None if there is none."""
+    for of, entity_id, its_part in row["hot"].get("entities", ()):
+        if of == shard and its_part >= HOT_ENTITY * part:
+            return str(entity_id)
+    return None

@@ -1,0 +1,71 @@
+"""The doctor looks at real nodes over HTTP: it is silent, and finds what a test plants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.admin.pages import AdminPages
+from shardbus.config.settings import HttpSettings
+from shardbus.http.app import create_app
+from shardbus.http.server import serve
+from shardbus.node.node import Node
+from shardbus_cli import doctor
+from shardbus_cli.diagnosis import findings
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.warning_signs import warning_signs
+from tests.loopback.nodes import Nodes
+from tests.waiting import until
+
+STARVED = {"late", "lagging"}
+"""Findings that tell how busy the machine is."""
+WAITING = 300
+
+
+@asynccontextmanager
+async def http_of(node: Node) -> AsyncIterator[NodeHttp]:
+    """The node's HTTP, as the command line uses it."""
+    server = serve(create_app(AdminPages(node), HttpSettings()), "127.0.0.1", 0)
+    await server.start()
+    try:
+        yield NodeHttp(f"http://127.0.0.1:{server.port}")
+    finally:
+        await server.stop()
+
+
+async def found(asked: NodeHttp) -> dict[str, list[tuple[str, str]]]:
+    """What is wrong, by check: the groups and the subjects."""
+    picture = await asyncio.to_thread(doctor._look, asked, None)
+    every = [*findings(picture), *warning_signs(picture)]
+    checks = {one.check: None for one in every if one.check not in STARVED}
+    return {name: [(one.of, one.subject) for one in every if one.check == name] for name in checks}
+
+
+async def test_a_healthy_cluster_is_silent_and_a_held_entity_is_named(nodes: Nodes) -> None:
+    bus, gate = ShardBus("shop"), asyncio.Event()
+
+    @bus.entity("page", shards=6, mailbox=2 * WAITING - 10)
+    class Page(Entity):
+        @handler
+        async def put(self, wait: int) -> None:
+            if wait:
+                await gate.wait()
+
+    first, second = await nodes.cluster(bus, 2)
+    await asyncio.gather(*(first.ref(Page, f"page-{i}").put(0) for i in range(60)))
+    async with http_of(second) as asked:
+        assert await found(asked) == {}
+        held = [asyncio.ensure_future(first.ref(Page, "held").put(1))]
+        held += [asyncio.ensure_future(first.ref(Page, "held").put(0)) for _ in range(WAITING)]
+
+        async def named() -> bool:
+            return "backlog" in await found(asked)
+
+        await until(named, "the backlog to be found")
+        page = ("page", "held")
+        assert await found(asked) == {"backlog": [page], "hot-entity": [page]}
+        gate.set()
+        await asyncio.gather(*held)
+        assert "backlog" not in await found(asked)
