@@ -23,11 +23,14 @@ from typing import Any
 
 import asyncpg
 
+from tests.certificates import Certificates
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 SUPERUSER = "admin"
 DATABASE = "postgres"
+CERTIFIED = "certified"
+"""A user who is accepted only with a certificate for this name, if the server has TLS."""
 SETTINGS = (
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
@@ -55,7 +58,7 @@ def program_of(name: str) -> str | None:
     return str(newest[-1]) if newest else None
 
 
-def _unprivileged() -> tuple[int, int] | None:
+def unprivileged() -> tuple[int, int] | None:
     """Return user and group for the server, None if this process is not root."""
     if os.geteuid() != 0:
         return None
@@ -71,12 +74,17 @@ def _unprivileged() -> tuple[int, int] | None:
 class PostgresServer:
     """A server while the context lasts. `settings` are added to its command line, as in
     `synchronous_commit=off`, `environment` to its environment. With `copy_of`, it is a standby of
-    that server."""
+    that server. With `certificates` it has TLS, and knows their authority."""
 
     def __init__(
-        self, *settings: str, copy_of: PostgresServer | None = None, **environment: str
+        self,
+        *settings: str,
+        copy_of: PostgresServer | None = None,
+        certificates: Certificates | None = None,
+        **environment: str,
     ) -> None:
         self._settings, self._environment = settings, environment
+        self._certificates = certificates
         self._copy_of = copy_of
         self._process: subprocess.Popen[bytes] | None = None
         self._in_main_thread = False
@@ -87,6 +95,7 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="shardbus-postgres-"))
         try:
             self._fill()
+            self._copy_certificates()
             for _ in range(5):
                 self.port = free_port()
                 if self._start():
@@ -196,7 +205,7 @@ class PostgresServer:
 
     def _fill(self) -> None:
         """Create the data, or copy those of the primary."""
-        owner = _unprivileged()
+        owner = unprivileged()
         if owner is not None:
             os.chown(self.folder, *owner)
         if self._copy_of is None:
@@ -205,6 +214,8 @@ class PostgresServer:
                 "--locale=C", "--no-sync", "--no-instructions", f"--pgdata={self.data}",
             )  # fmt: skip
             allowed = "local all all trust\nhost replication all 127.0.0.1/32 trust\n"
+            if self._certificates is not None:
+                allowed += f"hostssl all {CERTIFIED} 127.0.0.1/32 cert\n"
             people = f"host all {SUPERUSER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 md5\n"
             (self.data / "pg_hba.conf").write_text(allowed + people)
         else:
@@ -214,16 +225,30 @@ class PostgresServer:
                 "--checkpoint=fast", "--no-sync", "--write-recovery-conf", "--wal-method=stream",
             )  # fmt: skip
 
+    def _copy_certificates(self) -> None:
+        """The server reads only a key that belongs to its user, and that no other may read."""
+        if (found := self._certificates) is None:
+            return
+        names = {"ssl_ca_file": found.authority, "ssl_cert_file": found.certificate}
+        for setting, source in {**names, "ssl_key_file": found.key}.items():
+            copied = self.data / setting
+            shutil.copyfile(source, copied)
+            copied.chmod(0o600)
+            if (owner := unprivileged()) is not None:
+                os.chown(copied, *owner)
+            self._settings += (f"{setting}={copied}",)
+        self._settings += ("ssl=on",)
+
     def _finish(self, program: str, *options: str) -> None:
         found = program_of(program) or program
         done = subprocess.run(
-            [*_as_owner(), found, *options], capture_output=True, text=True, cwd=self.folder
+            [*as_owner(), found, *options], capture_output=True, text=True, cwd=self.folder
         )
         if done.returncode:
             raise RuntimeError(f"{program}: {done.stderr}")
 
     def _start(self) -> bool:
-        command = [*_as_owner(), program_of("postgres") or "postgres", "-D", str(self.data)]
+        command = [*as_owner(), program_of("postgres") or "postgres", "-D", str(self.data)]
         for setting in (*SETTINGS, f"port={self.port}", *self._settings):
             command += ["-c", setting]
         self._in_main_thread = threading.current_thread() is threading.main_thread()
@@ -250,9 +275,9 @@ class PostgresServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _as_owner() -> list[str]:
+def as_owner() -> list[str]:
     """Return the command that starts another as the owner of the data, tied to this process."""
-    owner = _unprivileged()
+    owner = unprivileged()
     switch = [f"--reuid={owner[0]}", f"--regid={owner[1]}", "--clear-groups"] if owner else []
     return ["setpriv", *switch, "--pdeathsig=KILL"]
 

@@ -7,7 +7,7 @@ by `redis-cli --cluster reshard`: key by key, by MIGRATE.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import redis
@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from tests.certificates import Certificates, tls_front
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -123,6 +124,39 @@ class RedisClusterServers:
                 return bool(client.info("replication")["role"] == "master")
         except RedisError:  # It closes its connections when it is promoted.
             return False
+
+    @contextlib.asynccontextmanager
+    async def behind_tls(self, certificates: Certificates) -> AsyncIterator[str]:
+        """Put TLS in front of each master, which names itself by that port to clients; return the
+        URL. A replica would use it, too, so there must be none: not every build has TLS."""
+        assert not self.replicas
+        async with contextlib.AsyncExitStack() as stack:
+            fronts = [
+                await stack.enter_async_context(tls_front(master.port, certificates))
+                for master in self.masters
+            ]
+            try:
+                await self._announce([front.port for front in fronts])
+                hosts = ",".join(map(str, fronts))
+                yield f"rediss+cluster://{hosts}?ssl_ca_certs={certificates.authority}"
+            finally:
+                await self._announce([master.port for master in self.masters])
+
+    async def _announce(self, ports: list[int]) -> None:
+        """Give the masters these ports, and wait until each tells clients those of all."""
+        for master, port in zip(self.masters, ports, strict=True):
+            with self.client(master) as client:
+                client.config_set("cluster-announce-port", port)
+        await until(
+            lambda: all(self._told(master) == set(ports) for master in self.masters),
+            "masters that know each other's ports",
+        )
+
+    def _told(self, server: RedisServer) -> set[int]:
+        """Return the ports of the masters, as a server tells them to clients."""
+        with self.client(server) as client:
+            rows = client.execute_command("CLUSTER SLOTS")
+        return {int(master[1]) for _, _, master, *_ in rows}
 
     def move_slot(self, slot: int, source: RedisServer, target: RedisServer) -> int:
         """Move a slot key by key. Returns how many keys it had."""

@@ -94,6 +94,9 @@ SELECT pg_catalog.pg_is_in_recovery() AS standby,
   current_setting('transaction_read_only') = 'on' AS read_only, {_STARTED} AS server
 """
 
+# Returns one row if this process of the server answers.
+SERVER_PROCESS = "SELECT 1 WHERE pg_catalog.pg_backend_pid() = %d"
+
 # $1 schema
 SETTINGS = Statement(
     """

@@ -3,6 +3,14 @@
 The hosts are tried in turn, beginning with the one that was found last. A standby is passed over,
 so a URL that names all servers of a replicated database follows a failover.
 
+A pooler, such as PgBouncer, may lead each transaction to another connection of the server. A
+prepared statement that a client knows by name is then unknown there, or is another client's. So
+each new connection finds out whether a pooler stands between: the server process that answers is
+then not the one that the greeting named. Behind a pooler, statements have no names, and each is
+prepared again, in the transaction that runs it. That is right in every mode of a pooler, and costs
+a round trip more. `CREATE` is one message, and its lock ends with it; nothing else leaves anything
+behind in a session.
+
 Every step has a deadline well below the length of a lease. With `sslmode=verify-full` the
 certificate and the host name of the server are checked; the default `prefer` is that of libpq, and
 keeps no secret from an attacker who can change packets.
@@ -50,6 +58,7 @@ class PostgresConnection(Protocol):
     async def close(self) -> None: ...
     def terminate(self) -> None: ...
     def is_closed(self) -> bool: ...
+    def get_server_pid(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,6 @@ class PostgresUrl:
             "password": self.password,
             "database": self.database,
             "ssl": self._tls(),
-            "statement_cache_size": STATEMENTS_KEPT,
             "server_settings": {"application_name": "shardbus"},
         }
         return _Hosts(self.hosts, settings, timeout / min(4, 2 * len(self.hosts))).connect
@@ -156,6 +164,8 @@ class _Hosts:
         self._hosts, self._settings, self._within = hosts, settings, within
         self._first = 0
         """The host that is tried first: the last one that was of use, or one not tried yet."""
+        self._pooled: set[Address] = set()
+        """The hosts that were met as poolers, and are taken for such from then on."""
 
     async def connect(self) -> FoundServer:
         failed: list[tuple[Address, Trouble]] = []
@@ -180,7 +190,7 @@ class _Hosts:
         raise ServerTrouble(Trouble(f"has no server that takes writes: {causes}", hint, again=True))
 
     async def _reach(self, host: Address) -> FoundServer:
-        connection = await asyncpg.connect(host=host.host, port=host.port, **self._settings)
+        connection = await self._open(host)
         try:
             row = await connection.fetchrow(sql.SERVER)
             if row["standby"]:
@@ -191,6 +201,34 @@ class _Hosts:
             connection.terminate()
             raise
         return FoundServer(connection, row["server"])
+
+    async def _open(self, host: Address) -> PostgresConnection:
+        """Return a connection that keeps prepared statements unless a pooler is between."""
+        connection = await self._connect(host)
+        try:
+            pooled = await _is_pooled(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        if not pooled or host in self._pooled:
+            return connection
+        connection.terminate()
+        self._pooled.add(host)
+        return await self._connect(host)
+
+    async def _connect(self, host: Address) -> PostgresConnection:
+        kept = 0 if host in self._pooled else STATEMENTS_KEPT
+        connection: PostgresConnection = await asyncpg.connect(
+            host=host.host, port=host.port, statement_cache_size=kept, **self._settings
+        )
+        return connection
+
+
+async def _is_pooled(connection: PostgresConnection) -> bool:
+    """True if a pooler is between. Asks without a prepared statement, which would stay behind in
+    the pooler's connection; the status of the answer has the number of rows."""
+    status = await connection.execute(sql.SERVER_PROCESS % connection.get_server_pid())
+    return status == "SELECT 0"
 
 
 def _problem(netloc: str, schema: str, connections: str, options: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ from shardbus.store.protocol import Save, StateStore, on_new_server, problems_of
 from shardbus.store.redis import RedisStore
 from shardbus.store.redis_keys import slot_of
 from shardbus.testing.store_suite import StoreFactory
+from tests.certificates import Certificates
 from tests.redis_cluster import SLOTS, RedisClusterServers
 from tests.unit.store.store_suite import LONG_S, by_hand
 from tests.unit.store.test_conformance import StoreConformance
@@ -225,6 +226,48 @@ async def test_a_password_opens_every_server(tmp_path: Path) -> None:
             await wrong.start()
         assert "hash" not in str(refused.value)
         assert "user" in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("tls") / "ours")
+
+
+async def test_a_cluster_is_used_through_tls_while_slots_move(
+    empty: RedisClusterServers, certificates: Certificates
+) -> None:
+    """Redirects lead to other masters, whose certificates are checked, too."""
+    async with empty.behind_tls(certificates) as url:
+        store = open_store(url, cluster="shop", timeout=LONG_S)
+        await store.start()
+        assert set(await store.save_states(states())) == {None}
+        assert len((await store.page_stored("cart", "e-1", None, 1000))[0]) > 10
+        a, b, _ = empty.masters
+        slots = sorted(slot for slot in map(_slot, map(str, range(SHARDS))) if slot < SLOTS // 3)
+        assert await asyncio.to_thread(empty.move_slot, slots[0], a, b) > 0
+        assert set(await store.save_states(states(len(STATES), b"new"))) == {None}
+        assert await store.read_states("cart", STATES) == [b"new"] * len(STATES)
+        await store.close()
+        await asyncio.to_thread(empty.move_slot, slots[0], b, a)
+
+
+@pytest.mark.parametrize("authority", ["another", "none", "of another host"])
+async def test_a_cluster_that_is_not_trusted_is_refused_with_the_remedy(
+    empty: RedisClusterServers, certificates: Certificates, tmp_path: Path, authority: str
+) -> None:
+    async with empty.behind_tls(certificates) as url:
+        match authority:
+            case "another":
+                theirs = Certificates(tmp_path / "theirs")
+                url = url.replace(str(certificates.authority), str(theirs.authority))
+            case "none":
+                url = url.partition("?")[0]
+            case _:
+                url = url.replace("127.0.0.1", "localhost")
+        store = open_store(url, cluster="shop", timeout=LONG_S)
+        says = r"certificate verify failed.*; check ssl_ca_certs, and the host name"
+        with pytest.raises(StoreUnavailable, match=says):
+            await store.start()
 
 
 def _slot(shard: str) -> int:

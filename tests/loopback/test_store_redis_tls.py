@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-import subprocess
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,33 +11,8 @@ from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
 from shardbus.store.opening import open_store
 from shardbus.testing.store_suite import save
+from tests.certificates import Certificates, tls_front
 from tests.redis_server import RedisServer
-
-
-class Certificates:
-    """An authority, and a certificate of it for `name`."""
-
-    def __init__(self, folder: Path, name: str = "IP:127.0.0.1") -> None:
-        folder.mkdir()
-        self.authority, self.certificate, self.key = (
-            folder / "ca.pem",
-            folder / "server.pem",
-            folder / "server.key",
-        )
-        authority_key, request, extra = folder / "ca.key", folder / "csr", folder / "ext"
-        extra.write_text(f"subjectAltName={name}\nauthorityKeyIdentifier=keyid\n")
-        new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-        # Python 3.13 refuses an authority that does not say what its key is for.
-        purpose = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
-        ca = (*new, "-x509", "-days", "2", "-subj", "/CN=authority", *purpose)
-        self._run(*ca, "-keyout", authority_key, "-out", self.authority)
-        self._run(*new, "-subj", "/CN=store", "-keyout", self.key, "-out", request)
-        sign = ("openssl", "x509", "-req", "-days", "2", "-CAcreateserial", "-extfile", extra)
-        signer = ("-CA", self.authority, "-CAkey", authority_key)
-        self._run(*sign, *signer, "-in", request, "-out", self.certificate)
-
-    def _run(self, *command: object) -> None:
-        subprocess.run([str(word) for word in command], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
@@ -52,23 +23,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture
 async def server(redis_server: RedisServer, certificates: Certificates) -> AsyncIterator[Address]:
     """TLS in front of the session's server: not every build of a server has it."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificates.certificate, certificates.key)
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65_536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind, to = await asyncio.open_connection("127.0.0.1", redis_server.port)
-        await asyncio.gather(copy(reader, to), copy(behind, writer))
-
-    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    yield Address("127.0.0.1", front.sockets[0].getsockname()[1])
-    front.close()
+    async with tls_front(redis_server.port, certificates) as front:
+        yield front
 
 
 async def test_a_server_of_ones_own_authority_is_used(

@@ -82,24 +82,32 @@ def test_certificates_and_names_are_checked_as_asked(
 class Connection:
     """What `connect` returns: a server in some state."""
 
-    def __init__(self, host: str, standby: bool, read_only: bool) -> None:
-        self.host, self.terminated = host, False
+    def __init__(self, host: str, standby: bool, read_only: bool, pooled: bool = False) -> None:
+        self.host, self.terminated, self.pooled = host, False, pooled
         self._row = {"standby": standby, "read_only": read_only, "server": host}
 
     async def fetchrow(self, query: str) -> Any:
         return self._row
+
+    async def execute(self, query: str) -> str:
+        assert query.endswith("pg_backend_pid() = 7")
+        return f"SELECT {int(not self.pooled)}"
+
+    def get_server_pid(self) -> int:
+        return 7
 
     def terminate(self) -> None:
         self.terminated = True
 
 
 class Servers:
-    """The state of each host: `writes`, `standby`, `read-only`, `away` or `refuses`."""
+    """The state of each host: `writes`, `standby`, `read-only`, `away`, `refuses` or `pooled`."""
 
     def __init__(self, **states: str) -> None:
         self.states = states
         self.asked: list[str] = []
         self.settings: dict[str, Any] = {}
+        self.made: list[Connection] = []
 
     async def connect(self, *, host: str, port: int, **settings: Any) -> Connection:
         self.asked.append(host)
@@ -109,7 +117,10 @@ class Servers:
             raise ConnectionRefusedError(111, "refused")
         if state == "refuses":
             raise asyncpg.InvalidPasswordError("no")
-        return Connection(host, state == "standby", state == "read-only")
+        self.made.append(
+            Connection(host, state == "standby", state == "read-only", state == "pooled")
+        )
+        return self.made[-1]
 
 
 async def found(servers: Servers, connect: Any) -> str:
@@ -158,6 +169,25 @@ async def test_a_connection_to_a_standby_is_closed(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ServerTrouble, match="standby"):
         await PostgresUrl.parse("postgresql://a/db").connector(2.0)()
     assert [connection.terminated for connection in made] == [True]
+
+
+async def test_statements_are_kept_at_a_server_and_not_behind_a_pooler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another connection of the pooler does not know them, or knows others by their names."""
+    servers = Servers(a="writes")
+    monkeypatch.setattr(postgres_urls.asyncpg, "connect", servers.connect)
+    connect = PostgresUrl.parse("postgresql://a/db").connector(2.0)
+    await connect()
+    assert servers.settings["statement_cache_size"] > 0
+    servers.states["a"] = "pooled"
+    connection: Any = (await connect()).connection
+    assert servers.settings["statement_cache_size"] == 0
+    assert [one.terminated for one in servers.made] == [False, True, False]
+    assert connection is servers.made[-1]
+    connection = (await connect()).connection
+    assert servers.settings["statement_cache_size"] == 0
+    assert len(servers.made) == 4, "it is known now"
 
 
 def test_files_of_certificates_are_read_when_the_store_is_opened(tmp_path: Path) -> None:
