@@ -35,7 +35,8 @@ CHUNK = 1_000
 
 class Product(Side):
     """Run shardbus; every tell and ask calls `handler` of an entity of `kind` with `message`. `app`
-    is the module of its application."""
+    is the module of its application. `trace_ratio`: the producer begins traces for this part of its
+    messages, at most `trace_limit` in a second; None: without tracing."""
 
     def __init__(
         self,
@@ -46,8 +47,11 @@ class Product(Side):
         app: str = "benchmarks.counters",
         kind: type = Counter,
         store: str = "memory://",
+        trace_ratio: float | None = None,
+        trace_limit: int = 100,
     ) -> None:
         self.name, self._handler, self.message = name, handler, message
+        self._trace_ratio, self._trace_limit = trace_ratio, trace_limit
         self._app, self._kind, self._store = app, kind, store
 
     async def __aenter__(self) -> Product:
@@ -58,9 +62,18 @@ class Product(Side):
             f"node start {self._app}:bus --port {port} --gossip-port {gossip}"
             f" --http-port {http} --store {self._store}"
         )
+        ratio = self._trace_ratio
+        if ratio is not None:
+            arguments += " --set tracing.enabled=true"
         self.host = await self._stack.enter_async_context(spawned("-c", start, *arguments.split()))
         cluster = self._kind.__shardbus__.name  # type: ignore[attr-defined]
-        client = AsyncClient(f"tcp://127.0.0.1:{port}", cluster=cluster)
+        client = AsyncClient(
+            f"tcp://127.0.0.1:{port}",
+            cluster=cluster,
+            tracing=ratio is not None,
+            trace_ratio=ratio or 0.0,
+            trace_limit=self._trace_limit,
+        )
         self.client = await self._stack.enter_async_context(client)
         self.http = http
         self._calls: dict[str, Any] = {}

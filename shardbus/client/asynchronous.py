@@ -58,6 +58,8 @@ E = TypeVar("E")
 ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
+TRACES_A_SECOND = 100
+"""Traces that a client begins, at most, for messages that are sent under no span."""
 SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a variable)
 KEY_VARIABLE = "SHARDBUS_SECURITY__KEYS"
 _LIST_STORED: Key = (QUESTION_TYPE, LIST_STORED)
@@ -81,7 +83,8 @@ class AsyncClient:
     `key` names the file of a key of its own, for a cluster with `security.allowed`, by default
     that of SHARDBUS_SECURITY__KEYS.
     `tracing` creates OpenTelemetry spans for messages that are sent under a sampled span, and for
-    the part `trace_ratio` of those that are sent under none.
+    the part `trace_ratio` of those that are sent under none, but for at most `trace_limit` of these
+    in a second; 0 is no limit.
     `environment` is for the simulator.
 
     Raises ConfigError if an argument is invalid, or the secret cannot be used."""
@@ -97,6 +100,7 @@ class AsyncClient:
         key: str | os.PathLike[str] | None = None,
         tracing: bool = False,
         trace_ratio: float = 0.0,
+        trace_limit: int = TRACES_A_SECOND,
         environment: Callable[[], Environment] | None = None,
     ) -> None:
         if not addresses:
@@ -117,7 +121,7 @@ class AsyncClient:
             keyring = Keyring.at(path_of(secret, SECRET_VARIABLE), path_of(key, KEY_VARIABLE))
         self._make_environment = environment or (lambda: Environment(network=ZmqNetwork(keyring)))
         self._send_buffer_limit = SendBufferLimit(send_buffer_bytes)
-        self._tracing, self._trace_ratio = tracing, trace_ratio
+        self._tracing, self._trace_ratio, self._trace_limit = tracing, trace_ratio, trace_limit
         self._refused_tells = RefusedTells()
         self._contact: Contact
         self._entered = self._closed = False
@@ -150,7 +154,9 @@ class AsyncClient:
         self._endpoint.start()
         tracer = None
         if self._tracing:
-            tracer = open_tracing(client_name(uid), self._trace_ratio, environment.dice)
+            tracer = open_tracing(
+                client_name(uid), self._trace_ratio, environment.dice, limit=self._trace_limit
+            )
         self._regions = ClientRegions(self._endpoint, self.to_contact, tracer)
         self.routers = self._regions.routers
         """For the blocking client: the routers that `router_of` has found."""

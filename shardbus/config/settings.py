@@ -534,6 +534,7 @@ class TracingSettings:
         0.0,
         "the part of messages, sent outside of entities and of any span, that begin a trace",
     )
+    limit: int = count(100, "traces that begin so in a second, at most", off=True)
 
 
 @dataclass(frozen=True, slots=True)

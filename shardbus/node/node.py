@@ -193,10 +193,8 @@ class Node:
         self.subscriptions = Subscriptions(self.me)
         traces = self.settings.tracing
         if traces.enabled:
-            dice = self.environment.dice
-            self.tracer = open_tracing(
-                str(self.me), traces.ratio, dice, lambda: OWNER.get() is None
-            )
+            outside, dice = lambda: OWNER.get() is None, self.environment.dice
+            self.tracer = open_tracing(str(self.me), traces.ratio, dice, outside, traces.limit)
         self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
         self.endpoint = self._make_endpoint(uid)
         self._ticker = Ticker(self.endpoint.clock, self.loop)

@@ -98,26 +98,46 @@ class Call:
 
 
 class TracedCall(Call):
-    """A handler in a process with tracing: the router looks for the context of each tell."""
+    """A handler in a process with tracing. Each call reads the current context; `routing.tracing`
+    says why that is written out here."""
 
-    __slots__ = ()
+    __slots__ = ("_tracing",)
 
     _router: TracedSending
 
+    def __init__(
+        self, router: Router, entity_id: str, route: ShardRoute, method: Method, timeout_ms: int
+    ) -> None:
+        super().__init__(router, entity_id, route, method, timeout_ms)
+        self._tracing = router.tracing
+
     def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        router, payload = self._router, self._pack(args, kwargs)
-        context = router.parent()
-        if context is not None:
-            return router.ask_traced(
-                self._key, self._id, payload, self._timeout_ms, self._decode, context
-            )
+        router, payload, tracing = self._router, self._pack(args, kwargs), self._tracing
+        current = tracing.current
+        left = tracing.left = tracing.left - 1
+        if left <= 0 or current() is not tracing.plain:
+            context = tracing.parent()
+            if context is not None:
+                return router.ask_traced(
+                    self._key, self._id, payload, self._timeout_ms, self._decode, context
+                )
         return router.ask_untraced(self._key, self._id, payload, self._timeout_ms, self._decode)
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
-        router, payload, out = self._router, self._pack(args, kwargs), self._route.out
-        context = router.parent()
-        if context is not None:
-            return router.tell_traced(self._key, self._id, payload, context)
+        if kwargs or len(args) not in self._counts:
+            payload = self._method.encode(args, kwargs)
+        else:
+            try:
+                payload = pack_value(args)
+            except UNPACKABLE:
+                payload = self._method.encode(args, kwargs)
+        router, out, tracing = self._router, self._route.out, self._tracing
+        current = tracing.current
+        left = tracing.left = tracing.left - 1
+        if left <= 0 or current() is not tracing.plain:
+            context = tracing.parent()
+            if context is not None:
+                return router.tell_traced(self._key, self._id, payload, context)
         if out is None:
             return router.deliver(PendingMessage(self._key, self._route.shard, self._id, payload))
         out.tell(self._key, self._id, payload)

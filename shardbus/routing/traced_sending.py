@@ -25,11 +25,16 @@ from shardbus.wire.schema import Decode, encode_value, method_of
 class Tracer(Protocol):
     """What routers and regions use of `routing.tracing.Tracing`."""
 
+    left: int
+    current: Callable[[], Any]
+    plain: Any
+
     def parent(self) -> Any | None: ...
     def send(
         self, what: str, entity_type: str, entity_id: str, method: str, context: Any
     ) -> Any: ...
     def end_with(self, span: Any, answer: asyncio.Future[Any]) -> None: ...
+    def ending(self, span: Any, answer: Any) -> Any: ...
     def text(self, span: Any) -> str: ...
     def passed(
         self, carried: str, what: str, about: dict[str, Any], seconds: float = 0.0
@@ -48,10 +53,14 @@ class Tracer(Protocol):
 
 
 def open_tracing(
-    where: str, ratio: float, dice: Random, may_begin: Callable[[], bool] = lambda: True
+    where: str,
+    ratio: float,
+    dice: Random,
+    may_begin: Callable[[], bool] = lambda: True,
+    limit: int = 0,
 ) -> Tracer:
     """Return the tracing of this process. Without a span, messages begin traces only where
-    `may_begin` permits it.
+    `may_begin` permits it, and at most `limit` in a second; 0: any number.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -62,31 +71,39 @@ def open_tracing(
         raise ConfigError(
             f"tracing needs OpenTelemetry: {e}", hint="pip install 'shardbus[otel]'"
         ) from None
-    return Tracing(where, ratio, dice, may_begin)
+    return Tracing(where, ratio, dice, may_begin, limit)
 
 
 class TracedSending(Router):
-    """A router that traces what is sent, once it has a tracer."""
+    """A router that traces what is sent; `trace_with` gives it the tracer."""
 
-    def parent(self) -> Any | None:
-        """Return the context of a message to trace; None if it is not traced."""
-        return None
+    tell_untraced: Callable[[Key, str, bytes], Any]
+    """`tell` as a router without tracing does; below, `send` and `ask`."""
+    send_untraced: Callable[[str, object], Any]
+    ask_untraced: Callable[[Key, str, bytes, int, Decode], asyncio.Future[Any]]
 
     def trace_with(self, tracer: Tracer | None) -> None:
         super().trace_with(tracer)
-        self.ask_untraced = super().ask  # type: ignore[method-assign]
-        if tracer is not None:
-            self.parent = tracer.parent  # type: ignore[method-assign]
+        self.tell_untraced, self.send_untraced = super().tell, super().send
+        self.ask_untraced = super().ask
+
+    def parent(self) -> Any | None:
+        """Return the context to trace a message in that is sent now; None if it is not traced."""
+        tracing = self.tracing
+        current = tracing.current
+        left = tracing.left = tracing.left - 1
+        if left <= 0 or current() is not tracing.plain:
+            return tracing.parent()
+        return None
 
     def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
         context = self.parent()
         if context is None:
-            return super().tell(key, entity_id, payload)
+            return self.tell_untraced(key, entity_id, payload)
         return self.tell_traced(key, entity_id, payload, context)
 
     def tell_traced(self, key: Key, entity_id: str, payload: bytes, context: Any) -> Any:
         """`tell` with a span."""
-        assert self.tracing is not None
         span = self.tracing.send("tell", key[0], entity_id, key[1], context)
         try:
             pending = PendingMessage(key, self.route_of(entity_id).shard, entity_id, payload)
@@ -98,7 +115,7 @@ class TracedSending(Router):
     def send(self, entity_id: str, message: object) -> Any:
         context = self.parent()
         if context is None:
-            return super().send(entity_id, message)
+            return self.send_untraced(entity_id, message)
         key = self.key(method_of(message))
         return self.tell_traced(key, entity_id, encode_value(message), context)
 
@@ -109,12 +126,6 @@ class TracedSending(Router):
         if context is None:
             return self.ask_untraced(key, entity_id, payload, timeout_ms, decode)
         return self.ask_traced(key, entity_id, payload, timeout_ms, decode, context)
-
-    def ask_untraced(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
-    ) -> asyncio.Future[Any]:
-        """`ask` as a router without tracing does."""
-        return super().ask(key, entity_id, payload, timeout_ms, decode)
 
     def ask_traced(
         self,
@@ -127,17 +138,45 @@ class TracedSending(Router):
         chain: Chain = (),
     ) -> asyncio.Future[Any]:
         """`ask` with a span."""
-        tracing = self.tracing
-        assert tracing is not None
-        future, shard = self._create_future(), self.route_of(entity_id).shard
-        span = tracing.send("ask", key[0], entity_id, key[1], context)
-        future.add_done_callback(lambda answer: tracing.end_with(span, answer))
-        deadline = self.deadline(timeout_ms)
-        pending = PendingMessage(key, shard, entity_id, payload, 0, future, decode, deadline, chain)
-        pending.trace = tracing.text(span)
+        future = self._create_future()
+        span = self.tracing.send("ask", key[0], entity_id, key[1], context)
+        future.add_done_callback(lambda answer: self.tracing.end_with(span, answer))
+        self._deliver_ask(future, key, entity_id, payload, timeout_ms, decode, chain, span)
+        return future
+
+    def ask_for(
+        self,
+        answer: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        context = self.parent()
+        if context is None:
+            super().ask_for(answer, key, entity_id, payload, timeout_ms, decode)
+            return
+        span = self.tracing.send("ask", key[0], entity_id, key[1], context)
+        answer = self.tracing.ending(span, answer)
+        self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span)
+
+    def _deliver_ask(
+        self,
+        waiter: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        chain: Chain,
+        span: Any,
+    ) -> None:
+        shard, deadline = self.route_of(entity_id).shard, self.deadline(timeout_ms)
+        pending = PendingMessage(key, shard, entity_id, payload, 0, waiter, decode, deadline, chain)
+        pending.trace = self.tracing.text(span)
         try:
             self.deliver(pending)
         except BaseException:
             span.end()
             raise
-        return future

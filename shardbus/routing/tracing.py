@@ -16,9 +16,21 @@ The envelope carries one text: the W3C `traceparent` of the sender's span, its `
     traceparent|tracestate|link|link
 
 **Sampling by the parent.** A message is traced if the span that is current when it is sent is
-sampled. If there is none, code outside of entities begins a trace for `ratio` of its messages; an
-entity never does. A message that is not traced carries nothing, so neither does what it causes.
-What others send is read strictly: a text that is none counts as no context.
+sampled. If there is none, code outside of entities begins a trace for `ratio` of its messages, and
+for at most `limit` of them in a second; an entity never does. A message that is not traced carries
+nothing, so neither does what it causes. What others send is read strictly: a text that is none
+counts as no context.
+
+**What an untraced message costs.** Its sender reads the current context from its variable, compares
+it with the context without a span, and counts down to the next message that begins a trace. There
+is no object and no call for it, so senders write that out:
+
+    left = tracing.left = tracing.left - 1
+    if left <= 0 or current() is not tracing.plain:
+        context = tracing.parent()
+
+A traced one costs some tens of microseconds at each end, most of them in the SDK, which is why a
+process that sends without pause needs the limit.
 
 Source: docs/how-to/trace.md; B.151.
 """
@@ -26,14 +38,14 @@ Source: docs/how-to/trace.md; B.151.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, NamedTuple
 
+from opentelemetry import context as api
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import (
@@ -55,7 +67,8 @@ LINKS_MAX = 8
 STATE_MAX = 512
 """Characters of `tracestate`; a longer one does not travel."""
 TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-NEVER = 2**62
+NEVER = 2**30 - 1
+"""A gap of a process that begins no trace. Python subtracts from larger numbers more slowly."""
 
 
 class Carried(NamedTuple):
@@ -65,10 +78,53 @@ class Carried(NamedTuple):
     links: tuple[SpanContext, ...] = ()
 
 
+def _reader() -> Callable[[], Context]:
+    """Return the quickest function that returns the current context: that of the variable in which
+    the API keeps it. Where the API keeps it elsewhere, its own function."""
+    kept = getattr(getattr(api, "_RUNTIME_CONTEXT", None), "_current_context", None)
+    return kept.get if isinstance(kept, contextvars.ContextVar) else get_current
+
+
+class TraceLimit:
+    """Permits `rate` traces a second, and as many at once after a second without any; 0 permits
+    all."""
+
+    __slots__ = ("_at", "_clock", "_left", "_rate")
+
+    def __init__(self, rate: int, clock: Callable[[], float]) -> None:
+        self._rate, self._clock = rate, clock
+        self._left, self._at = float(rate), clock()
+
+    def take(self) -> bool:
+        """True if a trace may begin now, which is then counted."""
+        if not self._rate:
+            return True
+        now = self._clock()
+        self._left = min(self._rate, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Tracing:
     """The tracing of one process. `ratio`: the part of messages without a parent that begin a
-    trace, if `may_begin` permits it. `where`: the name of this process, an attribute of each
-    span."""
+    trace, at most `limit` of them in a second, if `may_begin` permits it. `where`: the name of this
+    process, an attribute of each span."""
+
+    __slots__ = (
+        "_dice",
+        "_limit",
+        "_may_begin",
+        "_ratio",
+        "_seen",
+        "_tracer",
+        "current",
+        "left",
+        "plain",
+        "where",
+    )
 
     def __init__(
         self,
@@ -76,31 +132,41 @@ class Tracing:
         ratio: float = 0.0,
         dice: Random | None = None,
         may_begin: Callable[[], bool] = lambda: True,
+        limit: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.where, self._may_begin = where, may_begin
         self._ratio, self._dice = ratio, dice or Random()
-        self._left = self._gap()
+        self._limit = TraceLimit(limit, clock)
+        self.current = _reader()
+        self.plain = contextvars.Context().run(self.current)
+        """The current context where nothing has set one."""
+        self.left = self._gap()
+        """Messages until one begins a trace; senders count it down."""
         self._tracer = trace.get_tracer("shardbus")
-        self._seen: Context | None = None
-        """The context of the last message, and whether its span is sampled; None: it has none."""
-        self._verdict: bool | None = None
+        self._seen: tuple[Context, bool | None] = self.plain, None
+        """The last other context, and whether its span is sampled; None: it has none."""
 
     # ---- the sender
 
     def parent(self) -> Context | None:
-        """Return the context to trace a message in that is sent now; None if it is not traced."""
-        context = get_current()
-        if context is not self._seen:
-            span = trace.get_current_span(context).get_span_context()
-            self._seen = context
-            self._verdict = span.trace_flags.sampled if span.is_valid else None
-        if self._verdict is None:
-            self._left -= 1
-            if self._left > 0:
-                return None
-            self._left = self._gap()
-            return context if self._may_begin() else None
-        return context if self._verdict else None
+        """Return the context to trace a message in that is sent now; None if it is not traced.
+        `left` has counted the message."""
+        context = self.current()
+        if context is not self.plain:
+            seen, verdict = self._seen
+            if context is not seen:
+                span = trace.get_current_span(context).get_span_context()
+                verdict = span.trace_flags.sampled if span.is_valid else None
+                self._seen = context, verdict
+            if verdict is not None:
+                self.left += 1
+                return context if verdict else None
+        if self.left > 0:
+            return None
+        self.left = self._gap()
+        begins = self._ratio > 0 and self._may_begin() and self._limit.take()
+        return context if begins else None
 
     def _gap(self) -> int:
         return self._dice.randint(1, max(1, round(2 / self._ratio) - 1)) if self._ratio else NEVER
@@ -123,12 +189,17 @@ class Tracing:
         span.end()
 
     @staticmethod
+    def ending(span: Span, answer: Any) -> AnswerWithSpan:
+        """Return an answer that ends the span of an ask, too; for what waits for it in a thread."""
+        return AnswerWithSpan(span, answer)
+
+    @staticmethod
     def text(span: Span) -> str:
         """Return what the envelope carries for a span; empty if it is not sampled."""
         context = span.get_span_context()
         if not context.is_valid or not context.trace_flags.sampled:
             return ""
-        state = context.trace_state.to_header()
+        state = context.trace_state.to_header() if context.trace_state else ""
         return f"{_traceparent(context)}|{state if len(state) <= STATE_MAX else ''}"
 
     # ---- on the way
@@ -182,8 +253,7 @@ class Tracing:
         loop.call_soon(waits.__setitem__, 0, True)
         kind = SpanKind.SERVER if asked else SpanKind.CONSUMER
 
-        @contextmanager
-        def handled(entity: Any) -> Iterator[None]:
+        def begin(entity: Any) -> tuple[Span, Any]:
             activation = entity.context
             about = self._about(activation.entity_type, activation.entity_id, method)
             about["shardbus.shard"] = activation.shard_id
@@ -200,29 +270,33 @@ class Tracing:
             name = f"handle {activation.entity_type}.{method or 'receive'}"
             links = [Link(link) for link in carried.links]
             span = self._tracer.start_span(name, parent, kind, about, links)
-            token = attach(trace.set_span_in_context(span, parent))
+            return span, attach(trace.set_span_in_context(span, parent))
+
+        if is_async:
+
+            async def call_async(entity: Any, *args: Any) -> Any:
+                span, token = begin(entity)
+                try:
+                    return await function(entity, *args)
+                except BaseException as error:
+                    _fail(span, error)
+                    raise
+                finally:
+                    detach(token)
+                    span.end()
+
+            return call_async
+
+        def call(entity: Any, *args: Any) -> Any:
+            span, token = begin(entity)
             try:
-                yield
+                return function(entity, *args)
             except BaseException as error:
                 _fail(span, error)
                 raise
             finally:
                 detach(token)
                 span.end()
-
-        if is_async:
-
-            @wraps(function)
-            async def call_async(entity: Any, *args: Any) -> Any:
-                with handled(entity):
-                    return await function(entity, *args)
-
-            return call_async
-
-        @wraps(function)
-        def call(entity: Any, *args: Any) -> Any:
-            with handled(entity):
-                return function(entity, *args)
 
         return call
 
@@ -248,6 +322,30 @@ class Tracing:
             return None
         about = self._about(entity_type, entity_id, "save")
         return self._tracer.start_span(f"save {entity_type}", context, SpanKind.CLIENT, about)
+
+
+class AnswerWithSpan:
+    """The outcome of an ask, for what waits for it in a thread; ends the span of the ask first."""
+
+    __slots__ = ("_answer", "_span")
+
+    def __init__(self, span: Span, answer: Any) -> None:
+        self._span, self._answer = span, answer
+
+    def done(self) -> bool:
+        """True if there is an outcome."""
+        return bool(self._answer.done())
+
+    def set_result(self, value: Any) -> None:
+        """Set a value as the outcome."""
+        self._span.end()
+        self._answer.set_result(value)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Set an error as the outcome."""
+        _fail(self._span, error)
+        self._span.end()
+        self._answer.set_exception(error)
 
 
 class StateKeeper:

@@ -6,7 +6,8 @@ from random import Random
 
 import msgspec
 import pytest
-from opentelemetry import trace
+from opentelemetry import baggage, trace
+from opentelemetry.context import attach, detach, get_current
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from shardbus.errors import ConfigError
@@ -78,24 +79,81 @@ def test_a_message_that_is_relayed_often_keeps_its_last_links_and_fits() -> None
     assert tracing.passed("nonsense", "relay", {}) == "nonsense"
 
 
+def traced(tracing: Tracing, messages: int = 1) -> int:
+    """Return how many of so many messages are traced, as senders find it."""
+    found = 0
+    for _ in range(messages):
+        left = tracing.left = tracing.left - 1
+        if left <= 0 or tracing.current() is not tracing.plain:
+            found += tracing.parent() is not None
+    return found
+
+
 def test_the_ratio_is_kept_on_average_and_zero_begins_nothing() -> None:
-    tracing = Tracing("n1", 0.05, Random(3))
-    begun = sum(tracing.parent() is not None for _ in range(20_000))
-    assert begun == pytest.approx(1000, rel=0.1)
+    assert traced(Tracing("n1", 0.05, Random(3)), 20_000) == pytest.approx(1000, rel=0.1)
     never = Tracing("n1", 0.0)
-    assert not any(never.parent() is not None for _ in range(1000))
-    always = Tracing("n1", 1.0)
-    assert all(always.parent() is not None for _ in range(100))
+    never.left = 500
+    assert traced(never, 1000) == 0
+    assert never.left > 1000
+    assert traced(Tracing("n1", 1.0), 100) == 100
+
+
+def test_messages_under_spans_leave_the_countdown_as_it_is() -> None:
+    tracing = Tracing("n1", 0.01, Random(3))
+    left = tracing.left
+    with trace.use_span(span(flags=0)):
+        assert traced(tracing, 1000) == 0
+    with trace.use_span(span()):
+        assert traced(tracing, 1000) == 1000
+    assert tracing.left == left
+
+
+def test_a_context_without_a_span_is_none() -> None:
+    tracing = Tracing("n1", 0.05, Random(3))
+    token = attach(baggage.set_baggage("tenant", "a"))
+    try:
+        assert traced(tracing, 20_000) == pytest.approx(1000, rel=0.1)
+    finally:
+        detach(token)
+
+
+def test_a_second_has_no_more_traces_than_the_limit() -> None:
+    now = 100.0
+    tracing = Tracing("n1", 1.0, limit=5, clock=lambda: now)
+    assert traced(tracing, 100) == 5
+    now += 0.3
+    assert traced(tracing, 100) == 1
+    now += 3600
+    assert traced(tracing, 100) == 5
+    with trace.use_span(span()):
+        assert traced(tracing, 100) == 100
+    unlimited = Tracing("n1", 1.0, limit=0, clock=lambda: now)
+    assert traced(unlimited, 1000) == 1000
+
+
+def test_the_current_context_is_read_from_the_variable_or_by_the_api(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = Tracing("n1")
+    monkeypatch.delattr("opentelemetry.context._RUNTIME_CONTEXT._current_context")
+    monkeypatch.setattr("shardbus.routing.tracing.get_current", quick.current)
+    slow = Tracing("n1", 1.0)
+    assert slow.current is quick.current
+    monkeypatch.undo()
+    for tracing in (Tracing("n1"), slow):
+        assert tracing.current() is tracing.plain is get_current()
+        with trace.use_span(span()):
+            assert tracing.current() is get_current() is not tracing.plain
 
 
 def test_a_span_that_is_not_sampled_is_a_parent_too() -> None:
     always = Tracing("n1", 1.0)
     with trace.use_span(span(flags=0)):
-        assert always.parent() is None
+        assert traced(always) == 0
     with trace.use_span(span()):
-        assert Tracing("n1").parent() is not None
+        assert traced(Tracing("n1")) == 1
     refused = Tracing("n1", 1.0, may_begin=lambda: False)
-    assert refused.parent() is None
+    assert traced(refused) == 0
 
 
 class OldTellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0):
