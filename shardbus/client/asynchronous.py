@@ -37,7 +37,7 @@ from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
 from shardbus.routing.refs import ask, attempt, call, milliseconds, pack, start_entity
 from shardbus.routing.region import Region
-from shardbus.routing.traced_sending import open_tracing
+from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -121,6 +121,8 @@ class AsyncClient:
             keyring = Keyring.at(path_of(secret, SECRET_VARIABLE), path_of(key, KEY_VARIABLE))
         self._make_environment = environment or (lambda: Environment(network=ZmqNetwork(keyring)))
         self._send_buffer_limit = SendBufferLimit(send_buffer_bytes)
+        self.tracer: Tracer | None = None
+        """Set when the client is entered, if it traces."""
         self._tracing, self._trace_ratio, self._trace_limit = tracing, trace_ratio, trace_limit
         self._refused_tells = RefusedTells()
         self._contact: Contact
@@ -152,12 +154,11 @@ class AsyncClient:
             send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()
-        tracer = None
         if self._tracing:
-            tracer = open_tracing(
+            self.tracer = open_tracing(
                 client_name(uid), self._trace_ratio, environment.dice, limit=self._trace_limit
             )
-        self._regions = ClientRegions(self._endpoint, self.to_contact, tracer)
+        self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
         self.routers = self._regions.routers
         """For the blocking client: the routers that `router_of` has found."""
         contact = self._contact = Contact(

@@ -15,7 +15,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from shardbus.client.asynchronous import ASK_TIMEOUT_S, AsyncClient
+from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
 from shardbus.client.stored import PAGE, ForEach, call_each_here
 from shardbus.client.thread_bridge import TellItem, ThreadBridge
 from shardbus.client.towards import Towards
@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 class Client:
     """Send to entities from any thread; use it as `with Client("tcp://host:port",
-    cluster="shop") as client`. Threads may share it. The arguments are those of `AsyncClient`."""
+    cluster="shop") as client`. Threads may share it. The arguments are those of `AsyncClient`; with
+    `tracing`, the span of the calling thread is the parent of what it sends."""
 
     def __init__(
         self,
@@ -45,8 +46,12 @@ class Client:
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         secret: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
+        tracing: bool = False,
+        trace_ratio: float = 0.0,
+        trace_limit: int = TRACES_A_SECOND,
     ) -> None:
         guard(self)
+        self._tracing, self._trace_ratio, self._trace_limit = tracing, trace_ratio, trace_limit
         self._secret, self._key = secret, key
         self._addresses, self._cluster = addresses, cluster
         self._send_buffer_bytes = send_buffer_bytes
@@ -60,6 +65,7 @@ class Client:
         self._thread.start()
         try:
             self._client = self._run(self._open)
+            self._bridge.tracer = self._client.tracer
             self._routers = self._client.routers
         except BaseException:
             self._stop()
@@ -93,6 +99,9 @@ class Client:
             send_buffer_bytes=self._send_buffer_bytes,
             secret=self._secret,
             key=self._key,
+            tracing=self._tracing,
+            trace_ratio=self._trace_ratio,
+            trace_limit=self._trace_limit,
         )
         return await client.__aenter__()
 

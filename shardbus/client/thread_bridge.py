@@ -15,21 +15,30 @@ next call of any thread raises its error.
 An ask ends by its deadline wherever it waits: for room in the queue, in the queue behind tells that
 wait for room in the send buffer, or for its answer. It is not sent if it leaves the queue later.
 
-Source: docs/how-to/send.md; S0.35.
+**Traces.** The span that is current when a thread sends is the parent of what it sends. In a client
+with tracing, the thread wraps the router of its message in a `SenderUnder` that has the thread's
+context, unless that has no span. Other calls run in a copy of all context variables of the thread.
+Everything else of the loop runs in an empty context, not in that of the thread that happened to
+wake it.
+
+Source: docs/how-to/send.md, docs/how-to/trace.md; S0.35.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
 from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError
 from shardbus.routing.router import Sender
+from shardbus.routing.traced_sending import Tracer
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.session import too_large
@@ -95,9 +104,43 @@ class ThreadFuture:
             self._lock.release()
 
 
-TellItem = tuple[Sender, Key, str, bytes]
+class SenderUnder:
+    """Sends by a router under the trace context of the thread that sends."""
+
+    __slots__ = ("_context", "_sender", "_tracer")
+
+    def __init__(self, sender: ByKey, tracer: Tracer, context: Any) -> None:
+        self._sender, self._tracer, self._context = sender, tracer, context
+
+    @property
+    def done(self) -> asyncio.Future[Any]:
+        """What `tell` returns while there is room."""
+        return self._sender.done
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+        """As the router's."""
+        call = partial(self._sender.tell, key, entity_id, payload)
+        return self._tracer.under(self._context, call)
+
+    def ask_for(
+        self,
+        answer: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        """As the router's."""
+        call = partial(self._sender.ask_for, answer, key, entity_id, payload, timeout_ms, decode)
+        self._tracer.under(self._context, call)
+
+
+ByKey = Sender | SenderUnder
+"""What sends a message of the queue."""
+TellItem = tuple[ByKey, Key, str, bytes]
 """A tell: router, key, entity id and payload."""
-AskItem = tuple[Sender, Key, str, bytes, int, ThreadFuture, Decode]
+AskItem = tuple[ByKey, Key, str, bytes, int, ThreadFuture, Decode]
 """An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
 Job = Callable[[], None]
 """A call that runs in the loop."""
@@ -119,6 +162,8 @@ class ThreadBridge:
         self._refused_since: float | None = None
         self._error: Exception | None = None
         self._closed = False
+        self.tracer: Tracer | None = None
+        """The tracer of a client with tracing, once it is open."""
         self.dropped = 0
         """Tells that were queued and could not be sent."""
 
@@ -126,7 +171,15 @@ class ThreadBridge:
 
     def tell(self, item: TellItem) -> None:
         """Queue a tell. Raises as `put`."""
+        if self.tracer is not None:
+            item = (self._here(item[0], self.tracer), *item[1:])
         self.put(item, len(item[3]))
+
+    @staticmethod
+    def _here(sender: ByKey, tracer: Tracer) -> ByKey:
+        """Return what sends under the trace context of this thread."""
+        context = tracer.current()
+        return sender if context is tracer.plain else SenderUnder(sender, tracer, context)
 
     def tell_nowait(self, item: TellItem) -> None:
         """Queue a tell, or raise BufferFull if the thread or the loop would wait for room."""
@@ -167,7 +220,7 @@ class ThreadBridge:
             if self._is_woken:
                 return
             self._is_woken = True
-        self._loop.call_soon_threadsafe(self._drain)
+        self._loop.call_soon_threadsafe(self._drain, context=contextvars.Context())
 
     def raise_error(self) -> None:
         """Raise the error of an earlier tell that could not be sent, if no call has raised it."""
@@ -181,7 +234,7 @@ class ThreadBridge:
 
     def ask(
         self,
-        router: Sender,
+        router: ByKey,
         key: Key,
         entity_id: str,
         payload: bytes,
@@ -190,6 +243,8 @@ class ThreadBridge:
     ) -> Any:
         """Ask, and wait for the answer. Raises as `put`, or a RequestError."""
         answer = ThreadFuture(monotonic() + timeout_ms / 1000)
+        if self.tracer is not None:
+            router = self._here(router, self.tracer)
         item = (router, key, entity_id, payload, timeout_ms, answer, read)
         self.put(item, len(payload), deadline=answer.deadline)
         return answer.result()
@@ -208,7 +263,8 @@ class ThreadBridge:
                 answer.set_exception(e)
 
         tasks: list[asyncio.Task[None]] = []  # the loop keeps no strong reference to a task
-        begin = lambda: tasks.append(self._loop.create_task(call()))  # noqa: E731
+        here = contextvars.copy_context()
+        begin = lambda: tasks.append(self._loop.create_task(call(), context=here))  # noqa: E731
         self.put(begin, last=last, deadline=answer.deadline)
         result: T = answer.result()
         return result

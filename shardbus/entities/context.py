@@ -7,7 +7,9 @@ Source: docs/how-to/define-entities.md; S2.38-S2.42, S4.15-S4.24.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 from shardbus.entities.activation import Activation
@@ -32,6 +34,7 @@ class ContextHost(Protocol):
     kind: EntityType
     node_name: str
     loop: asyncio.AbstractEventLoop
+    outside: contextvars.Context
     ref: Callable[[Any, str], Any]
     runner: EntityRunner
     deferred: DeferredWork
@@ -39,7 +42,15 @@ class ContextHost(Protocol):
     passivator: Passivator
 
     def save(self, activation: Activation, data: bytes | None) -> Awaitable[None]: ...
-    def tell_self(self, activation: Activation, method: str, payload: bytes) -> None: ...
+    def timer_cause(self) -> str: ...
+    def tell_self(
+        self,
+        activation: Activation,
+        method: str,
+        payload: bytes,
+        cause: str,
+        delay: float | None = None,
+    ) -> None: ...
 
 
 class Context(Activation):
@@ -141,22 +152,22 @@ class Context(Activation):
             SchemaError: the message cannot be encoded. ConfigError: nothing takes it. Nothing was
                 scheduled.
         """
-        method, payload = self._addressed(message)
-        return self.more().add_timer(
-            self._host.loop.call_later(delay, self._host.tell_self, self, method, payload)
-        )
+        (method, payload), host = self._addressed(message), self._host
+        fires = partial(host.tell_self, self, method, payload, host.timer_cause(), delay)
+        return self.more().add_timer(host.loop.call_later(delay, fires, context=host.outside))
 
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
         Otherwise as `schedule_once`."""
-        method, payload = self._addressed(message)
+        (method, payload), host = self._addressed(message), self._host
+        cause = host.timer_cause()
 
         def begin() -> None:
-            self.more().add_timer(self._host.loop.call_later(interval, again))
+            self.more().add_timer(host.loop.call_later(interval, again, context=host.outside))
 
         def again() -> None:
             begin()  # first: the message may end the entity, and this timer with it
-            self._host.tell_self(self, method, payload)
+            host.tell_self(self, method, payload, cause)
 
         begin()
 

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
@@ -30,7 +31,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, InstanceContext
-from shardbus.entities.entity_type import EntityType, StopReason
+from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.passivator import Passivator
 from shardbus.entities.reassertion import raise_fences
@@ -41,6 +42,7 @@ from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, Refused, StaleFence, StateTooLarge, Unhandled
+from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
@@ -75,6 +77,10 @@ class Host:
         self.stopper = Stopper(kind, self.patience, self._gone)
         self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish, self.gate)
         self.stopper.attach(self.runner)
+        self.outside = self.runner.running_handlers.eager.outside
+        """The context of timers: not that of the handler that sets one."""
+        self.tracer: Any = None
+        """The tracer (`routing.traced_sending`) of a node with tracing."""
         self.counts = self.runner.counts
         self.deferred = self.runner.deferred
         self.active: dict[str, Activation] = {}
@@ -390,12 +396,41 @@ class Host:
 
     # ---- what contexts call
 
-    def tell_self(self, activation: Activation, method: str, payload: bytes) -> None:
-        """Hand the message of a timer to its own entity."""
+    def timer_cause(self) -> str:
+        """Return the trace context of the handler that sets a timer now; empty if it has none."""
+        return "" if self.tracer is None else str(self.tracer.cause())
+
+    def tell_self(
+        self,
+        activation: Activation,
+        method: str,
+        payload: bytes,
+        cause: str,
+        delay: float | None = None,
+    ) -> None:
+        """Hand the message of a timer to its own entity. `cause`: the `timer_cause` when it was
+        set; `delay`: the seconds since, None for one that repeats."""
         if self.find(activation.key, activation.shard.shard) is not activation:
             return
-        message = Message(self.kind.invokers[method], payload, None, Origin.OWN, 0)
+        invoker = self.kind.invokers[method]
+        if self.tracer is not None:
+            one = self.kind.interface.instances is None
+            entity_id = activation.key if one else split_row(activation.key)[0]
+            trace = self.tracer.fired(cause, self.name, entity_id, method, delay)
+            invoker = self.traced(invoker, trace, asked=False) if trace else invoker
+        message = Message(invoker, payload, None, Origin.OWN, 0)
         self.stopper.receive_own(activation, message)
+
+    def traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker:
+        """Return the invoker of one message that carries a trace context. Without tracing here the
+        context only travels on, should the message be forwarded."""
+        function = invoker.function
+        if self.tracer is not None:
+            is_async, method = invoker.is_async, invoker.name
+            function = self.tracer.handling(
+                function, trace, self.loop, is_async=is_async, asked=asked, method=method
+            )
+        return replace(invoker, function=function, trace=trace)
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too.

@@ -8,7 +8,8 @@ it uses is the API: the application chooses an SDK, its sampler and its exporter
      └─ relay          span `relay`, on a node that sends the message on to a later home
      └─ entity         span `buffered` (why: mailbox), then span `handle`
          └─ save       span `save`, until the store has the state
-         └─ ask ...    what the handler asks or tells
+         ├─ ask ...    what the handler asks or tells
+         └─ timer      the time of a timer that the handler sets, then span `handle`
 
 The envelope carries one text: the W3C `traceparent` of the sender's span, its `tracestate`, and the
 `traceparent` of each relay and each wait for a home, which become *links* of the span `handle`:
@@ -18,7 +19,9 @@ The envelope carries one text: the W3C `traceparent` of the sender's span, its `
 **Sampling by the parent.** A message is traced if the span that is current when it is sent is
 sampled. If there is none, code outside of entities begins a trace for `ratio` of its messages, and
 for at most `limit` of them in a second; an entity never does. A message that is not traced carries
-nothing, so neither does what it causes. What others send is read strictly: a text that is none
+nothing, so neither does what it causes. The message of a timer belongs to the trace of the handler
+that set it; a timer that repeats begins a trace each time, as code outside of entities does, with a
+link to that handler. What others send is read strictly: a text that is none
 counts as no context.
 
 **What an untraced message costs.** Its sender reads the current context from its variable, compares
@@ -171,6 +174,15 @@ class Tracing:
     def _gap(self) -> int:
         return self._dice.randint(1, max(1, round(2 / self._ratio) - 1)) if self._ratio else NEVER
 
+    @staticmethod
+    def under(context: Context, call: Callable[[], Any]) -> Any:
+        """Call with this context as the current one, as a thread had it that sends by the loop."""
+        token = attach(context)
+        try:
+            return call()
+        finally:
+            detach(token)
+
     def send(
         self, what: str, entity_type: str, entity_id: str, method: str, context: Context
     ) -> Span:
@@ -308,6 +320,34 @@ class Tracing:
             "shardbus.method": method or "receive",
             "shardbus.process": self.where,
         }
+
+    # ---- timers
+
+    def cause(self) -> str:
+        """Return what a timer carries that is set now: the context of its handler."""
+        return self.text(trace.get_current_span())
+
+    def fired(
+        self, cause: str, entity_type: str, entity_id: str, method: str, delay: float | None
+    ) -> str:
+        """Return what the message of a timer carries; empty if it is not traced. The message of one
+        that was set `delay` seconds ago belongs to the trace of the handler that set it. A timer
+        that repeats, `delay` None, or whose handler was not traced, begins a trace as code outside
+        of entities does."""
+        about = self._about(entity_type, entity_id, method)
+        if cause and delay is not None:
+            return self.passed(cause, f"timer {entity_type}", about, delay)
+        self.left -= 1
+        context = self.parent()
+        if context is None:
+            return ""
+        read = self.read(cause)
+        links = [] if read is None else [Link(read.parent)]
+        span = self._tracer.start_span(
+            f"timer {entity_type}", context, SpanKind.PRODUCER, about, links
+        )
+        span.end()
+        return self.text(span)
 
     # ---- the store
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
@@ -158,7 +157,7 @@ class RegionShell:
             self._start_elsewhere,
             node.gate,
         )
-        self.host.passes_on = True
+        self.host.passes_on, self.host.tracer = True, node.tracer
         drop, name = node.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
         self._place(within)
@@ -264,7 +263,7 @@ class RegionShell:
                     self.host.counts.drop("unhandled", len(part.ids), via)
             return
         if run.trace:
-            invoker = self._traced(invoker, run.trace, asked=False)
+            invoker = self.host.traced(invoker, run.trace, asked=False)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id)
@@ -307,7 +306,7 @@ class RegionShell:
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
         if run.trace:
-            invoker = self._traced(invoker, run.trace, asked=True)
+            invoker = self.host.traced(invoker, run.trace, asked=True)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id, run.chain)
@@ -324,17 +323,6 @@ class RegionShell:
         else:
             slices = sliced(run.ids, run.payloads, run.corrs)
             self._deliver(self._find, arrive, invoker, session, slices, deadline, chain, ahead)
-
-    def _traced(self, invoker: Invoker, trace: str, *, asked: bool) -> Invoker:
-        """Return the invoker of one message that carries a trace context. Without tracing here the
-        context only travels on, should the message be forwarded."""
-        tracer, function = self._node.tracer, invoker.function
-        if tracer is not None:
-            is_async, method = invoker.is_async, invoker.name
-            function = tracer.handling(
-                function, trace, self._loop, is_async=is_async, asked=asked, method=method
-            )
-        return replace(invoker, function=function, trace=trace)
 
     def _deliver_sampled(
         self,
@@ -389,7 +377,7 @@ class RegionShell:
         else:
             invoker = self.sampling.timed_alone(invoker)
         if message.trace:
-            invoker = self._traced(invoker, message.trace, asked=asker is not None)
+            invoker = self.host.traced(invoker, message.trace, asked=asker is not None)
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         self._node.gate.is_shut()  # a start looks at the last check only

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from shardbus import AsyncClient, Entity, EntityFailed, Rejection, ShardBus, handler
+from shardbus import AsyncClient, Client, Entity, EntityFailed, Rejection, ShardBus, handler
 from shardbus.config.settings import TracingSettings
 from shardbus.integrations.starlette import TraceContext, client_of, lifespan
 from shardbus.node.node import Node
@@ -81,6 +81,31 @@ def application() -> ShardBus:
         @handler
         def stay(self) -> None:
             Order.stays = self.context.node
+
+    @bus.entity("alarm", shards=1)
+    class Alarm(Entity):
+        rings = 0
+
+        @handler
+        def set_once(self, delay: float, then: str) -> None:
+            self.context.schedule_once(delay, then)
+
+        @handler
+        async def repeat(self) -> None:
+            self.context.schedule(0.005, "ring")
+
+        @handler
+        async def ring(self) -> None:
+            self.rings += 1
+            await self.context.ref("log", "rings").note.tell(self.rings)
+
+        @handler
+        def ring_plainly(self) -> None:
+            self.context.ref("log", "rings").note.tell_nowait(1)
+
+        @handler
+        def rung(self) -> int:
+            return self.rings
 
     @bus.entity("log", shards=4)
     class Log(Entity):
@@ -271,3 +296,118 @@ async def test_B151_the_context_of_a_web_request_is_the_parent(traced: Nodes, ke
     asked = kept.one("ask order")
     assert parent_of(asked) == 0xB7AD6B7169203331
     assert asked.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+
+
+@pytest.mark.parametrize("then", ["ring", "ring_plainly"])
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+async def test_B151_the_message_of_a_timer_belongs_to_the_trace_of_the_handler_that_set_it(
+    traced: Nodes, kept: Spans, then: str, delay: float
+) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client = await traced.client(node, tracing=True)
+    with kept.root():
+        await client.call("alarm", "a", "set_once", delay, then)
+    await until(lambda: kept.named("handle log.note"), "what the handler of the timer tells")
+    setting, timer = kept.one("handle alarm.set_once"), kept.one("timer alarm")
+    rung = kept.one(f"handle alarm.{then}")
+    assert parent_of(timer) == parent_of(rung) == id_of(setting)
+    assert [link.context.span_id for link in rung.links] == [id_of(timer)]
+    assert timer.end_time - timer.start_time == pytest.approx(delay * 1e9, abs=1e3)
+    assert timer.attributes["shardbus.entity_id"] == "a"
+    assert timer.attributes["shardbus.method"] == then
+    assert parent_of(kept.one("handle log.note")) == id_of(kept.one("tell log"))
+    assert parent_of(kept.one("tell log")) == id_of(rung)
+
+
+async def test_B151_the_timer_of_an_untraced_handler_sends_nothing_traced(
+    traced: Nodes, kept: Spans
+) -> None:
+    [node] = await traced.cluster(application(), 1)
+    client = await traced.client(node, tracing=True)
+    await client.call("alarm", "a", "set_once", 0.0, "ring")
+    await client.call("alarm", "a", "repeat")
+    await until_rung(client, 3)
+    assert kept.all == []
+
+
+async def until_rung(client: AsyncClient, times: int) -> None:
+    """Return when the alarm has rung that often."""
+    async with asyncio.timeout(20):
+        while await client.call("alarm", "a", "rung") < times:
+            pass
+
+
+async def test_B151_a_timer_that_repeats_begins_a_trace_each_time_by_the_ratio(
+    nodes: Nodes, kept: Spans
+) -> None:
+    nodes.tracing = TracingSettings(enabled=True, ratio=1.0)
+    [node] = await nodes.cluster(application(), 1)
+    client = await nodes.client(node, tracing=True)
+    with kept.root():
+        await client.call("alarm", "a", "repeat")
+    await until(lambda: len(kept.named("handle alarm.ring")) > 1, "the second time")
+    setting = kept.one("handle alarm.repeat")
+    first, second = kept.named("timer alarm")[:2]
+    assert parent_of(first) is parent_of(second) is None
+    ids = {span.context.trace_id for span in (setting, first, second)}
+    assert len(ids) == 3
+    for timer, rung in zip((first, second), kept.named("handle alarm.ring"), strict=False):
+        assert [link.context.span_id for link in timer.links] == [id_of(setting)]
+        assert parent_of(rung) == id_of(timer)
+
+
+async def test_B151_what_a_thread_sends_by_the_blocking_client_is_traced(
+    traced: Nodes, kept: Spans
+) -> None:
+    [node] = await traced.cluster(application(), 1)
+
+    def send() -> None:
+        with Client(f"tcp://{node.me.address}", cluster="shop", tracing=True) as client:
+            client.ask("stock", "fig", "take", 1)
+            client.tell("log", "before", "note", 1)
+            with kept.root():
+                assert client.call("stock", "fig", "take", 2) == 3
+                client.tell("log", "under", "note", 1)
+                assert client.ask_many("stock", [("fig", "take")])[0].definite
+                with pytest.raises(EntityFailed):
+                    client.call("stock", "fig", "fail")
+            with unsampled():
+                client.tell("log", "under one that is not sampled", "note", 1)
+                client.call("stock", "fig", "take", 1)
+            client.tell("log", "behind", "note", 1)
+            client.flush()
+
+    await asyncio.to_thread(send)
+    await until(lambda: kept.named("handle log.note"), "the told message")
+    request = kept.one("request")
+    sent = [span for span in kept.all if span.name.startswith(("ask ", "tell "))]
+    assert [span.name for span in sent] == ["ask stock", "tell log", "ask stock", "ask stock"]
+    assert {parent_of(span) for span in sent} == {id_of(request)}
+    assert [span.status.status_code for span in sent] == [
+        StatusCode.UNSET,
+        StatusCode.UNSET,
+        StatusCode.ERROR,
+        StatusCode.ERROR,
+    ]
+    assert parent_of(kept.one("handle stock.take")) == id_of(sent[0])
+    assert kept.one("handle log.note").attributes["shardbus.entity_id"] == "under"
+    assert parent_of(kept.one("handle stock.fail")) == id_of(sent[3])
+    assert {span.context.trace_id for span in kept.all} == {request.context.trace_id}
+
+
+async def test_B151_the_ratio_begins_traces_of_the_blocking_client(
+    traced: Nodes, kept: Spans
+) -> None:
+    [node] = await traced.cluster(application(), 1)
+
+    def send() -> None:
+        address = f"tcp://{node.me.address}"
+        with Client(address, cluster="shop", tracing=True, trace_ratio=1.0) as client:
+            with unsampled():
+                client.call("stock", "fig", "take", 1)
+            client.call("stock", "fig", "take", 1)
+
+    await asyncio.to_thread(send)
+    asked = kept.one("ask stock")
+    assert parent_of(asked) is None
+    assert parent_of(kept.one("handle stock.take")) == id_of(asked)

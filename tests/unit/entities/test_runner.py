@@ -716,6 +716,25 @@ async def test_its_own_timers_do_not_keep_an_entity_in_memory() -> None:
 
 
 @pytest.mark.parametrize("how", ["schedule", "schedule_once"])
+async def test_a_timer_has_no_context_variable_of_the_handler_that_set_it(how: str) -> None:
+    class Clocked(Entity):
+        log: Log
+
+        @handler
+        def begin(self, how: str) -> None:
+            COLOUR.set("red")
+            getattr(self.context, how)(0.001, "tick")
+
+        def receive(self, message: str) -> None:
+            self.log.rows.append(COLOUR.get())
+
+    b = bench(Clocked, log := Log())
+    await b.ask("e", "begin", how)
+    await until(lambda: log.rows, "a message")
+    assert log.rows[0] == "none"
+
+
+@pytest.mark.parametrize("how", ["schedule", "schedule_once"])
 async def test_B118_a_timer_with_a_message_that_cannot_be_encoded_is_refused(how: str) -> None:
     class Clocked(Entity):
         @handler
