@@ -32,6 +32,7 @@ class FakeAsyncClient:
     """An `AsyncClient` that has lost 3 messages; entering it fails if told so."""
 
     error: Exception | None = None
+    tracer = None
     entered = closed = 0
 
     def __init__(self, *addresses: str, **options: Any) -> None:
@@ -108,6 +109,7 @@ def test_options_reach_the_asynchronous_client() -> None:
     with patch.object(blocking, "AsyncClient", FakeAsyncClient):
         options = {"timeout": 2.0, "connect_timeout": 3.0, "send_buffer_bytes": 2**25}
         options |= {"secret": "cluster.secret", "key": "own.key"}
+        options |= {"tracing": False, "trace_ratio": 0.5, "trace_limit": 7}
         with Client("tcp://h:1", cluster="shop", **options) as client:  # type: ignore[arg-type]
             made: Any = client._client
             assert made.options == {"cluster": "shop", **options}
