@@ -252,8 +252,8 @@ def explain(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why an entity or a shard is on its node, its past moves and what it waits for; or
-    how splits were decided."""
+    """Explain why an entity is slow, the likeliest cause first, where it lives and why; or where a
+    shard moved; or how splits were decided."""
     if entity_type == "downing" and not entity_id:
         _explain_downing(_page(node, as_json, "v1", "downing"))
         return
@@ -263,6 +263,9 @@ def explain(
     what = (entity_type, entity_id) if shard is None else (entity_type,)
     if answer := _page(node, as_json, "v1", "explain", *what, shard=shard):
         history, instances = answer.pop("history", None), answer.pop("instances", ())
+        figures = answer.pop("figures", None)
+        if "causes" in answer:
+            _list_causes(answer.pop("causes"), figures)
         output.facts(answer)
         _list_instances(instances)
         if history:
@@ -272,6 +275,19 @@ def explain(
             output.note("its coordinator does not answer, so its history is unknown")
         else:
             output.note("its coordinator has no change of it on record")
+
+
+def _list_causes(causes: list[dict[str, Any]], figures: dict[str, Any] | None) -> None:
+    """Print why an entity is slow, as paragraphs."""
+    for number, cause in enumerate(causes, 1):
+        name = str(cause["cause"]).replace("_", " ")
+        output.data(f"{number}. {output.safe(name)}: {output.safe(cause['text'])}")
+        output.data(f"   to do: {output.safe(cause['remedy'])}")
+    if not causes and figures is None:
+        output.data("Nothing that this node knows is slow; the home has given no figures.")
+    elif not causes:
+        output.data("Nothing that this node and the home know is slow.")
+    output.data("")
 
 
 def _explain_downing(answer: dict[str, Any]) -> None:

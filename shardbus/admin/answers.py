@@ -21,6 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from shardbus.admin.brief import brief_of
+from shardbus.admin.entity_watch import to_plain, watch
 from shardbus.admin.metrics import VERSION
 from shardbus.admin.services import AdminServices
 from shardbus.admin.shard_map import ShardMaps
@@ -72,6 +73,7 @@ class NodeAnswers:
             self.stats,
             self.state_bytes,
             self.suspension,
+            self.figures,
             self.vitals,
             self.table,
             self.shard,
@@ -127,6 +129,11 @@ class NodeAnswers:
     def suspension(self) -> str:
         """Why no entity of this node handles messages; empty if they do."""
         return self._node.gate.describe()
+
+    async def figures(self, name: str, shard: str, entity_id: str) -> dict[str, Any]:
+        """What this node knows about an entity that lives here, and about itself."""
+        region = region_of(self._node.regions, name)
+        return to_plain(await watch(self._node, region, shard, entity_id))
 
     def vitals(self) -> list[list[Any]]:
         """How busy this node is, and the nodes that it watches: for each its name, its vitals, and

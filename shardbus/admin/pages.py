@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest
 from operator import itemgetter
@@ -17,11 +18,13 @@ from random import Random
 from typing import Any
 
 from shardbus.admin.answers import NodeAnswers
+from shardbus.admin.entity_watch import of_plain, to_plain
 from shardbus.admin.metrics import render
 from shardbus.admin.overview import ClusterOverview
 from shardbus.admin.services import AdminServices
 from shardbus.admin.setting_rows import rows_of
 from shardbus.admin.shard_control import ShardControl, address_of, agreed
+from shardbus.admin.slowness import EntityPlace, causes
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -45,6 +48,7 @@ from shardbus.routing.paths import ancestors
 from shardbus.routing.refs import start_entity
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.sharding.intents import split_intents
+from shardbus.sharding.messages import Home
 from shardbus.sharding.shard_load import MESSAGES, UNITS
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.transport.permissions import LIST_STORED
@@ -133,6 +137,21 @@ def _shard_of(region: RegionShell, entity_id: str) -> str | None:
 def _check_shard(region: RegionShell, shard: str) -> None:
     if not region.router.has_shard(shard):
         raise ConfigError(f"{region.name!r} has no shard {shard!r}")
+
+
+def _moves(region: RegionShell, shard: str) -> bool:
+    """True if messages for a shard wait here until it has moved."""
+    route = region.router.routes.get(shard)
+    return route is not None and route.out is None
+
+
+def _key(answer: Json) -> str:
+    """The id under which an entity's messages arrive: with the number of its instance, if it has
+    one."""
+    entity_id, instance = str(answer["id"]), answer.get("instance")
+    if not isinstance(instance, int) or INSTANCE_MARK in entity_id:
+        return entity_id
+    return wire_id(entity_id, instance)
 
 
 def _ago(now: datetime, age: float) -> str:
@@ -684,44 +703,87 @@ class AdminPages:
         }
 
     async def explain(self, type: str, id: str) -> Json:
-        """The home of an entity, the reason for it, and what its messages wait for."""
+        """The home of an entity, the reason for it, and why its messages take long."""
         region = self._region(type)
         answer = await self.where(type, id)
         machine = region.router.region
         shard = str(answer["shard"])
         home = machine.home_of(shard)
-        route = region.router.routes.get(shard)
+        suspended, figures, known = await asyncio.gather(
+            self._of_home(home, "suspension"),
+            self._of_home(home, "figures", type, shard, _key(answer)),
+            self._shard_answer(region, shard),
+        )
         messages, size = machine.buffered
-        suspended = await self._suspension_of(home.node) if home is not None else ""
-        if home is None:
-            why = "no home is known here; the coordinator is asked while messages wait"
-        elif suspended is None:
-            why = f"its home {home.node} does not answer; messages wait until it does or is removed"
-        elif suspended:
-            place = "this node" if home.node == self._node.me else str(home.node)
-            why = f"its home is {place}, which is {suspended}; messages wait for their entities"
-        elif route is not None and route.out is None:
-            why = "messages wait here: the shard is on the move"
-        else:
-            why = "the home is known, messages go there directly"
+        state = str((known or {}).get("state", ""))
+        place = self._entity_place(region, shard, state, suspended)
+        seen = of_plain(figures) if figures else None
         answer |= {
             "layout": region.entity_type.interface.layout,
             "fence": home.fence if home is not None else None,
             "coordinator": str(region.coordinator) if region.coordinator else None,
             "epoch": machine.epoch,
-            "why": why,
+            "why": self._why(region, shard, home, suspended),
             "suspended": suspended or None,
             "buffered": {"messages": messages, "bytes": size},
-            "history": _changes(await self._shard_answer(region, shard)),
+            "causes": [asdict(cause) for cause in causes(place, seen)],
+            "figures": to_plain(seen) if seen is not None else None,
+            "history": _changes(known),
         }
         return answer
 
-    async def _suspension_of(self, node: NodeId) -> str | None:
-        """Why no entity of this node handles messages; empty if they do, None if it does not
-        answer."""
+    def _why(
+        self, region: RegionShell, shard: str, home: Home | None, suspended: str | None
+    ) -> str:
+        """Where the messages for a shard go."""
+        if home is None:
+            return "no home is known here; the coordinator is asked while messages wait"
+        if suspended is None:
+            return (
+                f"its home {home.node} does not answer; messages wait until it does or is removed"
+            )
+        if suspended:
+            place = "this node" if home.node == self._node.me else str(home.node)
+            return f"its home is {place}, which is {suspended}; messages wait for their entities"
+        if _moves(region, shard):
+            return "messages wait here: the shard is on the move"
+        return "the home is known, messages go there directly"
+
+    def _entity_place(
+        self, region: RegionShell, shard: str, state: str, suspended: str | None
+    ) -> EntityPlace:
+        node, home = self._node, region.router.region.home_of(shard)
+        at = home.node if home is not None else None
+        since = node.unreachable_since.get(at) if at is not None else None
+        phis = node.watching.overview.phis if node.watching is not None else {}
+        downing = node.settings.cluster.downing
+        return EntityPlace(
+            home=str(at) if at is not None else "",
+            shard=shard,
+            shard_state=state,
+            moving=home is not None and _moves(region, shard),
+            suspended=suspended,
+            unreachable_for=node.loop.time() - since if since is not None else None,
+            phi=phis.get(at) if at is not None else None,
+            waiting=region.router.region.buffered[0],
+            missing="" if region.coordinator is not None else self._no_coordinator(region),
+            decision=f"`{downing.strategy}` decides once membership has been stable for "
+            f"{downing.stable_after:g} s",
+        )
+
+    @staticmethod
+    def _no_coordinator(region: RegionShell) -> str:
+        return region.missing if region.stranger is not None else "none is known here"
+
+    async def _of_home(self, home: Home | None, question: str, *arguments: object) -> Any:
+        """The answer of an entity's home; empty if it is of an older release, which does not know
+        the question, or there is no home. None without an answer."""
+        if home is None:
+            return ""
+        of = str(arguments[0]) if arguments else ""
         try:
-            return str(await self._node.rpc.ask(node, "suspension"))
-        except Unhandled:  # a node of an older release, which does not know the question
+            return await self._node.rpc.ask(home.node, question, *arguments, of=of)
+        except Unhandled:
             return ""
         except RequestError:
             return None

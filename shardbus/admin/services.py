@@ -50,6 +50,7 @@ class AdminServices(Protocol):
     stopped: asyncio.Future[str]
     store: StateStore
     subscriptions: Subscriptions
+    unreachable_since: dict[NodeId, float]
     view: MembershipView | None
     vitals: VitalsSampler
 

@@ -10,6 +10,9 @@ for.
              in its batch, in the                    with all that it
              mailbox, for a start                    awaits
 
+The last samples are kept one by one, too (`recent`), with their entities: they say which entity a
+node works for, and how long its handlers take, without a figure per entity.
+
 A message that no handler gets, because its mailbox is full or its deadline passes, is in neither
 histogram: `messages_dropped` counts it.
 
@@ -18,49 +21,81 @@ Source: docs/reference/metrics.md; B.150.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from shardbus.histograms import Histogram
 
+RECENT_MAX = 1000
+"""Samples that are kept one by one: of the last ten seconds or more."""
+
+
+class SampledMessage:
+    """A message that stands for `weight` messages. `waited` and `took` are seconds, None until its
+    handler begins and ends."""
+
+    __slots__ = ("arrived", "entity_id", "method", "took", "waited", "weight")
+
+    def __init__(self, arrived: float, entity_id: str, method: str, weight: int) -> None:
+        self.arrived, self.entity_id, self.method = arrived, entity_id, method
+        self.weight = weight
+        self.waited: float | None = None
+        self.took: float | None = None
+
 
 class MessageTimes:
     """The histograms of one type. `clock` is the loop's."""
 
-    __slots__ = ("_clock", "handled", "waited")
+    __slots__ = ("_clock", "handled", "recent", "waited")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.waited, self.handled = Histogram(), Histogram()
+        self.recent: deque[SampledMessage] = deque(maxlen=RECENT_MAX)
+        """The last samples by their arrival, oldest first."""
         self._clock = clock
 
     def timed(
-        self, function: Callable[..., Any], weight: int, *, is_async: bool
+        self,
+        function: Callable[..., Any],
+        weight: int,
+        *,
+        is_async: bool,
+        entity_id: str = "",
+        method: str = "",
     ) -> Callable[..., Any]:
         """Return a handler's function for a message that arrives now and stands for `weight`."""
         clock, waited, handled = self._clock, self.waited, self.handled
         arrived = clock()
+        sample = SampledMessage(arrived, entity_id, method, weight)
+        if entity_id:
+            self.recent.append(sample)
 
         if is_async:
 
             @wraps(function)
             async def call_async(entity: Any, *args: Any) -> Any:
                 began = clock()
-                waited.observe(began - arrived, weight)
+                sample.waited = began - arrived
+                waited.observe(sample.waited, weight)
                 try:
                     return await function(entity, *args)
                 finally:
-                    handled.observe(clock() - began, weight)
+                    sample.took = clock() - began
+                    handled.observe(sample.took, weight)
 
             return call_async
 
         @wraps(function)
         def call(entity: Any, *args: Any) -> Any:
             began = clock()
-            waited.observe(began - arrived, weight)
+            sample.waited = began - arrived
+            waited.observe(sample.waited, weight)
             try:
                 return function(entity, *args)
             finally:
-                handled.observe(clock() - began, weight)
+                sample.took = clock() - began
+                handled.observe(sample.took, weight)
 
         return call

@@ -153,6 +153,11 @@ class SlowHandlers:
 
 def suspended(eager: EagerTask) -> list[str]:
     """Return where the code of a task waits, innermost first."""
+    return places(reversed(suspended_frames(eager)))
+
+
+def suspended_frames(eager: EagerTask) -> list[tuple[FrameType, int]]:
+    """Return the frames of the code of a task that waits, each with its line, innermost last."""
     frames: list[tuple[FrameType, int]] = []
     inner: Any = eager.coroutine
     while inner is not None:
@@ -160,7 +165,7 @@ def suspended(eager: EagerTask) -> list[str]:
         if frame is not None:
             frames.append((frame, frame.f_lineno))
         inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
-    return places(reversed(frames))
+    return frames
 
 
 def places(stack: Iterable[tuple[FrameType, int]]) -> list[str]:

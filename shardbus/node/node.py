@@ -93,6 +93,8 @@ from shardbus.wire.control import encode_control
 log = logging.getLogger("shardbus.node")
 
 RELEASE_S = 1.0
+STORE_MARK_S = 10
+"""Between two marks of the store's latencies (`EntityStates.mark`)."""
 UNREACHABLE_TIMEOUT_S = 0.5
 """For an answer of a member that is unreachable."""
 
@@ -154,6 +156,8 @@ class Node:
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
+        self.unreachable_since: dict[NodeId, float] = {}
+        """Members that are unreachable, and since when, on the clock of the loop."""
         self._departed: dict[NodeId, None] = {}
         """Nodes that were members a moment ago, and may still forward messages."""
         self._leases, self._reassertions = TaskSet(), TaskSet()
@@ -290,6 +294,7 @@ class Node:
             add(f"handlers of {name}", partial(region.find_slow_handlers, self.slow), SECOND)
             add(f"samples of {name}", region.pace, SECOND)
         add("loads", self.load_reports.on_tick, SECOND)
+        add("latencies of the store", lambda tick: self.states.mark(), STORE_MARK_S * SECOND)
         add("samples of asks", lambda tick: self.endpoint.sent.pace(), SECOND)
         add("quarantine", lambda tick: self.quarantine_stalled_peers(), SECOND)
         add("loopback", lambda tick: self.loopback.expire())
@@ -453,7 +458,9 @@ class Node:
 
     def _on_view(self, view: MembershipView) -> None:
         before, self._suspects = self._peers, set(self.view.unreachable if self.view else ())
-        self.view = view
+        self.view, now = view, self.loop.time()
+        since = self.unreachable_since
+        self.unreachable_since = {node: since.get(node, now) for node in view.unreachable}
         self.subscriptions.on_view(view)
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive

@@ -120,7 +120,13 @@ class LoadSampling:
         if invoker is None or function is None:
             return at, None
         if self.latencies is not None:
-            function = self.latencies.timed(function, since, is_async=invoker.is_async)
+            function = self.latencies.timed(
+                function,
+                since,
+                is_async=invoker.is_async,
+                entity_id=ids[at],
+                method=invoker.name,
+            )
         changed = function is not invoker.function
         return at, replace(invoker, function=function) if changed else None
 

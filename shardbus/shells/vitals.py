@@ -47,6 +47,8 @@ class VitalsSampler:
         publish: Callable[[Vitals], None],
     ) -> None:
         self.averages = Averages()
+        self.latest = Vitals()
+        """The last measurement."""
         self._cpu_time, self._resident = environment.cpu_time, environment.resident_bytes
         self._regions, self._now, self._publish = regions, now, publish
         self._at: float | None = None
@@ -95,6 +97,7 @@ class VitalsSampler:
             mailbox=float(self._waiting()),
             rate=max(0, accepted - self._accepted) / passed,
         )
+        self.latest = measured
         self._begin(now)
         self._publish(self.averages.add(measured, now))
 

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
-from shardbus.histograms import Histogram
+from shardbus.histograms import Histogram, HistogramWindow
 from shardbus.store.group_commit import SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
 
 LOAD, SAVE = "load", "save"
+MARKS = 6
+"""Marks by which recent latencies are known: one in ten seconds makes a minute."""
 
 
 class EntityStates:
@@ -38,6 +40,7 @@ class EntityStates:
         """The last failure of the store, with the remedy."""
         self.durations: dict[tuple[str, str], Histogram] = {}
         """Of calls that have ended, by entity type and `load` or `save`."""
+        self._window = HistogramWindow[tuple[str, str]](MARKS)
 
     async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         """Return the stored state, None if there is none; raise its stored fence to `fence`."""
@@ -85,3 +88,24 @@ class EntityStates:
         if histogram is None:
             histogram = self.durations[entity_type, operation] = Histogram()
         return histogram
+
+    def mark(self) -> None:
+        """Let what was measured up to `MARKS` marks ago be recent no more."""
+        self._window.mark(self.durations)
+
+    def recent(self, entity_type: str, operation: str) -> Histogram:
+        """Return the durations of the last minute."""
+        key = (entity_type, operation)
+        return self._window.recent(key, self.durations.get(key) or Histogram())
+
+    def recent_of_all(self) -> Histogram:
+        """Return the durations of all calls of the last minute."""
+        total = Histogram()
+        for key in list(self.durations):
+            total.add(self.recent(*key))
+        return total
+
+    @property
+    def longest_save(self) -> float:
+        """Seconds for which the oldest save under way has had no answer; 0 without one."""
+        return max(group.longest_wait for group in (self._group, *self._groups.values()))

@@ -76,8 +76,8 @@ class SaveGroup:
         self._in_flight: set[tuple[str, str, str]] = set()
         """The entities whose saves are in flight."""
         self._idle_writers = WRITERS
-        self._writing = 0
-        """Writers that have a batch in flight."""
+        self._writing: list[list[_Waiting]] = []
+        """The batches in flight, one for each writer that has one."""
         self._tasks = TaskSet()
 
     def save(
@@ -105,15 +105,24 @@ class SaveGroup:
             return 0, 0.0
         return len(self._waiting), perf_counter() - self._waiting[0][2]
 
+    @property
+    def longest_wait(self) -> float:
+        """Seconds for which the oldest save has had no answer; 0 if none is under way. In a batch
+        and among those that wait the first one is the oldest."""
+        firsts = [batch[0][2] for batch in self._writing]
+        if self._waiting:
+            firsts.append(self._waiting[0][2])
+        return perf_counter() - min(firsts) if firsts else 0.0
+
     async def _write(self) -> None:
         """Write batches until nothing waits."""
         try:
             while batch := self._take():
-                self._writing += 1
+                self._writing.append(batch)
                 try:
                     await self._write_batch(batch)
                 finally:
-                    self._writing -= 1
+                    self._writing = [other for other in self._writing if other is not batch]
                     self._in_flight.difference_update(save[:3] for save, _, _ in batch)
         finally:
             self._idle_writers += 1
@@ -140,7 +149,7 @@ class SaveGroup:
         """Return the next batch: this writer's share of what waits."""
         batch: list[_Waiting] = []
         waiting, in_flight = self._waiting, self._in_flight
-        share = max(ALONGSIDE, -(-len(waiting) // (WRITERS - self._writing)))
+        share = max(ALONGSIDE, -(-len(waiting) // (WRITERS - len(self._writing))))
         most, size = min(share, BATCH_SAVES), 0
         while waiting and len(batch) < most and size < BATCH_BYTES:
             save, answer, _ = waiting[0]

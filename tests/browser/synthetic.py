@@ -167,6 +167,15 @@ class Fleet(FakeNode):
             "coordinator": self.names[0],
             "epoch": 3,
             "why": "the home is known, messages go there directly",
+            "causes": [
+                {
+                    "cause": "slow_handler",
+                    "seconds": 7.4,
+                    "text": "its handler `add` takes 240 ms (p99), 31 messages wait",
+                    "remedy": "make it shorter",
+                }
+            ],
+            "figures": {"mailbox": 31},
             "suspended": None,
             "buffered": {"messages": 0, "bytes": 0},
             "history": [],

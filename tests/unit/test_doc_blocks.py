@@ -36,6 +36,7 @@ SESSIONS = {
     "examples/README.md": "tests/process/test_readme.py",
     "docs/tutorial.md": "tests/process/test_tutorial.py",
     "docs/tutorial-partitions.md": "tests/process/test_tutorial.py",
+    "docs/how-to/slow.md": "tests/process/test_slow.py",
     "docs/how-to/keys.md": "tests/process/test_tutorial.py",
 }
 """The test that runs and compares the sessions of a page."""

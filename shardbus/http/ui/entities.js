@@ -7,6 +7,14 @@ import { address, clock, count, number, seconds, visible } from "./model.js";
 const PAGE = 200;
 const ROWS_MAX = 20_000;
 
+/** Why an entity is slow, the likeliest cause first, each with what to do. */
+function causeList(causes, figures) {
+  if (causes.length === 0) {
+    return h("p", {}, figures ? "Nothing that this node and the home know is slow." : "Nothing that this node knows is slow; the home has given no figures.");
+  }
+  return h("ol", { class: "causes" }, causes.map((one) => h("li", {}, h("strong", {}, one.cause.replaceAll("_", " ")), ": ", name(one.text, 1000), h("br"), "To do: ", name(one.remedy, 500))));
+}
+
 /** Columns of changes of a shard's home. */
 export const changeRows = [
   { title: "at", of: (row) => clock(row.at) },
@@ -75,7 +83,7 @@ export class Entities {
     return this.show($("entity-type").value, id);
   }
 
-  /** Show where an entity lives, why, and what it has stored. */
+  /** Show why an entity is slow, where it lives, and how its shard moved. */
   async show(type, id) {
     const place = $("entity-detail");
     place.hidden = false;
@@ -101,6 +109,7 @@ export class Entities {
     ];
     place.replaceChildren(
       h("h3", {}, name(type, 60), " ", name(id)),
+      ...(found.causes ? [h("h4", {}, "Why it is slow"), causeList(found.causes, found.figures)] : []),
       h("dl", {}, facts.map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)])),
       h("h4", {}, "How its shard moved"),
       h("div", { class: "scrolls" }, history),

@@ -135,6 +135,7 @@ class FakeNode:
         self.lag, self.failed_tasks = 0.001, 0
         self.vitals = SimpleNamespace(vitals=Vitals(busy=0.25, rate=9.0))
         self.watching: Any = None
+        self.unreachable_since: dict[NodeId, float] = {}
         self.joining, self.is_up = True, True
         self.joined: list[tuple[str, ...]] = []
         self.posted: list[object] = []

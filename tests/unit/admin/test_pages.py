@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin.entity_watch import to_plain
 from shardbus.admin.pages import HOTTEST, STALLED_S, STORE_FAILED_S, AdminPages
+from shardbus.admin.slowness import CallTimes, EntityFigures
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -241,6 +243,62 @@ async def test_an_explanation_says_what_messages_wait_for(
     assert why in str(page["why"])
     assert page["buffered"] == {"messages": 2, "bytes": 64}
     assert page["history"] is None, "the coordinator does not answer"
+
+
+FIGURES = EntityFigures(
+    busy=8, looks=8, moved=True, sampled=9, mailbox=3, handlers=[CallTimes("add", 9, 0.2, 0.24)]
+)
+
+
+async def test_N21_an_explanation_has_the_causes_by_the_figures_of_the_home(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.rpc.answers[PEER, "suspension"] = ""
+    node.rpc.answers[PEER, "figures"] = to_plain(FIGURES) | {"of_a_newer_release": 1}
+    page = await pages.explain(PAGE, "z")
+    [cause] = page["causes"]  # type: ignore[misc]
+    assert cause["cause"] == "slow_handler"
+    assert "`add` takes 240 ms (p99), 3 messages wait" in cause["text"]
+    assert page["figures"] == to_plain(FIGURES)
+    assert (PEER, "figures", PAGE, "2", "z") in node.rpc.asked
+
+
+@pytest.mark.parametrize("answer", [OLDER, None, {"busy": "many"}])
+async def test_without_figures_of_the_home_there_are_no_causes_there(
+    node: FakeNode, pages: AdminPages, answer: Any
+) -> None:
+    node.rpc.answers[PEER, "suspension"] = ""
+    if answer is not None:
+        node.rpc.answers[PEER, "figures"] = answer
+    page = await pages.explain(PAGE, "z")
+    assert (page["causes"], page["figures"]) == ([], None)
+
+
+async def test_N21_a_home_that_does_not_answer_is_told_by_what_membership_knows(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    page = await pages.explain(PAGE, "z")
+    assert page["causes"][0]["cause"] == "silent"  # type: ignore[index]
+    node.watching = SimpleNamespace(overview=SimpleNamespace(phis={PEER: 0.3}))
+    page = await pages.explain(PAGE, "z")
+    assert page["causes"][0]["cause"] == "blocked_loop"  # type: ignore[index]
+    node.unreachable_since = {PEER: node.loop.time() - 4.0}
+    page = await pages.explain(PAGE, "z")
+    [cause] = page["causes"]  # type: ignore[misc]
+    assert (cause["cause"], cause["seconds"]) == ("unreachable", None)
+    assert "since 4.0 s, phi 0.3" in cause["text"]
+    assert "`keep-majority` decides once membership has been stable for 5 s" in cause["remedy"]
+
+
+async def test_the_instance_that_is_shown_is_the_one_that_is_watched(
+    node: FakeNode, pages: AdminPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def where(type: str, id: str) -> dict[str, object]:
+        return {"type": type, "id": id, "shard": "2", "node": str(PEER), "instance": 3}
+
+    monkeypatch.setattr(pages, "where", where)
+    await pages.explain(PAGE, "z")
+    assert (PEER, "figures", PAGE, "2", "z~3") in node.rpc.asked
 
 
 async def test_an_explained_shard_has_its_history_or_what_this_node_knows(

@@ -106,7 +106,13 @@ class FakeNode:
         return {"type": type, "id": id, "removed": True}
 
     async def explain(self, type: str, id: str) -> Json:
-        return {"type": type, "id": id, "because": "least shards", "history": None}
+        page: Json = {"type": type, "id": id, "because": "least shards", "history": None}
+        if id == "older":  # a node of an earlier release knows no causes
+            return page
+        slow = {"cause": "slow_handler", "text": "`add` takes 240 ms\x1b[1m", "remedy": "do less"}
+        stuck = {"cause": "stuck_mailbox", "text": "`wait` has run since", "remedy": "end it"}
+        causes = {"slow": [slow, stuck]}.get(id, [])
+        return {**page, "causes": causes, "figures": None if id == "silent" else {"mailbox": 3}}
 
     async def explain_shard(self, type: str, shard: str) -> Json:
         move = {"at": "12:00", "from": "n1", "to": ME, "why": "drain", "epoch": 2, "fence": 9}

@@ -150,3 +150,30 @@ def test_the_cluster_is_joined_and_stopped(shell, url, node, monkeypatch):
     assert shell("cluster", "shutdown") == ExitCode.OK
     assert shell.out.split() == ["stopping", "yes"]
     assert node.acts == [("join", "a:1", "b:2"), ("join",), ("shut_down",)]
+
+
+def test_N21_causes_come_first_each_with_its_remedy(shell, url):
+    assert shell("explain", "counter", "slow") == ExitCode.OK
+    lines = shell.out.splitlines()
+    assert lines[:5] == [
+        "1. slow handler: `add` takes 240 ms\\x1b[1m",
+        "   to do: do less",
+        "2. stuck mailbox: `wait` has run since",
+        "   to do: end it",
+        "",
+    ]
+    assert lines[5].split() == ["type", "counter"]
+    assert "figures" not in shell.out
+
+
+@pytest.mark.parametrize(
+    ("entity_id", "first"),
+    [
+        ("x", "Nothing that this node and the home know is slow."),
+        ("silent", "Nothing that this node knows is slow; the home has given no figures."),
+        ("older", "type"),
+    ],
+)
+def test_without_a_cause_explain_says_whether_the_home_was_asked(shell, url, entity_id, first):
+    assert shell("explain", "counter", entity_id) == ExitCode.OK
+    assert shell.out.startswith(first)

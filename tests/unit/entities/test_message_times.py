@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shardbus.entities.message_times import MessageTimes
+from shardbus.entities.message_times import RECENT_MAX, MessageTimes
 
 
 class Watch:
@@ -62,3 +62,23 @@ async def test_what_a_coroutine_awaits_counts_until_it_ends_or_is_cancelled() ->
     opened.set()
     assert await first == "done"
     assert watch.noted == (6, 0.0, 6, 3 * 4.0 + 3 * 5.0)
+
+
+def test_N21_the_last_samples_are_kept_with_their_entities() -> None:
+    watch = Watch()
+
+    def work(entity: object) -> None:
+        watch.now += 0.5
+
+    for number in range(RECENT_MAX + 1):
+        timed = watch.times.timed(work, 4, is_async=False, entity_id=f"e{number}", method="work")
+    arrived = watch.now
+    watch.now += 2.0
+    timed(None)
+    watch.times.timed(work, 1, is_async=False)(None)
+    recent = watch.times.recent
+    assert len(recent) == RECENT_MAX, "without an entity a sample is in the histograms alone"
+    assert (recent[0].entity_id, recent[0].waited, recent[0].took) == ("e1", None, None)
+    last = recent[-1]
+    assert (last.entity_id, last.method, last.weight) == (f"e{RECENT_MAX}", "work", 4)
+    assert (last.arrived, last.waited, last.took) == (arrived, 2.0, 0.5)

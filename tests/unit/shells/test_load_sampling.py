@@ -259,9 +259,9 @@ def test_B150_latencies_are_sampled_without_bias_whatever_the_period_of_slow_mes
     weights: dict[bool, int] = {True: 0, False: 0}
 
     class Weights(MessageTimes):
-        def timed(self, function: Any, weight: int, *, is_async: bool) -> Any:
+        def timed(self, function: Any, weight: int, **about: Any) -> Any:
             weights[function is slow] += weight
-            return super().timed(function, weight, is_async=is_async)
+            return super().timed(function, weight, **about)
 
     def slow(entity: object) -> None: ...
     def fast(entity: object) -> None: ...
@@ -284,3 +284,10 @@ def test_B150_a_message_that_waited_on_its_node_is_timed_by_itself() -> None:
     timed = LoadSampling(str, times).timed_alone(invoker(lambda entity: "done"))
     assert timed.function(None) == "done"
     assert (times.waited.count, times.handled.count) == (1, 1)
+
+
+def test_N21_a_sample_is_kept_with_its_entity_and_its_handler() -> None:
+    times = MessageTimes(lambda: 0.0)
+    LoadSampling(str, times).sample(1, ("page-7",), invoker(lambda entity: None))
+    [kept] = times.recent
+    assert (kept.entity_id, kept.method, kept.weight) == ("page-7", "handle", 1)

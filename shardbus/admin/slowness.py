@@ -1,0 +1,423 @@
+"""Why an entity is slow: the causes, the likeliest first, from figures that the nodes have anyway.
+
+A message for an entity waits on its way in one of these places. Each rule looks at one of them, and
+puts into numbers how long a message waits there now:
+
+    sender's node          no home, the shard moves, the home is suspended, unreachable or silent
+    home: its loop         one shard, another handler, or the sum of all keeps it busy
+    home: the mailbox      a handler does not end; the messages ahead take their time
+    home: the handler      its own code, the store, the answer of another entity, its start
+
+**Order.** What stops every message comes first. The other causes are ordered by the seconds that
+they cost a message which arrives now: the messages ahead of it, and the message itself, times the
+time of one. The time of one message is divided between the store, the entities that are asked, and
+the handler's own code, by `looks`: the home looks at the entity some times in a row and notes what
+it waits for (`admin.entity_watch`).
+
+**Thresholds.** Below `SLOW_S` nothing is slow. A mailbox is stuck if the same handler was there at
+every look and has run for `STUCK_S`. A node is strained if its loop is busy or late; then a shard
+with half of its messages is hot. But few long messages are no hot shard: their handler is slow.
+
+Nothing here asks, measures or waits. Figures of an older node lack fields, which then are empty.
+
+Source: docs/how-to/slow.md; B.137, N.20, N.21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+SLOW_S = 0.1
+"""Seconds from which a wait is a cause."""
+STUCK_S = 2.0
+"""Seconds after which a handler that has not ended holds its mailbox up."""
+LONG_S = 0.05
+"""Mean seconds of a message from which its handler keeps a loop busy, not how many come."""
+BUSY_PART = 0.7
+"""Of its time, from which a node's loop is strained."""
+HOT_PART = 0.5
+"""Of a node's messages, from which a shard is hot."""
+ALONE_PART = 0.8
+"""Of a shard's messages, from which one entity is what makes it hot."""
+STORE_FAILED_S = 60.0
+"""Seconds for which a failure of the store is a cause."""
+ALIVE_PHI = 1.0
+"""The suspicion below which a node answers heartbeats in time."""
+
+STORE, THREAD = "store", "thread"
+"""What a handler waits for, besides entities: a load or a save, or a worker thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntityPlace:
+    """What the node that is asked knows about an entity's home.
+
+    Attributes:
+        home: the node, or empty if no home is known here.
+        shard_state: of its shard, as its coordinator has it.
+        moving: messages wait here, for the shard is on the move.
+        suspended: why the home handles nothing; None if it does not answer.
+        unreachable_for: seconds; None if it is reachable.
+        phi: the suspicion of the home; None if this node does not watch it.
+        waiting: messages of the type that wait on this node for a home.
+        missing: why no coordinator is known; empty if one is.
+        decision: how the cluster decides after a split, for people.
+    """
+
+    home: str
+    shard: str = ""
+    shard_state: str = ""
+    moving: bool = False
+    suspended: str | None = ""
+    unreachable_for: float | None = None
+    phi: float | None = None
+    waiting: int = 0
+    missing: str = ""
+    decision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """Calls of one kind, lately, in seconds. `about` names them."""
+
+    about: str = ""
+    count: int = 0
+    mean: float = 0.0
+    p99: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityFigures:
+    """What the home of an entity knows about it, and about itself.
+
+    Attributes:
+        life: the state of its activation; empty if it is not in memory.
+        mailbox, mailbox_max: messages that wait, and that may.
+        failures: failed starts in a row.
+        looks, busy: how often the home looked at it, and found it at work.
+        moved: it was at work on another message at some look than at another.
+        waits: at how many looks it waited for what: `store`, `thread`, or an entity.
+        method, running_for, stack: what it works at, since how many seconds, and where that waits.
+        handlers: the handlers of the entity, by samples; those of its type if it has none.
+        sampled: samples that `handlers` has of this entity.
+        waited_p99: of the samples of its type, from arrival to the begin of the handler.
+        shard_part: of the node's messages that are for its shard.
+        entity_part: of its shard's messages that are for this entity.
+        rate, node_busy, lag: messages a second of the node, the part of its time that its loop is
+            busy, and the seconds by which it is late.
+        saves, loads: calls of its type to the store; `store`: of all types.
+        save_under_way: seconds for which the oldest save of the node has had no answer.
+        store_failed_ago, store_error: the last failure of the store.
+        blocked: reports of the last minute about handlers that blocked the loop.
+    """
+
+    life: str = ""
+    mailbox: int = 0
+    mailbox_max: int = 0
+    failures: int = 0
+    looks: int = 0
+    busy: int = 0
+    moved: bool = False
+    waits: dict[str, int] = field(default_factory=dict)
+    method: str = ""
+    running_for: float = 0.0
+    stack: list[str] = field(default_factory=list)
+    handlers: list[CallTimes] = field(default_factory=list)
+    sampled: int = 0
+    waited_p99: float = 0.0
+    shard_part: float = 0.0
+    entity_part: float = 0.0
+    rate: float = 0.0
+    node_busy: float = 0.0
+    lag: float = 0.0
+    saves: CallTimes = CallTimes()
+    loads: CallTimes = CallTimes()
+    store: CallTimes = CallTimes()
+    save_under_way: float = 0.0
+    store_failed_ago: float | None = None
+    store_error: str = ""
+    blocked: list[str] = field(default_factory=list)
+
+    def part_of(self, what: str) -> float:
+        """Return the part of its work that the entity waits for this."""
+        return self.waits.get(what, 0) / self.busy if self.busy else 0.0
+
+    @property
+    def ahead(self) -> int:
+        """Messages before the answer to one that arrives now: those that wait, and itself."""
+        return self.mailbox + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause, with its figures and the remedy. `seconds`: what it costs a message that arrives
+    now, about; None if it stops all of them."""
+
+    cause: str
+    seconds: float | None
+    text: str
+    remedy: str
+
+
+def causes(place: EntityPlace, figures: EntityFigures | None) -> list[Cause]:
+    """Return why messages of an entity take long, the likeliest cause first; empty if nothing of
+    what is known is slow. `figures`: None if its home has given none."""
+    found = [*_at_sender(place)]
+    if figures is not None:
+        found += _at_home(place, figures)
+    found.sort(key=lambda one: (one.seconds is not None, -(one.seconds or 0.0)))
+    return found
+
+
+def span(seconds: float) -> str:
+    """Return seconds as people read them."""
+    if seconds < 0.001:
+        return f"{1e6 * seconds:.0f} us"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1.0 else f"{seconds:.1f} s"
+
+
+def _part(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+# ---- on the way
+
+
+def _at_sender(place: EntityPlace) -> Iterator[Cause]:
+    """Yield what keeps messages from reaching the entity."""
+    if not place.home:
+        yield from _without_home(place)
+    elif place.suspended:
+        yield Cause(
+            "suspended",
+            None,
+            f"{place.home} is {place.suspended}: its entities handle nothing",
+            "mend the network between the nodes; messages go on when it hears from the others "
+            f"again, or when {place.decision}",
+        )
+    elif place.unreachable_for is not None:
+        heard = "" if place.phi is None else f", phi {place.phi:.1f}"
+        yield Cause(
+            "unreachable",
+            None,
+            f"{place.home} is unreachable since {span(place.unreachable_for)}{heard}: no "
+            "heartbeats arrive, its entities are suspended there and start nowhere else until it "
+            "is removed",
+            f"mend its network, or wait: {place.decision}; `shardbus down` it only if its process "
+            "is surely gone",
+        )
+    elif place.suspended is None:
+        yield _silent(place)
+    elif place.moving:
+        yield Cause(
+            "moving",
+            None,
+            f"its shard {place.shard} is on the move ({place.shard_state or 'state unknown'}): "
+            f"{place.waiting} messages of its type wait on this node",
+            "wait: `handoff_timeout` bounds a move; the history below shows how long moves took",
+        )
+
+
+def _without_home(place: EntityPlace) -> Iterator[Cause]:
+    if place.missing:
+        yield Cause(
+            "no_coordinator",
+            None,
+            f"its shard has no home, and no coordinator gives it one: {place.missing}",
+            "run `shardbus doctor` and `shardbus cluster status`",
+        )
+    elif place.waiting:
+        yield Cause(
+            "no_home",
+            None,
+            f"its shard {place.shard} has no home yet: {place.waiting} messages of its type wait "
+            "on this node",
+            "see whether rebalancing or `min_members` holds its coordinator: `shardbus doctor`",
+        )
+
+
+def _silent(place: EntityPlace) -> Cause:
+    """Return why a home that is not unreachable gives no answer. Its heartbeats have a thread of
+    their own: they go on when its loop stands still."""
+    if place.phi is not None and place.phi < ALIVE_PHI:
+        return Cause(
+            "blocked_loop",
+            None,
+            f"{place.home} answers heartbeats (phi {place.phi:.1f}) and no question: its "
+            "loop stands still, most likely in a handler",
+            "its log names the handler (`blocks the loop`): mark that @handler(thread=True), or "
+            "let it await",
+        )
+    return Cause(
+        "silent",
+        None,
+        f"{place.home} does not answer; messages wait until it does or is removed",
+        "see whether its process runs and its machine has processor time: `shardbus nodes`",
+    )
+
+
+# ---- at home
+
+
+def _at_home(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
+    if place.suspended:
+        return  # while a node is suspended, what it does is no cause
+    yield from _start(seen)
+    stuck = list(_stuck(seen))
+    yield from stuck
+    yield from _store(seen)
+    if not stuck:
+        yield from _asked(seen)
+        yield from _handler(seen)
+    yield from _loop(place, seen)
+
+
+def _start(seen: EntityFigures) -> Iterator[Cause]:
+    if seen.failures > 1:
+        yield Cause(
+            "failing_start",
+            None,
+            f"its start has failed {seen.failures} times in a row: {seen.mailbox} messages wait "
+            "for one that succeeds",
+            "its home's log has the error (`failed to start`); attempts go on, with a backoff of "
+            "at most `entity_restart_backoff`",
+        )
+
+
+def _stuck(seen: EntityFigures) -> Iterator[Cause]:
+    """A handler that has not ended for long, and does not wait for the store."""
+    stands = seen.looks > 0 and seen.busy == seen.looks and not seen.moved
+    if not stands or seen.running_for < STUCK_S or seen.part_of(STORE) >= HOT_PART:
+        return
+    others = [what for what in seen.waits if what not in (STORE, THREAD)]
+    at = f", at {' < '.join(seen.stack)}" if seen.stack else ""
+    for_whom = f"; no answer yet from {', '.join(others)}" if others else ""
+    if THREAD in seen.waits:
+        at = ", in a worker thread"
+    remedy = "give what it waits for a timeout; restart its node if that cannot end"
+    if others:
+        remedy = f"explain {others[0]}, for which it waits"
+    yield Cause(
+        "stuck_mailbox",
+        seen.running_for,
+        f"its mailbox has not moved for {span(seen.running_for)}: `{seen.method}` has run since"
+        f"{at}{for_whom}; {_waiting(seen)}",
+        remedy,
+    )
+
+
+def _waiting(seen: EntityFigures) -> str:
+    full = seen.mailbox_max and seen.mailbox >= seen.mailbox_max
+    word = "message waits" if seen.mailbox == 1 else "messages wait"
+    return f"{seen.mailbox} {word}" + (", its mailbox is full" if full else "")
+
+
+def _store(seen: EntityFigures) -> Iterator[Cause]:
+    calls = max(seen.saves, seen.loads, key=lambda one: one.mean)
+    waits = seen.part_of(STORE)
+    late = seen.running_for if waits >= HOT_PART and not seen.moved else 0.0
+    late = max(late, seen.save_under_way if calls.count or waits else 0.0)
+    failed = seen.store_failed_ago is not None and seen.store_failed_ago < STORE_FAILED_S
+    if calls.p99 < SLOW_S and late < SLOW_S and not failed:
+        return
+    each = calls.mean * (seen.ahead if waits else 1)
+    text = f"a {calls.about} takes {span(calls.p99)} (p99): the store is slow"
+    if seen.store.count:
+        text += f" (node-wide p99 {span(seen.store.p99)})"
+    if late > calls.p99:
+        text = f"the store has not answered for {span(late)}"
+        if calls.count:
+            text += f"; a {calls.about} took {span(calls.p99)} (p99) in the last minute"
+    if waits:
+        text += f"; its handler waited for it at {seen.waits[STORE]} of {seen.busy} looks"
+    if failed and seen.store_failed_ago is not None:
+        text += f"; it gave no answer {span(seen.store_failed_ago)} ago: {seen.store_error}"
+    yield Cause(
+        "slow_store",
+        max(each, late, SLOW_S if failed else 0.0),
+        f"{text}; {_waiting(seen)}",
+        "look at the store's server and the network to it; save less often in one handler",
+    )
+
+
+def _asked(seen: EntityFigures) -> Iterator[Cause]:
+    """Another entity whose answer the handler waits for."""
+    slowest = _slowest(seen)
+    for what, times in seen.waits.items():
+        seconds = slowest.mean * seen.ahead * times / max(1, seen.busy)
+        if what not in (STORE, THREAD) and seconds >= SLOW_S:
+            yield Cause(
+                "slow_answer",
+                seconds,
+                f"its handler `{seen.method or slowest.about}` waits for the answer of {what}, at "
+                f"{times} of {seen.busy} looks; {_waiting(seen)}",
+                f"explain {what}",
+            )
+
+
+def _slowest(seen: EntityFigures) -> CallTimes:
+    """Return the handler to which most time goes."""
+    return max(seen.handlers, key=lambda one: one.mean * one.count, default=CallTimes())
+
+
+def _handler(seen: EntityFigures) -> Iterator[Cause]:
+    slowest = _slowest(seen)
+    elsewhere = sum(times for what, times in seen.waits.items() if what != THREAD)
+    own = 1.0 - min(1.0, elsewhere / seen.busy) if seen.busy else 1.0
+    if not seen.busy and slowest.mean:  # it rests now: the store's own figures say what it took
+        own = max(0.0, 1.0 - (seen.saves.mean + seen.loads.mean) / slowest.mean)
+    ahead = seen.ahead if seen.sampled or seen.busy else 1
+    seconds = slowest.mean * ahead * own
+    if own < HOT_PART or (seconds < SLOW_S and slowest.p99 * own < SLOW_S):
+        return
+    whose = "its handler" if seen.sampled else "in other entities of its type the handler"
+    text = f"{whose} `{slowest.about}` takes {span(slowest.p99)} (p99), {_waiting(seen)}"
+    if seen.stack and seen.busy and not seen.waits:
+        text += f"; it was at {seen.stack[0]}"
+    yield Cause(
+        "slow_handler",
+        max(seconds, slowest.p99 * own),
+        text,
+        "make it shorter: give what it awaits a timeout, run blocking work with "
+        "@handler(thread=True), or divide its work among entities",
+    )
+
+
+def _loop(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
+    """What keeps the loop of the home busy."""
+    strained = seen.node_busy >= BUSY_PART or seen.lag >= SLOW_S
+    late = max(seen.lag, SLOW_S)
+    load = f"which is {_part(seen.node_busy)} busy, its loop {span(seen.lag)} late"
+    if strained and seen.shard_part >= HOT_PART and _slowest(seen).mean < LONG_S:
+        yield _hot(place, seen, late, load)
+    if seen.blocked:
+        yield Cause(
+            "blocked_loop",
+            late,
+            f"a handler blocked the loop of {place.home}: {seen.blocked[-1]}",
+            "mark that handler @handler(thread=True), or let it await",
+        )
+    elif strained and seen.shard_part < HOT_PART:
+        yield Cause(
+            "busy_node",
+            late,
+            f"its home is {place.home}, {load}; its shard gets {_part(seen.shard_part)} of the "
+            "node's messages",
+            "see `shardbus load`; move shards away (`shardbus place`, `rebalance`), or add a node",
+        )
+
+
+def _hot(place: EntityPlace, seen: EntityFigures, late: float, load: str) -> Cause:
+    text = (
+        f"its shard {place.shard} gets {_part(seen.shard_part)} of the messages of {place.home}, "
+        f"{load}; {_part(seen.entity_part)} of them are for this entity"
+    )
+    remedy = (
+        "move the shard to a node of its own (`shardbus place`), balance by load "
+        '(`allocation = "least_load"`), or use more shards'
+    )
+    if seen.entity_part >= ALONE_PART:
+        text += ": moving the shard does not help"
+        remedy = "send it less, divide it into several entities, or declare instances for reading"
+    return Cause("hot_shard", late, text, remedy)

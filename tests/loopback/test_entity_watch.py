@@ -1,0 +1,110 @@
+"""A real node watches its entities for a moment: at work on what, and waiting for what."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.admin.entity_watch import LOOKS, watch
+from shardbus.admin.slowness import EntityFigures
+from shardbus.errors import StoreError
+from shardbus.node.node import Node
+from shardbus.store.memory import MemoryStore
+from shardbus.store.protocol import Save
+from tests.loopback.nodes import Nodes
+from tests.waiting import until
+
+
+@dataclass
+class Total:
+    amount: int = 0
+
+
+class HeldStore(MemoryStore):
+    """A store that answers saves once it may."""
+
+    gate: asyncio.Event
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        await self.gate.wait()
+        return list(await super().save_states(saves))
+
+
+class Page(Entity):
+    state: Total
+    gate: asyncio.Event
+    thread_gate: threading.Event
+
+    @handler
+    async def wait(self) -> None:
+        await self.gate.wait()
+
+    @handler
+    async def reach(self, other: str) -> None:
+        await self.context.ref("page", other).wait()
+
+    @handler
+    async def add(self) -> None:
+        self.state.amount += 1
+        await self.save()
+
+    @handler(thread=True)
+    def block(self) -> None:
+        self.thread_gate.wait()
+
+    @handler
+    def get(self) -> int:
+        return self.state.amount
+
+
+async def seen(node: Node, entity_id: str) -> EntityFigures:
+    region = node.regions["page"]
+    return await watch(node, region, region.router.shard_of(entity_id), entity_id)
+
+
+async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
+    bus = ShardBus("shop")
+    bus.entity("page", shards=4)(Page)
+    Page.gate, HeldStore.gate, Page.thread_gate = (
+        asyncio.Event(),
+        asyncio.Event(),
+        threading.Event(),
+    )
+    async with Nodes() as nodes:
+        nodes.open_store = lambda: HeldStore(nodes.data)
+        node = await nodes.start(bus)
+        host = node.regions["page"].host
+        assert (await seen(node, "none")).life == ""
+        assert await node.ref(Page, "idle").get() == 0
+        idle = await seen(node, "idle")
+        assert (idle.life, idle.busy, idle.looks, idle.moved) == ("running", 0, LOOKS, False)
+        assert (idle.handlers[0].about, idle.sampled, idle.shard_part) == ("get", 1, 1.0)
+        assert idle.loads.count == 1
+
+        asked = [
+            node.ref(Page, "own").wait(),
+            node.ref(Page, "asks").reach("own"),
+            node.ref(Page, "saves").add(),
+            node.ref(Page, "thread").block(),
+        ]
+        ids = ("own", "asks", "saves", "thread")
+        await until(lambda: all(i in host.active and host.active[i].task for i in ids), "work")
+        own, asks, saves, thread = [await seen(node, i) for i in ids]
+        assert (own.method, own.busy, own.moved, own.waits) == ("wait", LOOKS, False, {})
+        assert "in wait" in own.stack[0]
+        assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)
+        assert (asks.method, asks.waits) == ("reach", {"page 'own'": LOOKS})
+        assert (saves.method, saves.waits) == ("add", {"store": LOOKS})
+        assert saves.save_under_way > 0.0
+        assert (thread.method, thread.waits) == ("block", {"thread": LOOKS})
+        for gate in (Page.gate, HeldStore.gate, Page.thread_gate):
+            gate.set()
+        await asyncio.gather(*asked)
+        after = await seen(node, "saves")
+        assert (after.busy, after.saves.count, after.save_under_way) == (0, 1, 0.0)
+        assert [one.about for one in after.handlers] == ["add"]
+        assert (after.saves.count, after.loads.count) == (1, 5)
+        assert after.store.count >= 6
