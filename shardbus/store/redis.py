@@ -49,8 +49,9 @@ from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_keys import VERSION, RedisKeys, quoted, slot_of
-from shardbus.store.redis_link import Durability, RedisClient, RedisLink, RedisSession, Value
+from shardbus.store.redis_link import Durability, RedisClient, RedisLink, RedisSession
 from shardbus.store.redis_migration import RedisMigration
+from shardbus.store.redis_packing import Value
 from shardbus.store.redis_scan import KeyScan
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH, Script
 from shardbus.store.redis_urls import RedisUrl
@@ -387,27 +388,62 @@ class RedisStore:
         return found
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        keys, args = self._encoded(saves)
         answers: list[StoreError | None] = [None] * len(saves)
-        if self._map is None:
-            await self._save_chunks(saves, list(_chunks(saves, range(len(saves)))), answers)
-            return answers
-        for once in _rounds(saves):  # Parts for two masters may overtake each other.
-            await self._save_chunks(saves, list(_chunks(saves, once, self._keys)), answers)
+        for once in _rounds(keys):
+            await self._save_once(saves, keys, args, once, answers)
         return answers
 
-    async def _save_chunks(
-        self, saves: Sequence[Save], chunks: list[list[int]], answers: list[StoreError | None]
+    def _encoded(self, saves: Sequence[Save]) -> tuple[list[Value], list[Value]]:
+        """Return the key of each save, and its argument for the script.
+
+        Raises:
+            StoreError: no store can hold a fence. Nothing was written.
+        """
+        known, entities = self._keys.known, self._keys.entities
+        keys: list[Value] = []
+        args: list[Value] = []
+        for entity_type, shard, entity_id, fence, data, op_id in saves:
+            start = known.get((entity_type, shard)) or entities(entity_type, shard)
+            keys.append((start + quoted(entity_id)).encode())
+            check_fence(fence)
+            if data is None:
+                args.append(b"%019d%016x0" % (fence, op_id))
+            else:
+                args.append(b"%019d%016x1%b" % (fence, op_id, data))
+        return keys, args
+
+    async def _save_once(
+        self,
+        saves: Sequence[Save],
+        keys: list[Value],
+        args: list[Value],
+        once: Sequence[int],
+        answers: list[StoreError | None],
     ) -> None:
-        if not chunks:
+        """Write these of the saves, which are of different entities, and answer those that are
+        stale."""
+        link = self._free_link(keys[once[0]])
+
+        async def save(part: Sequence[int]) -> None:
+            chosen = [keys[i] for i in part]
+            stale = await link.call(scripts.SAVE_STATES, chosen, *[args[i] for i in part])
+            for place, stored in zip(stale[::2], stale[1::2], strict=True):
+                one = part[place - 1]
+                answers[one] = _stale(saves[one], stored)
+
+        groups: Iterable[Sequence[int]] = [once]
+        if self._map is not None:
+            by_slot: dict[int, list[int]] = defaultdict(list)
+            for i in once:
+                by_slot[self._keys.slot(saves[i].entity_type, saves[i].shard)].append(i)
+            groups = by_slot.values()
+        parts = [part for group in groups for part in _parts(group, args)]
+        if len(parts) == 1:
+            await save(parts[0])
             return
-        first = saves[chunks[0][0]]
-        link = self._free_link(self._keys.entities(first.entity_type, first.shard))
-        if len(chunks) == 1:
-            await self._save_chunk(link, saves, chunks[0], answers)
-            return
-        calls = (self._save_chunk(link, saves, chunk, answers) for chunk in chunks)
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        _settle(chunks, outcomes, answers)
+        outcomes = await asyncio.gather(*map(save, parts), return_exceptions=True)
+        _settle(parts, outcomes, answers)
 
     async def _by_slot(
         self,
@@ -672,32 +708,6 @@ class RedisStore:
         limit = self._clock.limit(ttl, machine_clock()) if self._clock is not None else None
         return "" if limit is None else _milliseconds(limit)
 
-    async def _save_chunk(
-        self,
-        link: RedisLink | ClusterLink,
-        saves: Sequence[Save],
-        chunk: list[int],
-        answers: list[StoreError | None],
-    ) -> None:
-        """Write these of the saves by one script, and answer those that are stale."""
-        known, entities = self._keys.known, self._keys.entities
-        keys: list[Value] = []
-        args: list[Value] = []
-        for i in chunk:
-            save = saves[i]
-            _, _, entity_id, fence, data, op_id = save
-            start = known.get(save[:2]) or entities(*save[:2])
-            keys.append((start + quoted(entity_id)).encode())
-            check_fence(fence)
-            if data is None:
-                args.append(b"%019d%016x0" % (fence, op_id))
-            else:
-                args.append(b"%019d%016x1%b" % (fence, op_id, data))
-        stale: list[Any] = await link.call(scripts.SAVE_STATES, keys, *args)
-        for place, stored in zip(stale[::2], stale[1::2], strict=True):
-            one = chunk[place - 1]
-            answers[one] = _stale(saves[one], stored)
-
     async def _remember(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int, add: str
     ) -> None:
@@ -716,43 +726,31 @@ class RedisStore:
         return key if parts is None else parts.entity_id
 
 
-def _rounds(saves: Sequence[Save]) -> Iterator[Sequence[int]]:
-    """Yield the indexes of saves in order, in parts that have each entity once."""
-    seen: set[tuple[str, str, str]] = set()
+def _rounds(keys: Sequence[Value]) -> Iterator[Sequence[int]]:
+    """Yield the places of keys in order, in rounds that have each key once."""
+    if len(set(keys)) == len(keys):
+        if keys:
+            yield range(len(keys))
+        return
+    seen: set[Value] = set()
     first = 0
-    for i, save in enumerate(saves):
-        entity = save[:3]
-        if entity in seen:
+    for i, key in enumerate(keys):
+        if key in seen:
             yield range(first, i)
             first, seen = i, set()
-        seen.add(entity)
-    yield range(first, len(saves))
+        seen.add(key)
+    yield range(first, len(keys))
 
 
-def _chunks(
-    saves: Sequence[Save], chosen: Iterable[int], slots: RedisKeys | None = None
-) -> Iterator[list[int]]:
-    """Yield groups of the chosen saves, which are of one type, or in a cluster of one slot, each
-    entity once, bounded in number and bytes, as indexes into `saves`."""
-    groups: dict[str | int, dict[str, int]] = {}
-    sizes: dict[str | int, int] = {}
-    for i in chosen:
-        save = saves[i]
-        entity_type, shard, entity_id = save[:3]
-        place = entity_type if slots is None else slots.slot(entity_type, shard)
-        if slots is not None:
-            entity_id = f"{entity_type}/{entity_id}"
-        group = groups.setdefault(place, {})
-        if entity_id in group:
-            yield list(group.values())
-            group = groups[place] = {}
-            sizes[place] = 0
-        group[entity_id] = i
-        size = sizes[place] = sizes.get(place, 0) + len(save.data or b"")
-        if len(group) == CHUNK_SAVES or size >= CHUNK_BYTES:
-            yield list(groups.pop(place).values())
-            del sizes[place]
-    yield from (list(group.values()) for group in groups.values())
+def _parts(places: Sequence[int], args: Sequence[Any]) -> Iterator[Sequence[int]]:
+    """Cut these places into parts for one script each, bounded in number and bytes."""
+    first = size = 0
+    for n, i in enumerate(places):
+        if n - first == CHUNK_SAVES or size >= CHUNK_BYTES:
+            yield places[first:n]
+            first, size = n, 0
+        size += len(args[i])
+    yield places[first:]
 
 
 def _settle(

@@ -31,6 +31,7 @@ from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
 from shardbus.store.outage import Outage
 from shardbus.store.redis_errors import trouble_of
+from shardbus.store.redis_packing import Value
 from shardbus.store.redis_scripts import SEQUENCE_WIDTH, Script
 from shardbus.store.trouble import Trouble
 from shardbus.task_set import TaskSet
@@ -39,8 +40,6 @@ BATCH_CALLS = 512
 BATCH_BYTES = 4 * 1024 * 1024
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.2
-
-Value = str | bytes | int
 
 
 class NotSynced(Exception):

@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
 from shardbus.store.redis_link import RedisClient
+from shardbus.store.redis_packing import packing
 from shardbus.store.urls import check_durability, mask_url, split_options
 
 DURABILITIES = ("disk", "cache", "fsync")
@@ -98,8 +99,8 @@ class RedisUrl:
                 return lambda: _SentinelClient.of(self, shared, settings)
             case _:
                 host = self.hosts[0]
-                return lambda: Redis(
-                    host=host.host, port=host.port, db=self.db, retry=_no_retry(), **settings
+                return lambda: _packs(
+                    Redis(host=host.host, port=host.port, db=self.db, retry=_no_retry(), **settings)
                 )
 
     def _shared(self, timeout: float) -> dict[str, Any]:
@@ -120,7 +121,9 @@ class RedisUrl:
     def node_connector(self, timeout: float) -> Callable[[Address], RedisClient]:
         """Return a function that creates a client of one node of a cluster."""
         settings = self._settings(timeout)
-        return lambda node: Redis(host=node.host, port=node.port, retry=_no_retry(), **settings)
+        return lambda node: _packs(
+            Redis(host=node.host, port=node.port, retry=_no_retry(), **settings)
+        )
 
     def _cluster(self, settings: dict[str, Any]) -> RedisClient:
         nodes = [ClusterNode(host.host, host.port) for host in self.hosts]
@@ -152,7 +155,7 @@ class _SentinelClient:
         master = sentinel.master_for(
             url.options["master"], db=url.db, retry=_no_retry(), **settings
         )
-        return cls(sentinel, master)
+        return cls(sentinel, _packs(master))
 
     async def aclose(self) -> None:
         try:
@@ -160,6 +163,13 @@ class _SentinelClient:
         finally:
             for client in self._sentinel.sentinels:
                 await client.aclose()
+
+
+def _packs(client: Redis) -> Redis:
+    """Return a client whose connections pack long commands themselves."""
+    pool: Any = client.connection_pool
+    pool.connection_class = packing(pool.connection_class)
+    return client
 
 
 def _no_retry() -> Retry:

@@ -1,4 +1,5 @@
-"""The Redis store where it differs from the others: its clock is the server's own."""
+"""The Redis store where it differs from the others: its clock is the server's own, and saves are
+cut into scripts."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from typing import Any
 import fakeredis
 import pytest
 
-from shardbus.store.redis import RedisStore
+from shardbus.store import redis as redis_module
+from shardbus.store.protocol import Save
+from shardbus.store.redis import RedisStore, _parts
 
 LEASE_MS = 10_000
+ROWS = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"2")]
 
 
 @pytest.fixture
@@ -49,3 +53,24 @@ async def test_a_lease_that_ran_out_is_not_renewed(server: fakeredis.FakeServer)
     assert not await store.renew_lease(lease, LEASE_MS / 1000)
     await store.close()
     await client.aclose()
+
+
+async def test_saves_of_one_entity_in_one_call_keep_their_order(
+    server: fakeredis.FakeServer,
+) -> None:
+    store = RedisStore("redis://fake", connect=lambda: fakeredis.FakeAsyncRedis(server=server))
+    await store.start()
+    saves = [Save("counter", "7", name, 1, data, n) for n, (name, data) in enumerate(ROWS)]
+    assert await store.save_states(saves) == [None] * len(ROWS)
+    assert await store.read_states("counter", ["a", "b"]) == [b"3", b"2"]
+    await store.close()
+
+
+def test_parts_for_one_script_are_bounded_in_number_and_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_module, "CHUNK_SAVES", 4)
+    monkeypatch.setattr(redis_module, "CHUNK_BYTES", 100)
+    args = [b"x"] * 5 + [b"x" * 99] * 3
+    assert [*_parts(range(5), args)] == [range(4), range(4, 5)]
+    assert [*_parts([7, 6, 5, 0], args)] == [[7, 6], [5, 0]]
