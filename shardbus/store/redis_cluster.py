@@ -47,8 +47,8 @@ from shardbus.store.redis_link import (
     RedisClient,
     RedisLink,
     RedisSession,
-    Value,
 )
+from shardbus.store.redis_packing import Value
 from shardbus.store.redis_scripts import Script
 from shardbus.store.trouble import Trouble
 from shardbus.task_set import TaskSet
