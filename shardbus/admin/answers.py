@@ -21,6 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from shardbus.admin.brief import brief_of
+from shardbus.admin.dead_letters import LetterAnswers
 from shardbus.admin.entity_watch import to_plain, watch
 from shardbus.admin.metrics import VERSION
 from shardbus.admin.services import AdminServices
@@ -96,6 +97,7 @@ class NodeAnswers:
             self.slow_reports,
         ):
             self._node.rpc.register(answer.__name__, answer)
+        LetterAnswers(self._node).register()
         to_clients = self._node.settings.security.list_states
         self._node.rpc.register(LIST_STORED, self.stored, to_clients=to_clients)
 

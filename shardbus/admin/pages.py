@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from shardbus.admin.answers import NodeAnswers
+from shardbus.admin.dead_letters import LetterFilter, LetterPages
 from shardbus.admin.entity_watch import of_plain, to_plain
 from shardbus.admin.metrics import render
 from shardbus.admin.overview import ClusterOverview
@@ -199,6 +200,7 @@ class AdminPages:
         self._node, self._origins = node, origins
         self._shard_control = ShardControl(node.regions, node.rpc)
         self._overview = ClusterOverview(node, self._facts)
+        self._letters = LetterPages(node)
 
     @property
     def cluster_name(self) -> str:
@@ -307,6 +309,28 @@ class AdminPages:
         rows.sort(key=itemgetter("age"))
         handlers = [{"at": _ago(now, row.pop("age")), **row} for row in rows]
         return {"handlers": handlers, "silent": [str(n) for n in asked if n not in answers]}
+
+    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
+        """The last dropped messages of every member, newest first."""
+        return await self._letters.newest(LetterFilter(type, reason, within), limit)
+
+    async def replay(
+        self,
+        type: str,
+        reason: str,
+        within: float,
+        names: tuple[str, ...],
+        limit: int,
+        operator: str,
+        *,
+        answered: bool,
+        dry_run: bool,
+    ) -> Json:
+        """Send dropped messages again, by name or by a filter."""
+        if type and not names:
+            self._region(type)
+        wanted = LetterFilter(type, reason, within, once=not answered)
+        return await self._letters.replay(wanted, names, limit, operator, dry_run=dry_run)
 
     async def types(self) -> Json:
         """The entity types of this application."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from shardbus.config.settings import Settings
+from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
@@ -24,6 +25,7 @@ from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.environment import Environment
 from shardbus.transport.zmq.curve import Keyring
 
 
@@ -34,8 +36,10 @@ class AdminServices(Protocol):
     cluster: MembershipRunner
     decisions: DowningLog
     endpoint: Endpoint
+    environment: Environment
     gate: SuspensionGate
     joining: bool
+    letters: DeadLetters
     keyring: Keyring | None
     loop: asyncio.AbstractEventLoop
     me: NodeId

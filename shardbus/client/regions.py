@@ -29,6 +29,7 @@ from shardbus.routing.instance_refs import AnySender
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import described_within
+from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router
 from shardbus.routing.traced_sending import TracedSending, Tracer
 from shardbus.sharding import events
@@ -113,7 +114,11 @@ class ClientRegion:
             case _:
                 pass
 
-    def dropped(self, reason: str, count: int, via: int = 0) -> None:
+    def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
+        """Count a message that was not sent."""
+        self.dropped(reason, 1)
+
+    def dropped(self, reason: str, count: int) -> None:
         """Count messages that were not sent."""
         self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
 

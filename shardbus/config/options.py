@@ -69,9 +69,9 @@ def seconds(default: float, meaning: str, *, low: float = 0.001, off: bool = Fal
     return _declare(default, Option(ValueType.SECONDS, meaning, "s", low, TEN_YEARS, off))
 
 
-def size(default: int, meaning: str, *, low: int = 1, high: int = 2**50) -> Any:
+def size(default: int, meaning: str, *, low: int = 1, high: int = 2**50, off: bool = False) -> Any:
     """Declare an amount of memory, in bytes."""
-    return _declare(default, Option(ValueType.SIZE, meaning, "bytes", low, high))
+    return _declare(default, Option(ValueType.SIZE, meaning, "bytes", low, high, off))
 
 
 def count(default: int, meaning: str, *, low: int = 1, high: int = 2**31, off: bool = False) -> Any:
@@ -222,6 +222,8 @@ def _seconds(option: Option, value: object) -> float:
 
 
 def _size(option: Option, value: object) -> int:
+    if option.off and value in ("off", None, False):
+        return 0
     measured = _measure(value, _BYTES)
     if measured is None or measured != int(measured):
         raise ConfigError("not a size", hint="write bytes, or 64MiB, 1GB")

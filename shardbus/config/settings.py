@@ -416,6 +416,19 @@ class ShardingSettings:
     state_sweep_rate: int = count(
         1000, "stored entities that a node looks at per second to find such states", high=1_000_000
     )
+    dead_letters: int = count(
+        100,
+        "the last dropped messages of a type that each node keeps for operators",
+        high=10_000,
+        off=True,
+    )
+    dead_letter_bytes: int = size(2**20, "the same limit in bytes", low=1024, high=2**30)
+    dead_letter_payloads: int = size(
+        0,
+        "bodies up to this size are kept with them, so that they can be replayed",
+        high=64 * 2**20,
+        off=True,
+    )
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The overrides of the settings above, per entity type."""
 

@@ -76,7 +76,7 @@ class DeferredWork:
         if len(stash) < self._stash_max:
             stash.append(message)
             return
-        self._runner.counts.drop("mailbox_full", via=message.corr)
+        self._runner.counts.lose("mailbox_full", activation.key, *message[:4])
         if message.session is not None:
             text = f"{self._name} {activation.key!r} has {len(stash)} messages stashed"
             message.session.fail(message.corr, MailboxFull(text))

@@ -344,7 +344,8 @@ class Host:
             left.extend((entity_id, message) for message in messages)
             return
         for message in messages:
-            self.counts.drop("stopped" if failure is None else "start_failed", via=message.corr)
+            reason = "stopped" if failure is None else "start_failed"
+            self.counts.lose(reason, entity_id, *message[:4])
             if message.session is not None:
                 error: Exception = Unhandled(f"{self.name} {entity_id!r} stopped")
                 if failure is not None:

@@ -83,6 +83,10 @@ from shardbus.wire.schema import encode_value, unreadable
 
 log = logging.getLogger("shardbus.entity")
 
+Handled = tuple[Invoker, bytes, Session | None, int]
+"""A message that a handler got: its method, payload, and the session and correlation id of its
+asker."""
+
 Find = Callable[[str], Activation | None]
 Arrive = Callable[[str, bytes, int], Activation | None]
 """Starts the entity of a message (entity id, payload, correlation id) that is not active. If the
@@ -411,12 +415,12 @@ class EntityRunner:
             message.chain
             and (error := self.running_handlers.closed_by(activation, message)) is not None
         ):
-            self.counts.drop("reentrant")
+            self.counts.lose("reentrant", activation.key, *message[:4])
             if message.session is not None:
                 message.session.fail(message.corr, error)
             return
         if activation.state >= LifeState.REFUSING:
-            self.counts.drop("stopped", via=message.corr)
+            self.counts.lose("stopped", activation.key, *message[:4])
             if message.session is not None:
                 text = f"{self.kind.name} {activation.key!r} stopped as it started"
                 message.session.fail(message.corr, Unhandled(text))
@@ -429,7 +433,7 @@ class EntityRunner:
         if roomy or mailbox_limits.admits(activation, message):
             mailbox.append(message)
             return
-        self.counts.drop("mailbox_full", via=message.corr)
+        self.counts.lose("mailbox_full", activation.key, *message[:4])
         if message.session is not None:
             text = f"{self.kind.name} {activation.key!r} has {len(mailbox)} messages waiting"
             message.session.fail(message.corr, MailboxFull(text))
@@ -460,7 +464,7 @@ class EntityRunner:
             if stop_request is not None and message is stop_request.message:
                 stop_request.handed = True
             if message.session is not None and message.deadline <= self.tick:
-                self.counts.drop("expired")
+                self.counts.lose("expired", activation.key, *message[:4])
             elif not self._run(activation, message):
                 return
         self.settle_later(activation)
@@ -543,11 +547,11 @@ class EntityRunner:
         try:
             invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
         except Exception as e:
-            self.counts.drop("schema", via=corr)
+            self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             if session is not None:
                 session.fail(corr, unreadable(invoker.name, invoker.decoders, e))
             return True
-        return self._failed(activation, error, session, corr)
+        return self._failed(activation, error, (invoker, payload, session, corr))
 
     def _carry_on(
         self,
@@ -571,7 +575,8 @@ class EntityRunner:
             else:
                 error = task.exception()
             if error is not None:
-                if not self._failed(activation, error, session, corr):
+                message = None if task.message is None else task.message[:4]
+                if not self._failed(activation, error, message):
                     return
             elif session is not None:
                 answer(activation, task.result(), session, corr)
@@ -674,7 +679,7 @@ class EntityRunner:
         except StopIteration:
             self.settle_soon(activation)
         except asyncio.CancelledError as e:
-            if self._failed(activation, e, None, 0):
+            if self._failed(activation, e, None):
                 self.settle_soon(activation)
         else:
             self._carry_on(activation, coroutine, waits_for, None, 0)
@@ -692,19 +697,21 @@ class EntityRunner:
     # ---- failures
 
     def _failed(
-        self, activation: Activation, error: BaseException, session: Session | None, corr: int
+        self, activation: Activation, error: BaseException, message: Handled | None
     ) -> bool:
         """Fail the asker of a handler that raised, or count its told message, and follow the
-        directive. Returns True if the entity goes on or stops, False if it starts again."""
+        directive. Returns True if the entity goes on or stops, False if it starts again.
+        `message`: None if a start failed."""
         if isinstance(error, StateReplaced):
             self._start_again(activation)
             return False
+        session, corr = (None, 0) if message is None else message[2:]
         extras = activation.extras
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
             session = None  # its message will be handled again, and answered then
         if isinstance(error, Unhandled):
-            self.counts.drop("unhandled", via=corr)
+            self._lost("unhandled", activation, message)
             if session is not None:
                 session.fail(corr, error)
             return True
@@ -712,12 +719,12 @@ class EntityRunner:
             if session is not None:
                 session.fail(corr, error)
             elif not put_aside:
-                self.counts.drop("rejected", via=corr)
+                self._lost("rejected", activation, message)
             return True
         if session is not None:
             session.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
         elif corr <= Origin.UNREPORTED and not put_aside:
-            self.counts.drop("failed", via=corr)
+            self._lost("failed", activation, message)
         stale = isinstance(error, StaleFence)
         directive = Directive.STOP if stale else self._supervisor.directive(error)
         in_start = activation.state is LifeState.STARTING  # cancelled
@@ -733,6 +740,13 @@ class EntityRunner:
             self.counts.restarted()
         self._start_again(activation)
         return False
+
+    def _lost(self, reason: str, activation: Activation, message: Handled | None) -> None:
+        """Count a message that its handler did not take."""
+        if message is None:
+            self.counts.drop(reason, via=0)
+        else:
+            self.counts.lose(reason, activation.key, *message)
 
     def _start_again(self, activation: Activation) -> None:
         """Start an entity again, with its stored state, in the same activation."""

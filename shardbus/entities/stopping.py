@@ -211,4 +211,4 @@ class Stopper:
             text = f"{self._kind.name} {activation.key!r} did not stop in time"
             session.fail(corr, EntityFailed("CancelledError", text))
         elif session is None and corr <= Origin.UNREPORTED:
-            self._runner.counts.drop("failed", via=corr)
+            self._runner.counts.lose("failed", activation.key, *current[:4])

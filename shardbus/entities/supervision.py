@@ -42,7 +42,8 @@ from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
 from shardbus.entities.carrying import CarriedStates
-from shardbus.entities.entity_type import Directive, EntityType, StopReason
+from shardbus.entities.dead_letters import KeepLetter
+from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.errors import (
     StaleFence,
@@ -53,6 +54,7 @@ from shardbus.errors import (
 )
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
+from shardbus.transport.session import Session
 from shardbus.wire.stored_state import StateCodec
 
 log = logging.getLogger("shardbus.entity")
@@ -84,6 +86,7 @@ class EntityCounts:
         "dropped",
         "expired",
         "failures",
+        "keep_letter",
         "report_drop",
         "started",
         "stopped",
@@ -105,6 +108,8 @@ class EntityCounts:
         """Why the stored state of an entity cannot be read, of the last `UNREADABLE_MAX`."""
         self.report_drop: Callable[[int, str, int], None] | None = None
         """Reports dropped tells to their sender: its session's mark, the reason, the number."""
+        self.keep_letter: KeepLetter | None = None
+        """Keeps dropped messages as dead letters."""
 
     def note_unreadable(self, entity_id: str, why: str) -> None:
         """Remember an entity whose stored state cannot be read, in place of the oldest one."""
@@ -127,6 +132,30 @@ class EntityCounts:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
         if is_session_mark(via) and self.report_drop is not None:
             self.report_drop(via, reason, count)
+
+    def lose(
+        self,
+        reason: str,
+        entity_id: str,
+        invoker: Invoker,
+        payload: bytes,
+        session: Session | None,
+        corr: int,
+    ) -> None:
+        """Count a message that no handler gets, and keep it as a dead letter. What the node itself
+        hands to an entity, such as the outcome of piped work, is an object and has no bytes."""
+        self.drop(reason, via=corr)
+        if self.keep_letter is not None:
+            has_bytes = invoker.one is None or not invoker.name.startswith("$")
+            self.keep_letter(
+                reason,
+                entity_id,
+                invoker.name,
+                payload if has_bytes else None,
+                corr if session is None else session.name,
+                invoker.trace,
+                answered=session is not None,
+            )
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -216,8 +245,7 @@ class Supervisor:
             return False
         mailbox = activation.mailbox
         while mailbox and mailbox[0].session is not None and mailbox[0].deadline <= self.tick:
-            mailbox.popleft()
-            self.counts.drop("expired")
+            self.counts.lose("expired", activation.key, *mailbox.popleft()[:4])
         return not _awaited(activation)
 
     def gives_up(self, activation: Activation, error: BaseException) -> bool:

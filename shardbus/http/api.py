@@ -36,7 +36,7 @@ class NodeApi(Protocol):
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
     `leave`, `down`, `serve`, `rebalance`, `stop`, `place`, `set_limit`, `set_state`,
-    `remove_state`, `join` and `shut_down`.
+    `remove_state`, `replay`, `join` and `shut_down`.
     """
 
     @property
@@ -65,6 +65,32 @@ class NodeApi(Protocol):
 
     async def slow(self) -> Json:
         """The last reports of slow handlers of every member."""
+        ...
+
+    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
+        """The last dropped messages of every member, newest first, without their bodies: of a type,
+        for a reason, of the last `within` seconds; empty texts and 0 are for all."""
+        ...
+
+    async def replay(
+        self,
+        type: str,
+        reason: str,
+        within: float,
+        names: tuple[str, ...],
+        limit: int,
+        operator: str,
+        *,
+        answered: bool,
+        dry_run: bool,
+    ) -> Json:
+        """Send dropped messages again, at most `limit`: those of these names, or the oldest that
+        the filter admits. `answered`: also those whose senders got an error. With `dry_run`, only
+        return them.
+
+        Raises:
+            Refused: a named one is not kept, or no body is. ConfigError: a name is none.
+        """
         ...
 
     async def types(self) -> Json:

@@ -68,7 +68,7 @@ ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
 ADD_MAX = 1000
 MOVES_MAX = 1_000_000
-LIMIT_MAX = 999_999_999
+LIMIT_MAX = SINCE_MAX = 999_999_999
 STREAMS_MAX = 20
 BODY_MAX = 16 * 2**20
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
@@ -90,6 +90,8 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/map/{rest:path}", pages.shard_map),
             Route("/v1/settings", pages.settings_page),
             Route("/v1/slow", pages.slow),
+            Route("/v1/dead-letters", pages.dead_letters),
+            Route("/v1/dead-letters/replay", pages.replay, methods=["POST"]),
             Route("/v1/cluster", pages.cluster),
             Route("/v1/nodes", pages.nodes),
             Route("/v1/types", pages.types),
@@ -176,6 +178,26 @@ class _Pages:
 
     async def slow(self, request: Request) -> Response:
         return await _answer(self.node.slow())
+
+    async def dead_letters(self, request: Request) -> Response:
+        return await _answer(self.node.dead_letters(*_letter_filter(request)))
+
+    async def replay(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        query = request.query_params
+        kind, reason, within, limit = _letter_filter(request)
+        names = tuple(query.getlist("id"))
+        if not (names or kind or reason or within):
+            raise ConfigError(
+                "no dead letter is chosen", hint="add ?id=, ?type=, ?reason= or ?since="
+            )
+        answered = _flag(query.get("answered", "false"), "answered")
+        dry_run = _flag(query.get("dry_run", "false"), "dry_run")
+        who, node = _client(request), self.node
+        replayed = node.replay(
+            kind, reason, within, names, limit, who, answered=answered, dry_run=dry_run
+        )
+        return await _answer(replayed)
 
     async def types(self, request: Request) -> Response:
         return await _answer(self.node.types())
@@ -351,6 +373,16 @@ def _type_and_id(request: Request) -> tuple[str, str]:
     if len(parts) < 2:
         raise HTTPException(404)
     return check_id("entity type", parts[0]), check_id("entity id", "/".join(parts[1:]))
+
+
+def _letter_filter(request: Request) -> tuple[str, str, float, int]:
+    """Return type, reason, seconds, and the most letters that are wanted."""
+    query = request.query_params
+    kind = query.get("type", "")
+    within = _number(query.get("since", "0"), "since", 0, SINCE_MAX)
+    limit = _number(query.get("limit", str(PAGE_DEFAULT)), "limit", 1, None)
+    reason = query.get("reason", "")
+    return kind and check_id("entity type", kind), reason, float(within), min(limit, PAGE_MAX)
 
 
 async def _body(request: Request) -> bytes:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardbus.config.options import closest
+from shardbus.entities.dead_letters import DeadLetters
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.node.rpc import NodeRpc
@@ -54,6 +55,7 @@ class Dispatcher:
         regions, singletons: by entity type.
         rpc: answers the questions of other nodes.
         drops, refused: count messages that this node, or another, dropped.
+        letters: keeps messages that no region gets.
         hosting_members: the members that host shards now.
         may_coordinate: True if the node may coordinate the entity type.
     """
@@ -65,6 +67,7 @@ class Dispatcher:
         rpc: NodeRpc,
         drops: DropTallies,
         refused: RefusedTells,
+        letters: DeadLetters,
         hosting_members: Callable[[], tuple[NodeId, ...]],
         may_coordinate: Callable[[NodeId, str], bool],
     ) -> None:
@@ -72,6 +75,7 @@ class Dispatcher:
         """Sessions of clients, by the id that stands for the client."""
         self._regions, self._singletons, self._rpc = regions, singletons, rpc
         self._drops, self._refused, self._hosting_members = drops, refused, hosting_members
+        self._letters = letters
         self._may_coordinate = may_coordinate
         self._endpoint: Endpoint
 
@@ -87,6 +91,7 @@ class Dispatcher:
             self._not_allowed(session, run)
             mark = session.mark or self._drops.mark(session)
             self._drops.drop(mark, run.type, "not_allowed", len(run.ids))
+            self._keep(session, run, "not_allowed")
             return
         region = self._regions.get(run.type)
         if region is None:
@@ -94,6 +99,7 @@ class Dispatcher:
             drops = self._drops
             mark = session.mark or drops.mark(session)
             drops.drop(mark, run.type, "unknown_type", len(run.ids))
+            self._keep(session, run, "unknown_type")
         else:
             region.on_tells(session, run)
 
@@ -108,6 +114,7 @@ class Dispatcher:
             allowed = AskRun in RUNS[role] and (types is None or run.type in types)
         if not allowed:
             self._not_allowed(session, run)
+            self._keep(session, run, "not_allowed")
             for corr in run.corrs:
                 session.fail(corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}"))
         elif region is not None:
@@ -116,6 +123,7 @@ class Dispatcher:
             self._rpc.asked(session, run)
         else:
             self._endpoint.count_drop("unknown_type")
+            self._keep(session, run, "unknown_type")
             for corr in run.corrs:
                 session.fail(corr, UnknownEntityType(f"there is no entity type {run.type!r}"))
 
@@ -132,6 +140,15 @@ class Dispatcher:
             region.on_relayed(session, message)
         elif message.corr:
             session.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
+
+    def _keep(self, session: Session, run: TellRun | AskRun, reason: str) -> None:
+        """Keep messages that no region gets as dead letters."""
+        if run.type != NodeRpc.TYPE:
+            rows = zip(run.ids, run.payloads, strict=True)
+            asked = isinstance(run, AskRun)
+            self._letters.strangers(
+                run.type, reason, run.method, rows, session.name, answered=asked
+            )
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Hand a flush to its region; echo one for a type that does not run here."""

@@ -39,6 +39,7 @@ ALARMING = frozenset(
         "lease_lost",
         "state_set",
         "state_removed",
+        "letters_replayed",
         "too_few_shards",
         "too_many_shards",
         "hot_shard",

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from shardbus.config.seeds import SeedList, parse_seeds
 from shardbus.config.settings import Settings, ShardingSettings
+from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.eager import OWNER
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
@@ -77,7 +78,7 @@ from shardbus.store.protocol import Lease, StateStore, on_new_server
 from shardbus.store.urls import family
 from shardbus.task_set import TaskSet, failed_tasks
 from shardbus.transport.asks import Unsent
-from shardbus.transport.drop_reports import DropTallies, RefusedTells
+from shardbus.transport.drop_reports import DropTallies, Origin, RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
@@ -132,6 +133,8 @@ class Node:
         self.phases = Phases(settings.shutdown)
         self.stalled_peers = StalledPeers(settings.cluster.quarantine_after)
         self.drops, self.refused = DropTallies(), RefusedTells(types)
+        self.letters = DeadLetters(self._sender_of, self.environment.wall_clock)
+        self.letters.keep_strangers(settings.sharding)
         self.rpc = NodeRpc(self._query_timeout, self._member_ids)
         self.dispatcher = Dispatcher(
             self.regions,
@@ -139,6 +142,7 @@ class Node:
             self.rpc,
             self.drops,
             self.refused,
+            self.letters,
             self.hosting_members,
             self.may_coordinate,
         )
@@ -218,7 +222,7 @@ class Node:
         self.loopback = Loopback(
             str(self.me), self.loop, clock, self.dispatcher, send_buffer_limit, self.endpoint.sent
         )
-        self.loopback.tag = self.me
+        self.loopback.tag, self.loopback.mark = self.me, self.drops.own_mark
         for name, entity_type in self.types.items():
             self._add_type(name, entity_type, chosen[name])
         self.load_reports = LoadReports(
@@ -229,6 +233,11 @@ class Node:
         self.expiry.start()
         self._add_periodic_tasks()
         self._ticker.start()
+
+    def _sender_of(self, mark: int) -> str:
+        """Return the name of the process that sent a tell with this mark; empty if unknown."""
+        own = mark in (Origin.OWN, self.drops.own_mark)
+        return str(self.me) if own else self.drops.sender_of(mark)
 
     def _make_endpoint(self, uid: int) -> Endpoint:
         endpoint = Endpoint(

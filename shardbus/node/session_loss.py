@@ -31,9 +31,10 @@ from shardbus.node.rpc import NodeRpc
 from shardbus.sharding import events
 from shardbus.shells.region import RegionShell
 from shardbus.transport.asks import Unsent
-from shardbus.transport.drop_reports import DropTallies
+from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session, tells_by_mark
+from shardbus.wire.batch import Relayed, Run, TellRun
 
 log = logging.getLogger("shardbus.node")
 
@@ -108,6 +109,7 @@ class SessionLoss:
         for name, region in self._regions.items():
             if lost := session.unconfirmed.get(name):
                 region.host.counts.drop("unconfirmed", lost)
+                _keep(region, session.unconfirmed_runs)
             if region.table is not region:
                 continue
             if member:
@@ -147,3 +149,20 @@ class SessionLoss:
             if lost := sum(session.unconfirmed.get(name, 0) for session in sessions):
                 region.host.counts.drop("unconfirmed", lost)
                 log.warning("%d messages of %r may be lost: no acknowledgement came", lost, name)
+
+
+def _keep(region: RegionShell, runs: Iterable[Run]) -> None:
+    """Keep the tells of a type in these runs as dead letters."""
+    keep = region.host.counts.keep_letter
+    if keep is None:
+        return
+    for run in runs:
+        match run:
+            case TellRun() if run.type == region.name:
+                for entity_id, payload in zip(run.ids, run.payloads, strict=True):
+                    keep("unconfirmed", entity_id, run.method, payload, Origin.OWN, run.trace)
+            case Relayed() if run.type == region.name and not run.corr:
+                sender = run.via or Origin.OWN
+                keep("unconfirmed", run.id, run.method, run.payload, sender, run.trace)
+            case _:
+                pass

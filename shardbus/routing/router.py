@@ -95,7 +95,8 @@ class RouterOwner(Protocol):
     def perform(self, effect: events.RegionEffect) -> None:
         """Carry out an effect that does not concern routes."""
 
-    def dropped(self, reason: str, count: int, via: int = 0) -> None: ...
+    def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
+        """Count a message that is given up. `answered`: its sender gets an error."""
 
 
 class _FlushWaiter:
@@ -146,6 +147,9 @@ class Router:
         """The tracer (`traced_sending`) of a process with tracing."""
         self.home_latencies = Histogram()
         """From the first message that waits for the home of a shard until messages go there."""
+        self._delivering: PendingMessage | None = None
+        """A message of this process that is on its way into the region: its sender is called
+        back."""
         self._wanted_since: dict[str, float] = {}
         """When the first message began to wait, by shard."""
         self._by_id: dict[str, ShardRoute] = {}
@@ -342,7 +346,11 @@ class Router:
                 raise self.refused
             return self.done
         self._waits(pending)
-        self.handle(events.Deliver(pending.shard, pending))
+        self.table._delivering = pending
+        try:
+            self.handle(events.Deliver(pending.shard, pending))
+        finally:
+            self.table._delivering = None
         if pending.error is not None and pending.waiter is None:
             raise pending.error
         return self.done
@@ -495,7 +503,8 @@ class Router:
 
     def _dropped(self, pending: PendingMessage, reason: str) -> None:
         if pending.key is not None:  # a flush is no message
-            self._router_of(pending)._owner.dropped(reason, 1, pending.via)
+            answered = pending.waiter is not None or pending is self.table._delivering
+            self._router_of(pending)._owner.lost(pending, reason, answered=answered)
 
     def _router_of(self, pending: PendingMessage) -> Router:
         """Return the router of a message's type, which uses this table."""

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
+from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
@@ -81,6 +82,7 @@ class RegionServices(Protocol):
     loopback: Loopback
     store: StateStore
     drops: DropTallies
+    letters: DeadLetters
     gate: SuspensionGate
     tracer: Tracer | None
 
@@ -97,6 +99,11 @@ class ForwardedAsk:
 
     def __init__(self, session: Session, corr: int) -> None:
         self._session, self._corr = session, corr
+
+    @property
+    def sender(self) -> str:
+        """The name of the process that asked, or forwarded the ask."""
+        return self._session.name
 
     def resolve(self, payload: bytes) -> None:
         if self._session.lost is None:
@@ -160,6 +167,7 @@ class RegionShell:
         self.host.passes_on, self.host.tracer = True, node.tracer
         drop, name = node.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
+        self.host.counts.keep_letter = node.letters.keeper(name, settings)
         self._place(within)
         self.router.ask_failed = node.endpoint.sent.ended
         self._check_leases = self.shard_leases.check
@@ -260,7 +268,7 @@ class RegionShell:
                 if part.method in self.entity_type.invokers:
                     self.on_tells(session, part)
                 else:
-                    self.host.counts.drop("unhandled", len(part.ids), via)
+                    self._lost_run("unhandled", part, via)
             return
         if run.trace:
             invoker = self.host.traced(invoker, run.trace, asked=False)
@@ -297,12 +305,12 @@ class RegionShell:
                 if part.method in self.entity_type.invokers:
                     self.on_asks(session, part)
                 else:
-                    self.host.counts.drop("unhandled", len(part.ids))
+                    self._lost_run("unhandled", part, session.name)
                     for corr in part.corrs:
                         session.fail(corr, unhandled(self.entity_type, part.method))
             return
         if run.timeout_ms <= 0:
-            self.host.counts.drop("expired", len(run.ids))  # it was under way for too long
+            self._lost_run("expired", run, session.name)  # it was under way for too long
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
         if run.trace:
@@ -364,7 +372,8 @@ class RegionShell:
         if asker is None and not local:
             corr = self._node.drops.mark_forwarded(session, message.via)
         if invoker is None:
-            self.host.counts.drop("unhandled", via=corr)
+            sender = corr if asker is None else session.name
+            self._lost("unhandled", message.id, message.method, message.payload, sender)
             if asker is not None:
                 session.fail(message.corr, unhandled(self.entity_type, message.method))
             return
@@ -405,7 +414,7 @@ class RegionShell:
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
-            self.host.counts.drop("malformed", via=message.corr)
+            self.host.counts.lose("malformed", entity_id, *message[:4])
             if message.session is not None:
                 message.session.fail(message.corr, Unhandled(str(e)))
             return
@@ -529,9 +538,54 @@ class RegionShell:
         """Log a note of the leases."""
         self._node.note(self.name, note)
 
-    def dropped(self, reason: str, count: int, via: int = Origin.UNREPORTED) -> None:
-        """Count messages that the router could not send."""
-        self.host.counts.drop(reason, count, via)
+    def dropped(self, reason: str, count: int) -> None:
+        """Count messages of this node that name no entity, and of which the senders know."""
+        self.host.counts.drop(reason, count)
+        if self.host.counts.keep_letter is not None:
+            for _ in range(count):
+                self.host.counts.keep_letter(reason, "", "", None, Origin.OWN, answered=True)
+
+    def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
+        """Count a message that the router could not send."""
+        assert pending.key is not None
+        waiter, via = pending.waiter, pending.via
+        sender = waiter.sender if isinstance(waiter, ForwardedAsk) else via or Origin.OWN
+        _, method = pending.key
+        self.host.counts.drop(reason, via=via or Origin.UNREPORTED)
+        keep = self.host.counts.keep_letter
+        if keep is not None:
+            keep(
+                reason,
+                pending.entity_id,
+                method,
+                pending.payload,
+                sender,
+                pending.trace,
+                answered=answered,
+            )
+
+    def _lost_run(self, reason: str, run: TellRun | AskRun, sender: str | int) -> None:
+        """Count the messages of a run. `sender`: of asks, the name of their asker."""
+        for entity_id, payload in zip(run.ids, run.payloads, strict=True):
+            self._lost(reason, entity_id, run.method, payload, sender, run.trace)
+
+    def _lost(
+        self,
+        reason: str,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        sender: str | int,
+        trace: str = "",
+    ) -> None:
+        """Count a message that has arrived here. `sender`: the mark of the session by which a tell
+        came, or the name of the asker."""
+        asked = isinstance(sender, str)
+        self.host.counts.drop(reason, via=Origin.UNREPORTED if isinstance(sender, str) else sender)
+        if self.host.counts.keep_letter is not None:
+            self.host.counts.keep_letter(
+                reason, entity_id, method, payload, sender, trace, answered=asked
+            )
 
     # ---- the node's side
 

@@ -87,6 +87,8 @@ class DropTallies:
 
     def __init__(self) -> None:
         self._marks = count(Origin.UNREPORTED - 1, -1)
+        self.own_mark = next(self._marks)
+        """The mark of the process's session with itself, which gets no reports."""
         self._tallies: dict[int, DropTally] = {}
         self.prompt = False
         """Report at every tick: this node leaves, and its sessions may end before a second has
@@ -117,6 +119,12 @@ class DropTallies:
             found = tally.marks[via] = next(self._marks)
             self._origins[found] = mark, via
         return found
+
+    def sender_of(self, mark: int) -> str:
+        """Return the name of the process at the other end of the session by which a tell with this
+        mark came; empty if that is not known, or the session has ended."""
+        tally = self._tallies.get(self._origins.get(mark, (mark, 0))[0])
+        return "" if tally is None else tally.session.name
 
     def drop(self, mark: int, entity_type: str, reason: str, count: int) -> None:
         """Count dropped tells that came by the session, or from the sender, with this mark."""

@@ -309,6 +309,7 @@ class Endpoint:
             unsent = session.close(error)
             if self._on_lost is not None:
                 self._on_lost(session, unsent)
+            session.unconfirmed_runs = []
 
     # ---- time and the end
 

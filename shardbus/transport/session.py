@@ -142,6 +142,7 @@ class Session:
         "permissions",
         "tag",
         "unconfirmed",
+        "unconfirmed_runs",
         "until_room",
         "wants_drop_reports",
         "writable",
@@ -174,6 +175,8 @@ class Session:
         self.lost: RequestError | None = None
         self.unconfirmed: dict[str, int] = {}
         """In a lost session: tells, by type, that may or may not have arrived."""
+        self.unconfirmed_runs: list[Run] = []
+        """The runs that have them, until the loss is settled."""
         self.peer_ended = True
         """In a lost session: the other process has ended, or left. If False, it may still live."""
         self.closed_idle = False
@@ -759,7 +762,8 @@ class Session:
         rows = sorted(self._window.clear() + numbered)
         lost = [body for seq, body in rows if seq <= sent]
         fresh = [body for seq, body in rows if seq > sent] + queued
-        self.unconfirmed = _tells_by_type([run for body in lost for run in decode_batch(body)])
+        self.unconfirmed_runs = [run for body in lost for run in decode_batch(body)]
+        self.unconfirmed = _tells_by_type(self.unconfirmed_runs)
         runs = [run for body in fresh for run in decode_batch(body)] + self._runs
         unsent = _unsent_messages(runs, self._asks)
         self._reset_batch()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardbus.admin.answers import NODES_MAX, PAGE_MAX, STOP_PART, WALKS_MAX, NodeAnswers
+from shardbus.admin.dead_letters import LetterAnswers
 from shardbus.errors import (
     BufferFull,
     ConfigError,
@@ -47,7 +48,9 @@ async def test_every_public_answer_is_registered_under_its_name(
     node: FakeNode, answers: NodeAnswers
 ) -> None:
     answers.register()
-    public = {name for name, _ in inspect.getmembers(answers, inspect.ismethod) if name[0] != "_"}
+    parts = (answers, LetterAnswers(node))  # type: ignore[arg-type]
+    methods = [one for part in parts for one in inspect.getmembers(part, inspect.ismethod)]
+    public = {name for name, _ in methods if name[0] != "_"}
     assert set(node.rpc.registered) == public - {"register"}
     assert all(answer.__name__ == name for name, answer in node.rpc.registered.items())
 

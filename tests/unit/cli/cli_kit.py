@@ -9,11 +9,26 @@ import pytest
 import shardbus
 from shardbus.errors import (
     ConfigError,
+    Refused,
 )
 from shardbus.http.api import Check, Checks, Json
 from shardbus_cli.main import run
 
 ME = "127.0.0.1:7355#00000000000000aa"
+LETTER: Json = {
+    "id": "00000000000000aa-17",
+    "at": "2026-01-02T03:04:05.000+00:00",
+    "node": ME,
+    "type": "page",
+    "reason": "failed",
+    "entity": "a\x1b[31mé",
+    "method": "hit",
+    "sender": "client#1",
+    "answered": False,
+    "trace": "",
+    "bytes": 9,
+    "kept": True,
+}
 
 
 class FakeNode:
@@ -191,6 +206,38 @@ class FakeNode:
     async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
         self.acts.append(("limit", type, limit, node))
         return await self.limits(type)
+
+    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
+        self.acts.append(("dead-letters", type, reason, within, limit))
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"letters": [LETTER] * min(limit, 2), "more": limit == 1, "silent": silent}
+
+    async def replay(
+        self,
+        type: str,
+        reason: str,
+        within: float,
+        names: tuple[str, ...],
+        limit: int,
+        operator: str,
+        *,
+        answered: bool,
+        dry_run: bool,
+    ) -> Json:
+        self.acts.append(("replay", type, reason, within, names, limit, answered, dry_run))
+        if reason == "schema":
+            raise Refused("each of 2 letters: its body was not kept", hint="set a size")
+        failed = [{"id": LETTER["id"], "why": "no\x1b[31m room"}] if self.stuck else []
+        sent = 0 if dry_run else 2 - len(failed)
+        return {
+            "dry_run": dry_run,
+            "letters": [LETTER] * 2,
+            "sent": sent,
+            "failed": failed,
+            "without_body": 1,
+            "more": limit == 2,
+            "silent": [],
+        }
 
     async def shutdown_region(self, node: str, type: str) -> Json:
         self.acts.append(("shutdown-region", node, type))

@@ -46,6 +46,26 @@ class FakeNode:
     async def settings(self) -> Json:
         return await self.answer("settings")
 
+    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
+        self.asked.append(("dead_letters", type, reason, within, limit))
+        return {"letters": []}
+
+    async def replay(
+        self,
+        type: str,
+        reason: str,
+        within: float,
+        names: tuple[str, ...],
+        limit: int,
+        operator: str,
+        *,
+        answered: bool,
+        dry_run: bool,
+    ) -> Json:
+        row = ("replay", type, reason, within, names, limit, operator, answered, dry_run)
+        self.asked.append(row)
+        return {"sent": 0}
+
     async def slow(self) -> Json:
         return await self.answer("slow")
 

@@ -181,6 +181,27 @@ async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypat
     ]
 
 
+async def test_B166_dead_letters_are_read_by_all_and_replayed_by_few(node):
+    async with client_of(node, WRITE) as client:
+        assert (await client.get("/v1/dead-letters")).status_code == 200
+        query = "type=x&reason=failed&since=60&limit=2000"
+        assert (await client.get(f"/v1/dead-letters?{query}")).status_code == 200
+        assert (await client.post(f"/v1/dead-letters/replay?{query}")).status_code == 403
+        for good in (f"{query}&dry_run=true", "id=a-1&id=b-2&answered=true"):
+            answer = await client.post(f"/v1/dead-letters/replay?{good}", headers=BEARER)
+            assert answer.status_code == 200
+        for bad in ("", "limit=5", "type=x&limit=0", "type=x&since=-1", "type=x&answered=1"):
+            answer = await client.post(f"/v1/dead-letters/replay?{bad}", headers=BEARER)
+            assert answer.status_code == 400
+    who = "operator at 127.0.0.1"
+    assert node.asked == [
+        ("dead_letters", "", "", 0.0, 100),
+        ("dead_letters", "x", "failed", 60.0, 1000),
+        ("replay", "x", "failed", 60.0, (), 1000, who, False, True),
+        ("replay", "", "", 0.0, ("a-1", "b-2"), 100, who, True, False),
+    ]
+
+
 async def test_plans_are_read_and_rebalances_are_writes(node):
     async with client_of(node, WRITE) as client:
         assert (await client.get("/v1/plan/x?add=2&remove=a:1&remove=b:2")).status_code == 200

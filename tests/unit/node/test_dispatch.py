@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from shardbus.config.settings import ShardingSettings
+from shardbus.entities.dead_letters import DeadLetters
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages as handover
@@ -94,12 +96,15 @@ class Around:
         refused: Any = SimpleNamespace(
             record=lambda name, message, relay: self.log.append(("refusals", name, message, relay))
         )
+        self.letters = DeadLetters(lambda mark: "", lambda: 5.0)
+        self.letters.keep_strangers(ShardingSettings())
         self.dispatcher = Dispatcher(
             {PAGE: self.region},
             {PAGE: singleton},
             rpc,
             drops,
             refused,
+            self.letters,
             lambda: self.hosting,
             lambda node, name: self.coordinates,
         )

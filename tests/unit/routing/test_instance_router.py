@@ -57,7 +57,7 @@ class Owner:
         return node == A
 
     def perform(self, effect: object) -> None: ...
-    def dropped(self, reason: str, count: int, via: int = 0) -> None:
+    def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
         self.drops.append(reason)
 
 

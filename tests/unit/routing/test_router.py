@@ -56,7 +56,7 @@ class Owner:
     def __init__(self) -> None:
         self.outs = {A: Out(), B: Out()}
         self.effects: list[object] = []
-        self.drops: list[tuple[str, int, int]] = []
+        self.drops: list[tuple[str, bool]] = []
 
     def out_for(self, node: NodeId) -> Any:
         return self.outs[node]
@@ -67,8 +67,8 @@ class Owner:
     def perform(self, effect: object) -> None:
         self.effects.append(effect)
 
-    def dropped(self, reason: str, count: int, via: int = 0) -> None:
-        self.drops.append((reason, count, via))
+    def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
+        self.drops.append((reason, answered))
 
 
 class Sender:
@@ -136,7 +136,7 @@ async def test_a_tell_over_the_buffer_raises_and_an_ask_fails() -> None:
     answer = sender.router.ask(ADD, "x", b"3", 1000, decode_value)
     with pytest.raises(BufferFull):
         await answer
-    assert sender.owner.drops == [("buffer_full", 1, 0)] * 2
+    assert sender.owner.drops == [("buffer_full", True)] * 2
     assert not sender.router.buffered_asks
 
 
