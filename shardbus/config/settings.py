@@ -414,7 +414,7 @@ class ShardingSettings:
         0.0, "a state that was neither loaded nor saved for that long is removed", off=True
     )
     state_sweep_rate: int = count(
-        1000, "stored entities that a node looks at per second to find such states", high=1_000_000
+        1000, "stored entities that are looked at per second to find such states", high=1_000_000
     )
     dead_letters: int = count(
         100,

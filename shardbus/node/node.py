@@ -64,12 +64,13 @@ from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.registry import with_role_minimum
+from shardbus.sharding.messages import Home
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.discovery import Discovery
 from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
-from shardbus.shells.state_expiry import StateExpiry
+from shardbus.shells.state_expiry import EXPIRE_STATES, StateExpiry
 from shardbus.shells.vitals import VitalsSampler
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
@@ -152,8 +153,14 @@ class Node:
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
         )
         self.expiry = StateExpiry(
-            self.regions, self.store, self.gate, self._has_no_home, self.environment.wall_clock
+            self.regions,
+            self.store,
+            self.gate,
+            self._homes_here,
+            lambda node, name, ids: self.rpc.ask(node, EXPIRE_STATES, name, ids, of=name),
+            self.environment.wall_clock,
         )
+        self.rpc.register(EXPIRE_STATES, self.expiry.expire)
         self.on_leave: Callable[[], None] | None = None
         self.tracer: Tracer | None = None
         """Set at the start, if tracing is enabled."""
@@ -553,11 +560,11 @@ class Node:
         """True if this node is a full member, so that its regions may register."""
         return self.view is not None and self.view.status in HOSTING
 
-    def _has_no_home(self, entity_type: str, shard: str) -> bool:
-        """True if this node coordinates the type, and the shard has no home."""
+    def _homes_here(self, entity_type: str) -> Mapping[str, Home] | None:
+        """Return the homes of a type's shards if this node coordinates it, None otherwise."""
         machine = self.singletons[entity_type].coordinator.machine
         rules = machine is not None and machine.state is CoordinatorState.RULING
-        return machine is not None and rules and shard not in machine.table.homes
+        return machine.table.homes if machine is not None and rules else None
 
     def may_coordinate(self, node: NodeId, entity_type: str) -> bool:
         """True if the node may run the type's coordinator, now or a moment ago."""

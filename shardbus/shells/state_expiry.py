@@ -1,9 +1,15 @@
 """Removes stored states that were neither loaded nor saved for `state_ttl`.
 
-For each type with such a time, every node looks through what is stored, page by page and at most
-`state_sweep_rate` entities a second, and again after a tenth of the time. It acts on the entities
-whose shard it hosts and that do not run; the node of the coordinator also acts on those of shards
-without a home.
+For each type with such a time, the node of the coordinator looks through what is stored, page by
+page and at most `state_sweep_rate` entities a second, and again after a tenth of the time. It names
+the entities of each page to the nodes that host their shards; such a node acts on those that do not
+run there. On the entities of shards without a home the coordinator's node acts itself.
+
+So a store is looked through once for each sweep, however many nodes there are. No store lists the
+entities of one shard alone without looking at all its keys, but for a second key to write with each
+first save and each removal: an index by shard would cost every save so that a sweep, which is in no
+hurry, is shorter. The work that grows with the nodes, to compare and remove, is spread over them. A
+coordinator that takes over begins the list anew; what was looked at twice is not removed earlier.
 
 The store itself decides (`StateStore.expire_states`). The first look at an idle entity only writes
 down the time, which the next load or save makes void, and a later look removes the state if it
@@ -20,19 +26,25 @@ Source: docs/how-to/keep-state.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
 
 from shardbus.entities.gate import SuspensionGate
-from shardbus.errors import ConfigError, StoreError
+from shardbus.errors import ConfigError, RequestError, StoreError
+from shardbus.ids import NodeId
+from shardbus.sharding.messages import Home
 from shardbus.shells.region import RegionShell
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.store")
 
+EXPIRE_STATES = "expire_states"
+"""The question to a node that hosts shards."""
 SLICE = 500
-"""Entities, at most, of one page and of one step of the store."""
+"""Entities, at most, of one page, of one question, and of one step of the store."""
 EVERY_PART = 10
 """Sweeps per `state_ttl`."""
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 3600.0
@@ -40,30 +52,53 @@ PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 3600.0
 
 
 class StateExpiry:
-    """The sweeps of one node. `has_no_home(type, shard)` is True if this node coordinates the type
-    and the shard has no home. `now` returns seconds that all nodes agree on."""
+    """The sweeps of one node. `homes(type)` returns the node of each shard that has one, if this
+    node coordinates the type now, None otherwise. `ask(node, type, ids)` calls `expire` there.
+    `now` returns seconds that all nodes agree on."""
 
     def __init__(
         self,
         regions: Mapping[str, RegionShell],
         store: StateStore,
         gate: SuspensionGate,
-        has_no_home: Callable[[str, str], bool],
+        homes: Callable[[str], Mapping[str, Home] | None],
+        ask: Callable[[NodeId, str, list[str]], Awaitable[object]],
         now: Callable[[], float],
     ) -> None:
         self._regions, self._store, self._gate = regions, store, gate
-        self._has_no_home, self._now = has_no_home, now
+        self._homes, self._ask, self._now = homes, ask, now
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        """Begin to sweep the types that have a `state_ttl` and may run here."""
+        """Begin to sweep the types that have a `state_ttl`, while this node coordinates them."""
         for name, region in self._regions.items():
-            if region.settings.state_ttl and region.hosts and region.entity_type.states is not None:
+            if region.settings.state_ttl and region.entity_type.states is not None:
                 self._tasks.spawn(self._sweep_again_and_again(region), name=f"expiry of {name}")
 
     def stop(self) -> None:
         """End the sweeps."""
         self._tasks.cancel()
+
+    async def expire(self, entity_type: str, ids: list[str]) -> int:
+        """Let the store remove the states of those of these entities that have been idle for long
+        enough, whose shards are here and that do not run. Returns their number.
+
+        Raises:
+            StoreError: the store does not answer; some may be removed.
+        """
+        region = self._regions.get(entity_type)
+        if region is None or not region.settings.state_ttl or self._gate.closed:
+            return 0
+        idle = [entity_id for entity_id in ids if self._is_idle(region, entity_id)]
+        count = 0
+        for at in range(0, len(idle), SLICE):
+            now = self._now()
+            since = now - region.settings.state_ttl
+            count += len(
+                await self._store.expire_states(region.name, idle[at : at + SLICE], now, since)
+            )
+        region.host.counts.expired += count
+        return count
 
     async def _sweep_again_and_again(self, region: RegionShell) -> None:
         pause = region.settings.state_ttl / EVERY_PART
@@ -76,30 +111,45 @@ class StateExpiry:
 
     async def _sweep(self, region: RegionShell) -> None:
         rate, cursor, first = region.settings.state_sweep_rate, None, True
-        while first or cursor is not None:
+        while (first or cursor is not None) and self._homes(region.name) is not None:
             first = False
             size = min(rate, SLICE)
             ids, cursor = await self._store.page_stored(region.name, "", cursor, size)
             for at in range(0, len(ids), SLICE):
-                await self._expire(region, ids[at : at + SLICE])
+                await self._pass_on(region, ids[at : at + SLICE])
             await asyncio.sleep(max(len(ids), size) / rate)
 
-    async def _expire(self, region: RegionShell, ids: list[str]) -> None:
-        """Let the store remove the states of those that have been idle for long enough."""
-        idle = [entity_id for entity_id in ids if self._is_idle(region, entity_id)]
-        if idle and not self._gate.closed:
-            now = self._now()
-            since = now - region.settings.state_ttl
-            removed = await self._store.expire_states(region.name, idle, now, since)
-            region.host.counts.expired += len(removed)
+    async def _pass_on(self, region: RegionShell, ids: list[str]) -> None:
+        """Let each node act on the entities of the shards that it hosts. The next sweep asks a node
+        again that does not answer now."""
+        homes = self._homes(region.name)
+        if homes is None:
+            return
+        here: list[str] = []
+        there: defaultdict[NodeId, list[str]] = defaultdict(list)
+        for entity_id in ids:
+            home = homes.get(_shard_of(region, entity_id) or "")
+            (here if home is None else there[home.node]).append(entity_id)
+        await self.expire(region.name, here)
+        for node, named in there.items():
+            with contextlib.suppress(RequestError):
+                await self._ask(node, region.name, named)
 
     def _is_idle(self, region: RegionShell, entity_id: str) -> bool:
         """True if this node decides about the entity, and it does not run."""
-        try:
-            shard = region.router.shard_of(entity_id)
-        except ConfigError:
+        shard = _shard_of(region, entity_id)
+        if shard is None:
             return False
         hosted = region.host.shards.get(shard)
         if hosted is None:
-            return self._has_no_home(region.table.name, shard)
+            homes = self._homes(region.name)
+            return homes is not None and shard not in homes
         return hosted.stopping is None and region.host.find(entity_id, shard) is None
+
+
+def _shard_of(region: RegionShell, entity_id: str) -> str | None:
+    """Return the shard of a stored id, None if the type's function of shards has none for it."""
+    try:
+        return region.router.shard_of(entity_id)
+    except ConfigError:
+        return None

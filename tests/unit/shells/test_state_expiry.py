@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.simulation.nodes.stores import SimStore
 from shardbus.testing import TestCluster
 
 bus = ShardBus("shop")
@@ -40,9 +44,16 @@ class Kept(Entity):
         await self.save()
 
 
+def nodes_of(cluster: TestCluster) -> list[Any]:
+    return [one.node for one in cluster.world.sim_nodes.values()]  # type: ignore[attr-defined]
+
+
+def counts(node: Any) -> Any:
+    return node.regions["cart"].host.counts
+
+
 def expired(cluster: TestCluster) -> int:
-    counts = [one.node.regions["cart"].host.counts for one in cluster.world.sim_nodes.values()]  # type: ignore[attr-defined]
-    return sum(count.expired for count in counts)
+    return sum(counts(node).expired for node in nodes_of(cluster))
 
 
 async def test_a_state_lives_for_its_time_after_the_last_save_or_load() -> None:
@@ -90,6 +101,41 @@ async def test_states_of_before_and_of_shards_without_a_home_count_from_the_firs
         await cluster.advance(20)
         assert all(cluster.store.state(Cart, f"c{n}") is None for n in range(30))
         assert expired(cluster) == 30
+
+
+async def test_a_store_is_looked_through_once_for_a_sweep_however_many_nodes_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest node lists, and each node removes the states of its own shards."""
+    pages: list[SimStore] = []
+    page_stored = SimStore.page_stored
+
+    async def counted(store: SimStore, *args: Any) -> Any:
+        pages.append(store)
+        return await page_stored(store, *args)
+
+    monkeypatch.setattr(SimStore, "page_stored", counted)
+    async with TestCluster(bus, nodes=3, seed=8) as cluster:
+        client = cluster.client()
+        for n in range(60):
+            await client.ref(Cart, f"c{n}").add("tea")
+        await cluster.advance(50)
+        assert expired(cluster) == 60
+        assert len(set(pages)) == 1
+        assert len(pages) <= 50 / 3
+        of_each = [counts(node).expired for node in nodes_of(cluster)]
+        assert len(of_each) == 3
+        assert all(of_each), "each removed those of its own shards"
+
+
+async def test_a_coordinator_that_takes_over_goes_on_with_the_sweeps() -> None:
+    async with TestCluster(bus, nodes=3, seed=9) as cluster:
+        for n in range(30):
+            cluster.store.put(Cart, f"c{n}", CartState(["tea"]))
+        await cluster.advance(20)
+        await cluster.kill(cluster.nodes[0])
+        await cluster.advance(60)
+        assert all(cluster.store.state(Cart, f"c{n}") is None for n in range(30))
 
 
 async def test_a_store_that_fails_delays_the_sweep() -> None:
