@@ -152,15 +152,7 @@ class Node:
         self.vitals = VitalsSampler(
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
         )
-        self.expiry = StateExpiry(
-            self.regions,
-            self.store,
-            self.gate,
-            self._homes_here,
-            lambda node, name, ids: self.rpc.ask(node, EXPIRE_STATES, name, ids, of=name),
-            self.environment.wall_clock,
-        )
-        self.rpc.register(EXPIRE_STATES, self.expiry.expire)
+        self.expiry = self._state_expiry()
         self.on_leave: Callable[[], None] | None = None
         self.tracer: Tracer | None = None
         """Set at the start, if tracing is enabled."""
@@ -559,6 +551,19 @@ class Node:
     def is_up(self) -> bool:
         """True if this node is a full member, so that its regions may register."""
         return self.view is not None and self.view.status in HOSTING
+
+    def _state_expiry(self) -> StateExpiry:
+        """Create the sweeps of idle states, and answer what those of other nodes ask."""
+        expiry = StateExpiry(
+            self.regions,
+            self.store,
+            self.gate,
+            self._homes_here,
+            lambda node, name, ids: self.rpc.ask(node, EXPIRE_STATES, name, ids, of=name),
+            self.environment.wall_clock,
+        )
+        self.rpc.register(EXPIRE_STATES, expiry.expire)
+        return expiry
 
     def _homes_here(self, entity_type: str) -> Mapping[str, Home] | None:
         """Return the homes of a type's shards if this node coordinates it, None otherwise."""
