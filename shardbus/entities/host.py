@@ -230,21 +230,11 @@ class Host:
         cause: str = "message",
         mailbox: deque[Message] | None = None,
         chain: Chain = (),
+        *,
+        begins: bool = True,
     ) -> Activation:
         """Start an entity that is not in memory; it begins with the messages of `mailbox`. `chain`:
-        the entities that wait for it."""
-        activation = self._activated(hosted, entity_id, cause, mailbox)
-        if self.remembered is None or self.remembered.knows(hosted, entity_id):
-            self._begin(activation, chain)
-        else:
-            activation.step(LifeStep.LISTS)
-            self.remembered.add(hosted, activation)
-        return activation
-
-    def _activated(
-        self, hosted: Shard, entity_id: str, cause: str, mailbox: deque[Message] | None = None
-    ) -> Activation:
-        """Return the activation of an entity that is about to start."""
+        the entities that wait for it. Without `begins` the caller starts it later."""
         activation = self._context(self, hosted, entity_id)
         if mailbox is not None:
             activation.mailbox = mailbox
@@ -256,6 +246,12 @@ class Host:
             self.passivator.started(activation)
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
+        if begins and (self.remembered is None or self.remembered.knows(hosted, entity_id)):
+            self._begin(activation, chain)
+            return activation
+        activation.step(LifeStep.LISTS)
+        if begins and self.remembered is not None:
+            self.remembered.add(hosted, activation)
         return activation
 
     def _begin(self, activation: Activation, chain: Chain = ()) -> None:
@@ -478,8 +474,7 @@ class Host:
 
     async def _change_at_rest(self, hosted: Shard, entity_id: str, data: bytes | None) -> None:
         """Save the state of an entity that does not run. Messages wait for it meanwhile."""
-        activation = self._activated(hosted, entity_id, "operator")
-        activation.step(LifeStep.LISTS)
+        activation = self.activate(hosted, entity_id, "operator", begins=False)
         try:
             await self.save(activation, data)
         finally:

@@ -157,11 +157,12 @@ class Ref:
         return self._router.interface.name
 
     def __getattr__(self, name: str) -> Call:
-        method = self._router.interface.methods.get(name)
+        router = self._router
+        method = router.interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
-        kind = TracedCall if isinstance(self._router, TracedSending) else Call
-        call = kind(self._router, self.entity_id, self._route, method, self._timeout_ms)
+        kind = Call if router.tracing is None else TracedCall
+        call = kind(router, self.entity_id, self._route, method, self._timeout_ms)
         setattr(self, name, call)  # an access to __dict__ would create a dict for each reference
         return call
 

@@ -506,7 +506,8 @@ class Session:
         runs, weight = self._runs, self._weight
         if not runs:
             return
-        self._sent.leave(runs, self._asks.entries, self._asked_since, self._delayed, self._loop)
+        if len(runs) > 1 or runs[0].__class__ is not ReplyRun:  # answers alone are not counted
+            self._sent.leave(runs, self._asks.entries, self._asked_since, self._delayed, self._loop)
         self._reset_batch()
         if self.lost is not None:
             self._asks.abandon(self.lost)

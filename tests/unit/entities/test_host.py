@@ -476,7 +476,7 @@ async def test_a_timer_of_a_former_activation_reaches_no_entity() -> None:
     await b.ask("e", "passivate", 2)
     await until(lambda: b.activation("e") is None, "the end")
     await b.ask("e", "hit", 3)
-    b.host.tell_self(old, "", encode_value("late"))
+    b.host.tell_self(old, "", encode_value("late"), "")
     assert b.dropped == {}
     assert log.rows == [1, 2, ("e", StopReason.PASSIVATION), 3]
 

@@ -89,7 +89,7 @@ async def test_an_earlier_outcome_does_not_wait_behind_other_messages() -> None:
     later = b.ask("e", "hit", 2)
     log.work.set()
     await turns()
-    b.host.tell_self(activation, "", encode_value("timer"))
+    b.host.tell_self(activation, "", encode_value("timer"), "")
     log.gate.set()
     assert await asyncio.gather(slow, later) == [1, 2]
     wanted = [1, "stop", "written", "timer", "last", StopReason.PASSIVATION, 2]
@@ -113,7 +113,7 @@ async def test_outcomes_behind_the_stop_message_come_before_waiting_messages() -
     await turns()
     activation = b.activation("e")
     assert activation is not None
-    b.host.tell_self(activation, "", encode_value("timer"))
+    b.host.tell_self(activation, "", encode_value("timer"), "")
     log.gate.set()
     assert await later == 1
     wanted = ["stop", "written", "timer", "last", StopReason.PASSIVATION, 1]

@@ -188,7 +188,7 @@ async def test_an_unhandled_stop_message_starts_no_activation() -> None:
     activation = b.activation("e")
     assert activation is not None
     activation.stop()
-    b.host.tell_self(activation, "", encode_value("tick"))
+    b.host.tell_self(activation, "", encode_value("tick"), "")
     log.gate.set()
     assert await first == 1
     await turns()
