@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from examples.flights import traces
 from shardbus import Entity, ShardBus, handler
 
+TRACED = traces.export()
 bus = ShardBus(os.environ.get("FLIGHTS_CLUSTER", "flights"))
 
 

@@ -18,8 +18,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
-from examples.flights.app import Aircraft, bus
+from examples.flights.app import TRACED, Aircraft, bus
 from examples.flights.rows import Row, read
+from examples.flights.traces import RATIO
 from shardbus import (
     AskTimeout,
     AsyncClient,
@@ -135,7 +136,8 @@ class Replay:
 
 async def main(addresses: list[str]) -> None:
     """Replay the month into a running cluster."""
-    async with AsyncClient(*addresses, cluster=bus.name) as client:
+    client = AsyncClient(*addresses, cluster=bus.name, tracing=TRACED, trace_ratio=RATIO)
+    async with client:
         replay = Replay(client)
         await replay.run(paced(read()))
     again = ", ".join(f"{count} after {error}" for error, count in replay.resent.items())

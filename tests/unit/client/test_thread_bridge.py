@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -238,3 +239,28 @@ def test_closing_refuses_threads_that_wait_for_room(queue: Queue) -> None:
     thread.join(20)
     assert "closed" in str(outcome[0])
     queue.free(room)
+
+
+def test_the_loop_sends_without_the_context_variables_of_the_thread_that_woke_it() -> None:
+    """What a second thread has queued behind it would belong to the first one's trace."""
+    tenant = contextvars.ContextVar("tenant", default="none")
+    loop = asyncio.new_event_loop()
+    bridge, seen = ThreadBridge(loop, timeout=1.0), list[str]()
+
+    class Noting(Sender):
+        def tell(self, key: object, entity_id: str, payload: bytes) -> asyncio.Future[None]:
+            seen.append(tenant.get())
+            return super().tell(key, entity_id, payload)
+
+    sender = Noting(loop)
+
+    def put() -> None:
+        tenant.set("a")
+        bridge.tell((sender, KEY, "x", b""))  # type: ignore[arg-type]
+
+    contextvars.Context().run(put)
+    bridge.tell((sender, KEY, "y", b""))  # type: ignore[arg-type]
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    assert sender.sent == ["x", "y"]
+    assert seen == ["none", "none"]
