@@ -41,7 +41,10 @@ from shardbus.transport.permissions import FRAMES, NODE, Authorize, Permissions,
 from shardbus.transport.session import NUMBERED, SESSION_FRAMES, Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
+    DROP_REPORTS,
     PROTOCOL_VERSION,
+    SESSION_FEATURES,
+    SESSION_VERSIONS,
     FrameType,
     Hello,
     LinkWelcome,
@@ -195,6 +198,10 @@ class IncomingSessions:
             reason = f"this is cluster {owner.cluster!r}, not {hello.cluster[:256]!r}"
             self._refuse(identity, uid, reason, stale=False)
             return
+        if not SESSION_VERSIONS.meets(hello.versions):
+            reason = f"sessions of version {hello.versions} are not {SESSION_VERSIONS}"
+            self._refuse(identity, uid, reason, stale=False)
+            return
         if meant not in (0, owner.uid):
             self._refuse(identity, uid, "another incarnation lives here now", stale=True)
             return
@@ -234,7 +241,7 @@ class IncomingSessions:
         self._by_identity[identity] = inbound
         inbound.frame_tick = owner.clock.tick
         assert owner.node is not None
-        welcome = encode_body(LinkWelcome(owner.node, fresh))
+        welcome = encode_body(LinkWelcome(owner.node, fresh, SESSION_VERSIONS, SESSION_FEATURES))
         self.transmit(identity, uid, FrameType.WELCOME, 0, inbound.session.received, welcome)
         self._announce_leaving_to(inbound)
         inbound.session.opened(ack)
@@ -265,7 +272,8 @@ class IncomingSessions:
 
         session = inbound.session = self._owner.new_session(hello.name, transmit)
         session.permissions = permissions
-        session.wants_drop_reports = hello.listens
+        session.features = frozenset(hello.features)
+        session.wants_drop_reports = hello.listens or DROP_REPORTS in session.features
         session.tag = hello.node or NodeId("client", 0, uid)
         self.by_name[hello.name] = self._by_role[permissions.role][hello.name] = inbound
         if permissions.role is Role.CLIENT:

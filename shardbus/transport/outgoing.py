@@ -30,6 +30,8 @@ from shardbus.transport.session import SESSION_FRAMES, Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
+    SESSION_FEATURES,
+    SESSION_VERSIONS,
     FrameType,
     Hello,
     decode_refused,
@@ -164,7 +166,14 @@ class OutgoingConnection:
         owner = self._owner
         self._hello_at = owner.loop.time()
         hello = Hello(
-            owner.cluster, owner.name, owner.node, self._serial, listens=True, secret=owner.secret
+            owner.cluster,
+            owner.name,
+            owner.node,
+            self._serial,
+            listens=True,  # builds that know no features read this
+            secret=owner.secret,
+            versions=SESSION_VERSIONS,
+            features=SESSION_FEATURES,
         )
         self.transmit(FrameType.HELLO, 0, self.session.received, encode_body(hello))
 
@@ -223,6 +232,7 @@ class OutgoingConnection:
             return
         if self._welcomed:
             return
+        self.session.features = frozenset(welcome.features)
         if welcome.fresh and self._opened:
             error = NodeLost(f"{self.session.name} has forgotten this session")
             self._owner.end_connection(self, error, peer_ended=False)

@@ -133,6 +133,7 @@ class Session:
         "_weight",
         "_window",
         "closed_idle",
+        "features",
         "held_reports",
         "lost",
         "mark",
@@ -169,6 +170,9 @@ class Session:
         """Set by the owner: which peer this is to the owner."""
         self.permissions = NODE
         """Set by the owner: what the other process may send."""
+        self.features: frozenset[str] = frozenset()
+        """Set by the owner: what the other process has said that it speaks (`wire.batch`); nothing
+        before it has greeted."""
         self.wants_drop_reports, self.mark = False, 0
         """Set by the owner: True if the other process wants reports of dropped tells; and the
         number that stands for this session in tells that arrive by it (`drop_reports`)."""

@@ -52,6 +52,13 @@ from shardbus.ids import NodeId
 T = TypeVar("T")
 
 PROTOCOL_VERSION = 1
+"""The version in the header of each frame."""
+OLDEST_SESSION, NEWEST_SESSION = 1, 1
+"""The versions of sessions that this build speaks. A greeting says both; ranges must meet."""
+DROP_REPORTS = "drop_reports"
+"""Tells that were dropped are reported to their sender."""
+SESSION_FEATURES: tuple[str, ...] = (DROP_REPORTS,)
+"""What this build speaks in a session and a neighbouring one may not: docs/upgrading.md."""
 BODY_BYTES_MAX = 16 * 1024 * 1024
 """Limit of a frame's body. ZeroMQ ends the connection of a peer that sends more."""
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
@@ -219,6 +226,28 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     ack: int
 
 
+Version = Annotated[int, msgspec.Meta(ge=0, le=2**16)]
+Feature = Annotated[str, msgspec.Meta(max_length=64)]
+Features = Annotated[tuple[Feature, ...], msgspec.Meta(max_length=64)]
+
+
+class SessionVersions(msgspec.Struct, array_like=True, frozen=True):
+    """The lowest and the highest version of sessions that a build speaks."""
+
+    oldest: Version = 1
+    newest: Version = 1
+
+    def meets(self, other: SessionVersions) -> bool:
+        """True if a version is in both ranges."""
+        return self.oldest <= other.newest and other.oldest <= self.newest
+
+    def __str__(self) -> str:
+        return f"{self.oldest} to {self.newest}"
+
+
+SESSION_VERSIONS = SessionVersions(OLDEST_SESSION, NEWEST_SESSION)
+
+
 class Hello(msgspec.Struct, array_like=True, frozen=True):
     """Opens a session, and resumes it after its connection broke. Answer: WELCOME or REFUSED."""
 
@@ -235,6 +264,9 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     out."""
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)] = b""
     """Proves the sender's uid, which is a hash of it (`transport.permissions`)."""
+    versions: SessionVersions = SessionVersions()
+    features: Features = ()
+    """What the sender speaks. Builds before these fields leave them out."""
 
 
 class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
@@ -243,6 +275,9 @@ class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
 
     node: NodeId
     fresh: bool
+    versions: SessionVersions = SessionVersions()
+    features: Features = ()
+    """What the node speaks, as in a HELLO."""
 
 
 class MembershipFrame(msgspec.Struct, array_like=True, frozen=True):

@@ -263,7 +263,7 @@ async def test_a_client_of_an_older_build_gets_no_reports_and_is_served(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        outgoing, "Hello", lambda *fields, listens, secret: Hello(*fields, secret=secret)
+        outgoing, "Hello", lambda *fields, secret, **_: Hello(*fields, secret=secret)
     )
     app = Application()
     app.gate.set()

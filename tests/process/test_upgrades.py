@@ -3,7 +3,7 @@ and downwards: every message is handled once, in order.
 
 There is no release yet that is older. The neighbour is this tree with a membership protocol one
 higher that still speaks this one, and without a feature: its decoder refuses what a build with the
-feature says to its like.
+feature says to its like. Its greetings of sessions say neither versions nor features.
 """
 
 from __future__ import annotations
@@ -46,6 +46,51 @@ CHANGES = (
         "            vitals = None\n",
     ),
     ("shardbus/wire/gossip.py", "            if vitals is None:\n", "            if True:\n"),
+    (
+        "shardbus/wire/batch.py",
+        "    versions: SessionVersions = SessionVersions()\n"
+        "    features: Features = ()\n"
+        '    """What the sender speaks. Builds before these fields leave them out."""\n',
+        "",
+    ),
+    (
+        "shardbus/wire/batch.py",
+        "    versions: SessionVersions = SessionVersions()\n"
+        "    features: Features = ()\n"
+        '    """What the node speaks, as in a HELLO."""\n',
+        "",
+    ),
+    (
+        "shardbus/transport/outgoing.py",
+        "            versions=SESSION_VERSIONS,\n            features=SESSION_FEATURES,\n",
+        "",
+    ),
+    (
+        "shardbus/transport/outgoing.py",
+        "        self.session.features = frozenset(welcome.features)\n",
+        "",
+    ),
+    (
+        "shardbus/transport/incoming.py",
+        "        if not SESSION_VERSIONS.meets(hello.versions):\n",
+        "        if False:\n",
+    ),
+    (
+        "shardbus/transport/incoming.py",
+        '            reason = f"sessions of version {hello.versions} are not {SESSION_VERSIONS}"\n',
+        '            reason = ""\n',
+    ),
+    (
+        "shardbus/transport/incoming.py",
+        "LinkWelcome(owner.node, fresh, SESSION_VERSIONS, SESSION_FEATURES)",
+        "LinkWelcome(owner.node, fresh)",
+    ),
+    (
+        "shardbus/transport/incoming.py",
+        "        session.features = frozenset(hello.features)\n"
+        "        session.wants_drop_reports = hello.listens or DROP_REPORTS in session.features\n",
+        "        session.wants_drop_reports = hello.listens\n",
+    ),
 )
 
 

@@ -32,6 +32,7 @@ from shardbus.wire.batch import (
     Relayed,
     ReplyRun,
     Run,
+    SessionVersions,
     TellRun,
     cluster_tag,
     decode_batch,
@@ -176,7 +177,9 @@ def test_what_does_not_fit_is_refused(body: bytes) -> None:
 BODIES: list[tuple[Callable[[bytes], Any], Any]] = [
     (decode_hello, Hello("shop", f"{NODE}/3", NODE, 3)),
     (decode_hello, Hello("shop", "client#1", None, 1)),
+    (decode_hello, Hello("shop", "client#1", None, 1, True, b"x", SessionVersions(1, 2), ("a",))),
     (decode_welcome, LinkWelcome(NODE, True)),
+    (decode_welcome, LinkWelcome(NODE, True, SessionVersions(3, 3), ("a", "b"))),
     (decode_refused, RefusedBody("another cluster", False)),
     (decode_membership, MembershipFrame(NODE, b"\x00\xff")),
 ]
@@ -189,6 +192,45 @@ def test_the_other_bodies_are_read_back(decode: Callable[[bytes], Any], body: An
     for wrong in (b"", b"\xc0", msgpack.packb(fields[:1]), msgpack.packb([*fields[:-1], [[]]])):
         with pytest.raises(RemoteProtocolError):
             decode(wrong)
+
+
+class OldHello(msgspec.Struct, array_like=True):
+    """What a build knows whose sessions say neither versions nor features."""
+
+    cluster: str
+    name: str
+    node: NodeId | None
+    session: int
+    listens: bool = False
+    secret: bytes = b""
+
+
+class OldWelcome(msgspec.Struct, array_like=True):
+    """The same of the answer."""
+
+    node: NodeId
+    fresh: bool
+
+
+def test_N19_greetings_of_builds_without_versions_are_read_and_theirs_read_ours() -> None:
+    hello = Hello("shop", "client#1", None, 1, True, b"x", SessionVersions(1, 2), ("a",))
+    old = msgspec.msgpack.decode(encode_body(hello), type=OldHello)
+    assert (old.name, old.session, old.listens, old.secret) == ("client#1", 1, True, b"x")
+    assert decode_hello(encode_body(old)) == Hello("shop", "client#1", None, 1, True, b"x")
+    welcome = LinkWelcome(NODE, True, SessionVersions(1, 2), ("a",))
+    before = msgspec.msgpack.decode(encode_body(welcome), type=OldWelcome)
+    assert decode_welcome(encode_body(before)) == LinkWelcome(NODE, True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "meet"),
+    [((1, 1), (1, 1), True), ((1, 2), (2, 3), True), ((2, 3), (1, 2), True),
+     ((1, 1), (2, 3), False), ((2, 3), (1, 1), False), ((1, 4), (2, 3), True)],
+)  # fmt: skip
+def test_N19_ranges_of_versions_meet_if_they_share_one(
+    ours: tuple[int, int], theirs: tuple[int, int], meet: bool
+) -> None:
+    assert SessionVersions(*ours).meets(SessionVersions(*theirs)) is meet
 
 
 def test_a_header_is_read_back() -> None:
@@ -268,7 +310,7 @@ def test_a_field_out_of_bounds_is_refused(run: Run) -> None:
 
 
 def test_a_hello_over_its_bound_is_refused_before_it_is_decoded() -> None:
-    fields = ["shop", "client#1", None, 1, True, b""]
+    fields = ["shop", "client#1", None, 1, True, b"", [1, 1], []]
     assert decode_hello(encode_body([*fields, "x" * 8000])).name == "client#1"
     with pytest.raises(RemoteProtocolError, match="at most 8192"):
         decode_hello(encode_body([*fields, "x" * 8192]))
