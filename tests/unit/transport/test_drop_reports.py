@@ -224,7 +224,10 @@ def test_an_older_peer_does_not_listen_and_a_newer_one_is_understood_by_it() -> 
     new = Hello("shop", "client#1", None, 1, listens=True)
     assert decode_hello(encode_body(new)) == new
     assert not decode_hello(encode_body(["shop", "client#1", None, 1])).listens
-    assert decode_hello(encode_body(["shop", "client#1", None, 1, True, b"", "more"])) == new
+    assert (
+        decode_hello(encode_body(["shop", "client#1", None, 1, True, b"", [1, 1], [], "more"]))
+        == new
+    )
 
 
 async def test_types_that_a_sender_invents_are_counted_in_bulk() -> None:
