@@ -48,7 +48,8 @@ async def test_N19_a_build_that_does_not_say_it_is_understood(
     if older == "client":
 
         def hello(*fields: Any, listens: bool, secret: bytes, **_: Any) -> Hello:
-            return Hello(*fields, listens=listens, secret=secret)
+            cluster, name, node, session = fields
+            return Hello(cluster, name, node, session, listens, secret)
 
         monkeypatch.setattr(outgoing, "Hello", hello)
     else:

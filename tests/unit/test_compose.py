@@ -50,7 +50,7 @@ def mounted(service: str, path: str) -> Path:
 
 def of_option(service: str, option: str) -> str:
     [value] = [word.partition("=")[2] for word in SERVICES[service]["command"] if option in word]
-    return value
+    return str(value)
 
 
 def load(path: Path) -> Any:
