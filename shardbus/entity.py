@@ -6,7 +6,7 @@ Source: docs/how-to/define-entities.md; S2.9, S4.15-S4.25.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import (
     TYPE_CHECKING,
@@ -191,7 +191,7 @@ class Entity:
         `self.state` is set; not called if nothing was carried. If it raises, the entity starts
         without it, from the store."""
 
-    async def save(self) -> None:
+    def save(self) -> Coroutine[Any, Any, None]:
         """Write `self.state`. Returns when the store has it.
 
         Raises:
@@ -200,11 +200,11 @@ class Entity:
                 catches this, the entity starts again with the stored value.
         """
         codec: StateCodec = self.__shardbus_states__  # type: ignore[attr-defined]
-        await self.context.save(codec.write(self.state))  # type: ignore[attr-defined]
+        return self.context.save(codec.write(self.state))  # type: ignore[attr-defined]
 
-    async def clear(self) -> None:
+    def clear(self) -> Coroutine[Any, Any, None]:
         """Remove the stored state. Raises as `save` does."""
-        await self.context.save(None)
+        return self.context.save(None)
 
     def unhandled(self, message: object) -> NoReturn:
         """Reject the message: it is counted, and its asker gets Unhandled.

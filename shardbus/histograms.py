@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -42,6 +42,13 @@ class Histogram:
         """Count a value at the first bound that it does not exceed, `weight` times."""
         self.counts[bisect_left(self.bounds, value)] += weight
         self.sum += value * weight
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count each value once."""
+        bounds, counts = self.bounds, self.counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        self.sum += sum(values)
 
     @property
     def count(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
@@ -41,7 +41,7 @@ class ContextHost(Protocol):
     stopper: Stopper
     passivator: Passivator
 
-    def save(self, activation: Activation, data: bytes | None) -> Awaitable[None]: ...
+    def save(self, activation: Activation, data: bytes | None) -> Coroutine[Any, Any, None]: ...
     def timer_cause(self) -> str: ...
     def tell_self(
         self,
@@ -118,7 +118,7 @@ class Context(Activation):
         """
         return self._host.ref(entity_type, child_id(self.entity_id, own_id))
 
-    def save(self, data: bytes | None) -> Awaitable[None]:
+    def save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
         """Write these bytes as the entity's state. `Entity.save` calls it."""
         return self._host.save(self, data)
 

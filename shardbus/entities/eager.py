@@ -53,6 +53,7 @@ class EagerTask(asyncio.Future[Any]):
     its message, or what else it is `doing` and the `chain` of entities that wait for that; and what
     it asks."""
 
+    runner: EagerRunner
     coroutine: Coroutine[Any, Any, Any] | None = None
     """What it runs, once the first step has waited; None before, and after the end."""
     context: Context
@@ -75,9 +76,10 @@ class EagerTask(asyncio.Future[Any]):
     """Cancelled while it waited for no future: the next step raises."""
     _cancel_text: Any = None
 
-    def __init__(self, runner: EagerRunner) -> None:
-        super().__init__(loop=runner.loop)
-        self.runner, self.owner = runner, runner.owner
+    @property
+    def owner(self) -> Any:
+        """The owner of the runner."""
+        return self.runner.owner
 
     # ---- what a task of asyncio has
 
@@ -235,12 +237,19 @@ class EagerRunner:
         """The context of callbacks."""
         self.base = copy_context()
         self.base.run(OWNER.set, owner)
-        self.task = EagerTask(self)
+        self.task = self._unused()
         """The eager task of the next first step."""
         self._depth = 0
         self._outer: asyncio.Task[Any] | None = None
         self._context: Context
         """The context of the first step that waits; `take_over` follows at once."""
+
+    def _unused(self) -> EagerTask:
+        """Return an eager task for a first step. A constructor in Python would cost as much again
+        as the task."""
+        task = EagerTask(loop=self.loop)
+        task.runner = self
+        return task
 
     def enter(self) -> None:
         """Make the eager task current: first steps follow. Calls nest, and may come from inside a
@@ -286,7 +295,7 @@ class EagerRunner:
     def take_over(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> EagerTask:
         """Return the eager task that goes on with a coroutine whose first step returned
         `waits_for`."""
-        eager, self.task = self.task, EagerTask(self)
+        eager, self.task = self.task, self._unused()
         if self._depth:
             _leave_task(self.loop, eager)  # type: ignore[arg-type]
             _enter_task(self.loop, self.task)  # type: ignore[arg-type]

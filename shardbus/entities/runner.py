@@ -325,7 +325,7 @@ class EntityRunner:
                     carried.append(True)
                     activation = self.activation
                     assert activation is not None
-                    self._carry_on(activation, coroutine, waits_for, session, self.corr)
+                    self._carry_on(activation, coroutine, waits_for)
 
     async def _await_each(
         self,
@@ -445,6 +445,9 @@ class EntityRunner:
     def settle(self, activation: Activation) -> None:
         """Go on after something an entity has done: handle its mailbox, stop it, or leave it
         idle."""
+        if activation.stopping is None and not activation.mailbox and activation.extras is None:
+            activation.busy, activation.mailbox = False, None
+            return
         activation.busy = True
         for handled in range(SETTLE_MAX):
             if handled % GATE_EVERY == 0 and self.gate.is_shut():
@@ -519,7 +522,7 @@ class EntityRunner:
             else:
                 value = invoker.function(activation.entity, *invoker.decoders[payload[0]](payload))
             if invoker.is_async:
-                self._carry_on(activation, value, self._eager.step(value), session, corr)
+                self._carry_on(activation, value, self._eager.step(value))
                 return False
         except Exception as e:
             if not (invoker.is_async and isinstance(e, StopIteration)):
@@ -554,35 +557,31 @@ class EntityRunner:
         return self._failed(activation, error, (invoker, payload, session, corr))
 
     def _carry_on(
-        self,
-        activation: Activation,
-        coroutine: Coroutine[Any, Any, Any],
-        waits_for: Any,
-        session: Session | None,
-        corr: int,
+        self, activation: Activation, coroutine: Coroutine[Any, Any, Any], waits_for: Any
     ) -> None:
-        """Let a task carry a message, or a start, to its end."""
+        """Let a task carry the message being handled, or a start, to its end."""
         activation.busy = True
+        self.running_handlers.carry_on(activation, coroutine, waits_for, self._carried)
 
-        def done(task: EagerTask) -> None:
-            if not self.running_handlers.ended(task):
+    def _carried(self, task: EagerTask) -> None:
+        """Answer the message that a task has carried to its end, if it was for one, and go on."""
+        if not self.running_handlers.ended(task):
+            return
+        activation: Activation = task.activation
+        message: Current | None = task.message
+        error: BaseException | None
+        if task.cancelled() and task.doing:
+            error = asyncio.CancelledError()  # of a start: it is tried again
+        elif task.cancelled():
+            error = EntityFailed("CancelledError", "was cancelled")
+        else:
+            error = task.exception()
+        if error is not None:
+            if not self._failed(activation, error, None if message is None else message[:4]):
                 return
-            error: BaseException | None
-            if task.cancelled() and task.doing:
-                error = asyncio.CancelledError()  # of a start: it is tried again
-            elif task.cancelled():
-                error = EntityFailed("CancelledError", "was cancelled")
-            else:
-                error = task.exception()
-            if error is not None:
-                message = None if task.message is None else task.message[:4]
-                if not self._failed(activation, error, message):
-                    return
-            elif session is not None:
-                answer(activation, task.result(), session, corr)
-            self.settle(activation)
-
-        self.running_handlers.carry_on(activation, coroutine, waits_for, done)
+        elif message is not None and message[2] is not None:
+            answer(activation, task.result(), message[2], message[3])
+        self.settle(activation)
 
     # ---- suspension
 
@@ -682,7 +681,7 @@ class EntityRunner:
             if self._failed(activation, e, None):
                 self.settle_soon(activation)
         else:
-            self._carry_on(activation, coroutine, waits_for, None, 0)
+            self._carry_on(activation, coroutine, waits_for)
 
     def abandoned(self, activation: Activation) -> bool:
         """True if the entity waits for its next start after failures, and no asker waits for it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
@@ -78,9 +78,9 @@ class EntityStates:
         if isinstance(error, StoreUnavailable):
             self._silent_at, self.silent_because = perf_counter(), str(error)
 
-    def saved(self, entity_type: str, seconds: float) -> None:
-        """Note that a save has ended, and how long its caller waited."""
-        self.latencies(entity_type, SAVE).observe(seconds)
+    def saved(self, entity_type: str, seconds: Sequence[float]) -> None:
+        """Note that saves have ended, and how long each of their callers waited."""
+        self.latencies(entity_type, SAVE).observe_all(seconds)
 
     def latencies(self, entity_type: str, operation: str) -> Histogram:
         """Return the durations of one kind of call."""

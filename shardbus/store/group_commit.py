@@ -4,7 +4,8 @@ When the store is idle, a save is written at once, together with the others of i
 a batch is in flight, further saves are collected for the next one; the slower the store, the larger
 the batches. Once `ALONGSIDE` saves have been collected, a second batch goes along with the first:
 so the store writes one while the node goes on with what the other has answered. What waits is
-shared equally between the writers that are free.
+shared equally between the writers that are free. The callers of a batch are answered in one
+callback of the loop (`batch_answer`), and each goes on there.
 
 A batch is bounded in number and bytes. Of an entity there is at most one save in flight, so that to
 repeat a batch is safe.
@@ -22,12 +23,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from time import perf_counter
 from typing import Protocol
 
 from shardbus.errors import StoreUnavailable
+from shardbus.store.batch_answer import BatchAnswer, settle_all
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
 from shardbus.task_set import TaskSet
@@ -40,14 +43,16 @@ BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
-_Waiting = tuple[Save, asyncio.Future[None], float]
+_Entity = tuple[str, str, str]
+"""Its type, shard and id."""
+_Waiting = tuple[Save, BatchAnswer, float]
 """A save, the answer to its caller, and when the caller asked."""
 
 
 class SaveObserver(Protocol):
     """Takes the figures of a group."""
 
-    def saved(self, entity_type: str, seconds: float) -> None: ...
+    def saved(self, entity_type: str, seconds: Sequence[float]) -> None: ...
     def failed(self, error: Exception) -> None: ...
 
 
@@ -73,7 +78,7 @@ class SaveGroup:
         self._pause = pause
         self._within, self._clock = within, clock
         self._waiting: deque[_Waiting] = deque()
-        self._in_flight: set[tuple[str, str, str]] = set()
+        self._in_flight: set[_Entity] = set()
         """The entities whose saves are in flight."""
         self._idle_writers = WRITERS
         self._writing: list[list[_Waiting]] = []
@@ -90,7 +95,7 @@ class SaveGroup:
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         save = Save(entity_type, shard, entity_id, fence, data, next(self._op_ids))
-        answer: asyncio.Future[None] = asyncio.Future(loop=asyncio.get_running_loop())
+        answer = BatchAnswer(loop=asyncio.get_running_loop())
         self._waiting.append((save, answer, perf_counter()))
         idle = self._idle_writers
         if idle == WRITERS or (idle and len(self._waiting) >= ALONGSIDE):
@@ -117,13 +122,14 @@ class SaveGroup:
     async def _write(self) -> None:
         """Write batches until nothing waits."""
         try:
-            while batch := self._take():
+            while taken := self._take():
+                batch = [*taken.values()]
                 self._writing.append(batch)
                 try:
                     await self._write_batch(batch)
                 finally:
                     self._writing = [other for other in self._writing if other is not batch]
-                    self._in_flight.difference_update(save[:3] for save, _, _ in batch)
+                    self._in_flight.difference_update(taken)
         finally:
             self._idle_writers += 1
 
@@ -133,34 +139,33 @@ class SaveGroup:
             outcomes = await self._save([save for save, _, _ in batch])
         except Exception as e:
             outcomes = [e] * len(batch)
-        ended, saved = perf_counter(), self._observer.saved
-        for (save, answer, began), outcome in zip(batch, outcomes, strict=True):
-            saved(save.entity_type, ended - began)
-            if outcome is not None:
-                self._observer.failed(outcome)
-            if answer.done():
-                continue
-            if outcome is None:
-                answer.set_result(None)
-            else:
-                answer.set_exception(outcome)
+        ended, durations = perf_counter(), defaultdict[str, list[float]](list)
+        for save, _, began in batch:
+            durations[save.entity_type].append(ended - began)
+        for entity_type, seconds in durations.items():
+            self._observer.saved(entity_type, seconds)
+        for outcome in filter(None, outcomes):
+            self._observer.failed(outcome)
+        loop = asyncio.get_running_loop()
+        answers = (answer for _, answer, _ in batch)
+        loop.call_soon(settle_all, loop, zip(answers, outcomes, strict=True))
 
-    def _take(self) -> list[_Waiting]:
+    def _take(self) -> dict[_Entity, _Waiting]:
         """Return the next batch: this writer's share of what waits."""
-        batch: list[_Waiting] = []
+        batch: dict[_Entity, _Waiting] = {}
         waiting, in_flight = self._waiting, self._in_flight
         share = max(ALONGSIDE, -(-len(waiting) // (WRITERS - len(self._writing))))
         most, size = min(share, BATCH_SAVES), 0
         while waiting and len(batch) < most and size < BATCH_BYTES:
-            save, answer, _ = waiting[0]
+            save, answer, _ = one = waiting[0]
             entity = save[:3]
-            if entity in in_flight:
+            if entity in in_flight or entity in batch:
                 break
-            one = waiting.popleft()
+            waiting.popleft()
             if not answer.done():
-                batch.append(one)
-                in_flight.add(entity)
+                batch[entity] = one
                 size += len(save.data or b"")
+        in_flight.update(batch)
         return batch
 
     async def _save(self, saves: list[Save]) -> list[Exception | None]:
@@ -198,8 +203,6 @@ def _unanswered(outcomes: Sequence[Exception | None]) -> list[int]:
 
 
 def op_ids(uid: int) -> Iterator[int]:
-    """Yield operation ids for the node with this uid: 63 random bits each, so that a collision in
-    the cluster is negligible."""
-    dice = random.Random(uid)
-    while True:
-        yield dice.getrandbits(63)
+    """Yield operation ids for the node with this uid, 63 bits each: they count from a random start,
+    so that a collision in the cluster is negligible."""
+    return count(random.Random(uid).getrandbits(62))

@@ -49,9 +49,9 @@ class Observer:
     def __init__(self) -> None:
         self.calls, self.errors = 0, list[str]()
 
-    def saved(self, entity_type: str, seconds: float) -> None:
-        assert seconds >= 0
-        self.calls += 1
+    def saved(self, entity_type: str, seconds: Sequence[float]) -> None:
+        assert min(seconds) >= 0
+        self.calls += len(seconds)
 
     def failed(self, error: Exception) -> None:
         self.errors.append(type(error).__name__)
