@@ -39,7 +39,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "explain": ("show:explain", "Explain why an entity or a shard is on its node."),
         "load": ("show:load", "Show how busy the nodes are, and the busiest shards."),
         "health": ("show:health", "Show whether a node is ready for work."),
+        "events": ("events:events", "Print what has happened; with --follow what happens."),
         "doctor": ("doctor:doctor", "Report what is wrong with the cluster and what to do."),
+        "report": ("report:report", "Write one file with all that helps to find a fault."),
         "version": ("commands:version", "Print the version."),
     },
     "Operate": {

@@ -51,7 +51,7 @@ def doctor(
     picture: Picture | None = None
     silent: CommandFailure | None = None
     try:
-        picture = _look(asked, types)
+        picture = look(asked, types)
     except CommandFailure as failure:
         if failure.code is ExitCode.USAGE or not (store and cluster and types):
             raise
@@ -60,7 +60,7 @@ def doctor(
     if found and picture is not None and wait:
         time.sleep(wait)
         before = {finding.key for finding in found}
-        picture = _look(asked, types)
+        picture = look(asked, types)
         found = [f for f in _all(picture, types or [], store, cluster) if f.key in before]
     _print(asked.url, picture, found, as_json)
     if silent is not None:
@@ -69,7 +69,7 @@ def doctor(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def _look(node: NodeHttp, types: list[str] | None) -> Picture:
+def look(node: NodeHttp, types: list[str] | None) -> Picture:
     """Read the pages of a node.
 
     Raises:

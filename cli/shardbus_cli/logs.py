@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 import time
+from collections import deque
 from typing import Any, TextIO
 
 from shardbus.log_events import event_of, fields_of
@@ -20,6 +21,8 @@ from shardbus_cli.output import escape
 
 STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 COLORS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", logging.DEBUG: "2"}
+RECENT, RECENT_CHARACTERS = 500, 4000
+"""Lines that are kept for operators to read, and the characters of each."""
 LINES, EVERY_S = 100, 10.0
 """At most `LINES` lines of one text in `EVERY_S` seconds; the next one counts those left out."""
 
@@ -57,6 +60,28 @@ class Place(logging.Filter):
                 record.trace_id = f"{context.trace_id:032x}"
                 record.span_id = f"{context.span_id:016x}"
         return True
+
+
+class RecentLines(logging.Filter):
+    """Keeps the last lines of shardbus as JSON, for `/v1/log`. Lines of the application are its
+    own business. Lets every line pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=RECENT)
+        self._formatter = JsonFormatter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("shardbus."):
+            self.lines.append(self._formatter.format(record)[:RECENT_CHARACTERS])
+        return True
+
+
+def recent_lines() -> list[str]:
+    """Return the last lines that `configure` has kept, oldest first."""
+    filters = (one for handler in logging.getLogger().handlers for one in handler.filters)
+    kept = (one for one in filters if isinstance(one, RecentLines))
+    return [line for one in kept for line in one.lines.copy()]
 
 
 class PrettyFormatter(logging.Formatter):
@@ -114,6 +139,7 @@ def configure(level: str, form: str, stream: TextIO | None = None, node: str = "
     handler.setFormatter(PrettyFormatter(color=terminal) if pretty else JsonFormatter())
     handler.addFilter(OwnLines(LINES, EVERY_S))
     handler.addFilter(Place(node))
+    handler.addFilter(RecentLines())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("shardbus").setLevel(level.upper())
     logging.captureWarnings(True)

@@ -161,6 +161,7 @@ def _run(
     from shardbus.node.run import run_node
     from shardbus.store.opening import open_store
     from shardbus.store.urls import default_url
+    from shardbus_cli.logs import recent_lines
     from shardbus_cli.starting_anew import start_anew
 
     if not settings.store.url:
@@ -171,7 +172,7 @@ def _run(
         return run_node(
             bus,
             settings,
-            partial(administer, origins=origins),
+            partial(administer, origins=origins, log=recent_lines),
             ready_fd=ready_fd,
             supervisor=leash,
             rejoins_by=rejoins_by,

@@ -28,12 +28,14 @@ CODES = {
     503: ExitCode.UNREACHABLE,
     504: ExitCode.UNREACHABLE,
 }
+SILENT = "no node at "
+"""Begins the message of every failure without an answer."""
 START_HINT = "start one with `shardbus node start`, or name one with --node or SHARDBUS_NODE_URL"
 
 
 def silent(url: str, why: str) -> CommandFailure:
     """Return the failure of a request without an answer."""
-    return CommandFailure(f"no node at {url}: {why}", START_HINT, code=ExitCode.UNREACHABLE)
+    return CommandFailure(f"{SILENT}{url}: {why}", START_HINT, code=ExitCode.UNREACHABLE)
 
 
 def own_token() -> str:

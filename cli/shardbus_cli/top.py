@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.any_node import AnyNode
+from shardbus_cli.exit_codes import CommandFailure
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
 from shardbus_cli.show import HOTTEST_COLUMNS, busy_cells
@@ -71,11 +72,15 @@ def top(
 
 
 class Watched:
-    """The cluster of one node. `url` is the node that answered last."""
+    """The cluster that is watched."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._others: list[str] = []
+        self._nodes = AnyNode(url)
+
+    @property
+    def url(self) -> str:
+        """The node that answered last."""
+        return self._nodes.url
 
     def pages(self) -> Pages:
         """Return the pages of the node, or of the first other one that answers.
@@ -83,26 +88,11 @@ class Watched:
         Raises:
             CommandFailure: no node answers; the failure is that of the node asked first.
         """
-        try:
-            return self._read(self.url)
-        except CommandFailure as failure:
-            if failure.code is not ExitCode.UNREACHABLE:
-                raise
-            for other in self._others:
-                try:
-                    found = self._read(other)
-                except CommandFailure:
-                    continue
-                self.url = other
-                return found
-            raise
+        return self._nodes.read(self._read)
 
-    def _read(self, url: str) -> Pages:
-        asked = NodeHttp(url)
+    def _read(self, asked: NodeHttp) -> Pages:
         found = {name: asked.read("v1", name) for name in ("cluster", "nodes", "types", "load")}
-        scheme = asked.url.partition("://")[0]
-        rows = found["nodes"].get("nodes", ())
-        self._others = [f"{scheme}://{row['http']}" for row in rows if row.get("http")]
+        self._nodes.learn(asked, found["nodes"])
         return found
 
 

@@ -21,6 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from shardbus.admin.brief import brief_of
+from shardbus.admin.build_versions import build_versions
 from shardbus.admin.dead_letters import LetterAnswers
 from shardbus.admin.entity_watch import to_plain, watch
 from shardbus.admin.metrics import VERSION
@@ -47,6 +48,7 @@ STOP_PART = 0.5
 that are still to stop."""
 PAGE_MAX = 1000
 """Entities on one page."""
+EVENTS_MAX = 1000
 SLICE = 2048
 """Entities that are looked at between two turns of the loop."""
 WALKS_MAX = 4
@@ -95,6 +97,7 @@ class NodeAnswers:
             self.brief,
             self.shard_map,
             self.slow_reports,
+            self.recent_events,
         ):
             self._node.rpc.register(answer.__name__, answer)
         LetterAnswers(self._node).register()
@@ -127,6 +130,11 @@ class NodeAnswers:
         `waited` or `blocked`, and the report."""
         now = self._node.loop.time()
         return [[now - r.at, r.entity_type, r.how, r.text] for r in self._node.slow.reports()]
+
+    def recent_events(self, seconds: float, most: int) -> list[list[Any]]:
+        """The last events here, oldest first, none older than that: age, number, name, entity type,
+        node, text."""
+        return self._node.recent_events.within(seconds, min(most, EVENTS_MAX))
 
     def suspension(self) -> str:
         """Why no entity of this node handles messages; empty if they do."""
@@ -288,6 +296,7 @@ class NodeAnswers:
         url = node.settings.store.url or default_url(node.cluster_name)
         return {
             "build": VERSION,
+            "versions": build_versions(),
             "version": node.settings.node.version,
             "time": time.time(),
             "lag": node.lag,

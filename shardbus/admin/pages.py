@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -88,11 +88,15 @@ def _load_unit(table: Mapping[str, Any]) -> str:
     return str(table.get("load_unit") or UNITS[MESSAGES])
 
 
-def administer(node: AdminServices, origins: Mapping[str, str] | None = None) -> AdminPages:
+def administer(
+    node: AdminServices,
+    origins: Mapping[str, str] | None = None,
+    log: Callable[[], list[str]] | None = None,
+) -> AdminPages:
     """Let the node answer other nodes' questions; returns its pages. `origins`: who set each
-    setting, by its key (`config.loading.origins`)."""
+    setting, by its key (`config.loading.origins`). `log` returns the last lines of the log."""
     NodeAnswers(node).register()
-    return AdminPages(node, origins)
+    return AdminPages(node, origins, log)
 
 
 def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -196,8 +200,13 @@ def _limits(region: RegionShell, asked: list[NodeId], answers: Mapping[NodeId, A
 class AdminPages:
     """The pages of one node; see `NodeApi` for what each method returns."""
 
-    def __init__(self, node: AdminServices, origins: Mapping[str, str] | None = None) -> None:
-        self._node, self._origins = node, origins
+    def __init__(
+        self,
+        node: AdminServices,
+        origins: Mapping[str, str] | None = None,
+        log: Callable[[], list[str]] | None = None,
+    ) -> None:
+        self._node, self._origins, self._log = node, origins, log
         self._shard_control = ShardControl(node.regions, node.rpc)
         self._overview = ClusterOverview(node, self._facts)
         self._letters = LetterPages(node)
@@ -331,6 +340,31 @@ class AdminPages:
             self._region(type)
         wanted = LetterFilter(type, reason, within, once=not answered)
         return await self._letters.replay(wanted, names, limit, operator, dry_run=dry_run)
+
+    async def recent_events(self, seconds: float, most: int) -> Json:
+        """The last events of every member, oldest first by this node's clock."""
+        asked = self._node.rpc.members() or [self._node.me]
+        answers = await self._node.rpc.ask_all("recent_events", seconds, most)
+        now = datetime.now(UTC)
+        names = ("age", "number", "event", "type", "node", "text")
+        rows = [
+            {"seen_by": str(node), **dict(zip(names, row, strict=True))}
+            for node, events in answers.items()
+            for row in events
+        ]
+        rows.sort(key=lambda row: (-row["age"], row["seen_by"], row["number"]))
+        events = [{"at": _ago(now, row.pop("age")), **row} for row in rows[-most:]]
+        return {
+            "time": now.isoformat(),
+            "events": events,
+            "silent": [str(n) for n in asked if n not in answers],
+        }
+
+    async def log_lines(self) -> Json:
+        """The last lines of this node's log, as JSON objects; none if the application writes the
+        log itself."""
+        lines = self._log() if self._log is not None else []
+        return {"node": str(self._node.me), "held": self._log is not None, "lines": lines}
 
     async def types(self) -> Json:
         """The entity types of this application."""

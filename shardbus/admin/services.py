@@ -14,6 +14,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.node.downing_log import DowningLog
 from shardbus.node.phases import Phases
+from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.sharding.events import Note
@@ -46,6 +47,7 @@ class AdminServices(Protocol):
     other_clusters: tuple[OtherCluster, ...]
     on_leave: Callable[[], None] | None
     phases: Phases
+    recent_events: RecentEvents
     refused: RefusedTells
     rpc: NodeRpc
     settings: Settings

@@ -93,6 +93,15 @@ class NodeApi(Protocol):
         """
         ...
 
+    async def recent_events(self, seconds: float, most: int) -> Json:
+        """Up to `most` of the last events of every member that are no older than `seconds`, oldest
+        first."""
+        ...
+
+    async def log_lines(self) -> Json:
+        """The last lines of this node's log."""
+        ...
+
     async def types(self) -> Json:
         """The entity types of the cluster."""
         ...

@@ -19,6 +19,8 @@
     GET  /v1/load                            how busy the nodes are
     GET  /v1/checkup                         what `shardbus doctor` compares
     GET  /v1/events                          server-sent events; the first is a snapshot
+    GET  /v1/events/recent                   ?within=SECONDS &limit=: the last ones of every member
+    GET  /v1/log                             the last lines of this node's log
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
     POST /v1/nodes/{node}/down               ?force=true: remove it at once
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon ends that
@@ -100,6 +102,8 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/load", pages.load),
             Route("/v1/checkup", pages.checkup),
             Route("/v1/events", pages.events),
+            Route("/v1/events/recent", pages.recent_events),
+            Route("/v1/log", pages.log_lines),
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/partitions/{rest:path}", pages.partitions),
             Route("/v1/plan/{rest:path}", pages.plan),
@@ -198,6 +202,15 @@ class _Pages:
             kind, reason, within, names, limit, who, answered=answered, dry_run=dry_run
         )
         return await _answer(replayed)
+
+    async def recent_events(self, request: Request) -> Response:
+        query = request.query_params
+        seconds = _number(query.get("within", str(SINCE_MAX)), "within", 1, SINCE_MAX)
+        limit = _number(query.get("limit", str(PAGE_MAX)), "limit", 1, PAGE_MAX)
+        return await _answer(self.node.recent_events(float(seconds), limit))
+
+    async def log_lines(self, request: Request) -> Response:
+        return await _answer(self.node.log_lines())
 
     async def types(self, request: Request) -> Response:
         return await _answer(self.node.types())

@@ -49,6 +49,7 @@ from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, remark
 from shardbus.node.phases import Phases
+from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rejoining import Rejoining
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import DEPART_S, SessionLoss
@@ -197,7 +198,8 @@ class Node:
         await self.store.start()
         self._store_identity = await self.store.identity()
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
-        self.subscriptions = Subscriptions(self.me)
+        self.recent_events = RecentEvents(self.loop.time)
+        self.subscriptions = Subscriptions(self.me, self.recent_events)
         traces = self.settings.tracing
         if traces.enabled:
             outside, dice = lambda: OWNER.get() is None, self.environment.dice
@@ -645,6 +647,7 @@ class Node:
         """Count and log a machine's note."""
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
+        self.recent_events.add_note(entity_type, note)
         epoch = self.regions[entity_type].router.region.epoch if entity_type in self.regions else 0
         about = {"event": note.kind, "entity_type": entity_type, "epoch": epoch}
         log.log(level_of(note), "%s: %s", entity_type, remark(note), extra=about)

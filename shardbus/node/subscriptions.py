@@ -25,6 +25,7 @@ from typing import Any
 from shardbus.ids import NodeId
 from shardbus.membership.member import WORKING
 from shardbus.membership.view import NOTICES, DomainEvent, MembershipView, changes
+from shardbus.node.recent_events import RecentEvents
 from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.cluster")
@@ -79,9 +80,11 @@ class Subscription:
 
 
 class Subscriptions:
-    """The subscriptions and callbacks of one node. `view`: the current view."""
+    """The subscriptions and callbacks of one node. `view`: the current view; `recent` keeps what is
+    published."""
 
-    def __init__(self, me: NodeId) -> None:
+    def __init__(self, me: NodeId, recent: RecentEvents | None = None) -> None:
+        self._recent = recent
         self.view = MembershipView(me)
         self.ended = False
         self._subscriptions: dict[Subscription, None] = {}
@@ -144,6 +147,8 @@ class Subscriptions:
             task.cancel()
 
     def _publish(self, event: DomainEvent) -> None:
+        if self._recent is not None:
+            self._recent.add(event)
         for subscription in list(self._subscriptions):
             subscription.put(event)
 

@@ -37,7 +37,7 @@ async def http_of(node: Node) -> AsyncIterator[NodeHttp]:
 
 async def found(asked: NodeHttp) -> dict[str, list[tuple[str, str]]]:
     """What is wrong, by check: the groups and the subjects."""
-    picture = await asyncio.to_thread(doctor._look, asked, None)
+    picture = await asyncio.to_thread(doctor.look, asked, None)
     every = [*findings(picture), *warning_signs(picture)]
     checks = {one.check: None for one in every if one.check not in STARVED}
     return {name: [(one.of, one.subject) for one in every if one.check == name] for name in checks}

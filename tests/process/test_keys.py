@@ -7,6 +7,7 @@ import asyncio
 import signal
 import ssl
 from pathlib import Path
+from zipfile import ZipFile
 
 import httpx
 import pytest
@@ -144,6 +145,8 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
         ("keys", "rotate", str(secret)),
         ("keys", "reload"),
         ("doctor", "--wait", "0"),
+        ("events", "--json"),
+        ("report", "--out", str(lab.folder / "report.zip")),
         ("--debug", "keys", "show", str(damaged)),
         ("--debug", "keys", "rotate", str(damaged)),
         ("--debug", "keys", "own", "shop", own, "--client", "--secret", str(damaged)),
@@ -166,6 +169,12 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
         shown.append(done.out.read_text() + done.err.read_text())
     assert sum("is no secret of 64" in text and "Traceback" in text for text in shown) == 5, shown
     hidden += read_secrets(secret)
+    with ZipFile(lab.folder / "report.zip") as archive:
+        reported = {name: archive.read(name).decode() for name in archive.namelist()}
+    logs = [text for name, text in reported.items() if name.endswith("/log.json")]
+    assert len(logs) == len([name for name in reported if name.endswith("/settings.json")]) == 2
+    assert all("epoch" in text or "is up" in text for text in logs), "the logs are in it"
+    shown += reported.values()
     pages = ("cluster", "nodes", "types", "gossip", "checkup", "downing", "shards/page")
     for path in (*(f"/v1/{page}" for page in pages), "/readyz?verbose"):
         page = await nodes[0].page(path)

@@ -33,7 +33,7 @@ from shardbus_cli.config import checks_of, layers_of, settings_for
 from shardbus_cli.dev.cluster import Word
 from shardbus_cli.dev.guide import example_of, ways_to_other_shards
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.logs import configure
+from shardbus_cli.logs import configure, recent_lines
 from shardbus_cli.output import error
 
 ALONE_S = 3.0
@@ -59,7 +59,7 @@ class DevLink(SupervisorLink):
     def pages_of(self, node: Node) -> AdminPages:
         """Return the pages of the node, which is the one to stop from now on."""
         self._running = node
-        return administer(node, self.origins)
+        return administer(node, self.origins, recent_lines)
 
     def on_command(self, command: bytes) -> None:
         """Carry out a word. Before the node has started, `end` ends the process."""

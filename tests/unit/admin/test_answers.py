@@ -170,6 +170,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
     assert 0 < used < limit
     assert found["protocol"] == [OLDEST_PROTOCOL, PROTOCOL]
     assert found["vitals"]["busy"] == 0.25
+    assert {"python", "shardbus", "pyzmq", "libzmq"} <= set(found["versions"])
     assert (found["version"], found["lag"]) == ("1.2", 0.001)
     assert found["store_problems"] == ["maxmemory-policy evicts"]
 

@@ -40,6 +40,7 @@ class FakeNode:
         self.ready = True
         self.acts: list[tuple[object, ...]] = []
         self.left, self.stuck = 100, False
+        self.looked = 0
         self.status = "up"
 
     async def cluster(self) -> Json:
@@ -150,6 +151,12 @@ class FakeNode:
     async def leave(self, node: str | None) -> Json:
         self.acts.append(("leave", node))
         return {"leaving": node or ME}
+
+    async def recent_events(self, seconds: float, most: int) -> Json:
+        self.looked += 1
+        row = {"at": "2026-01-02T03:04:05+00:00", "seen_by": ME, "number": self.looked}
+        row |= {"event": "MemberUp", "type": "", "node": ME, "text": "up \x1b[31m" * 2000}
+        return {"time": "2026-01-02T03:05:05+00:00", "events": [row], "silent": []}
 
     async def load(self) -> Json:
         busy = {"busy": 0.5, "lag": 0.004, "rss": 52428800.0, "gc": 0.01, "mailbox": 7.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,14 @@ from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus.http.server import Server, serve
 from tests.unit.cli.cli_kit import FakeNode, Shell
+
+
+@pytest.fixture(autouse=True)
+def _root_handlers() -> Iterator[None]:
+    """Commands that start a node configure logging: on a stream that is closed after the test."""
+    kept = logging.getLogger().handlers[:]
+    yield
+    logging.getLogger().handlers[:] = kept
 
 
 @pytest.fixture

@@ -304,7 +304,7 @@ class Nodes:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nodes]:
     def begin(*pictures: Picture | CommandFailure) -> Nodes:
         nodes = Nodes(*pictures)
-        monkeypatch.setattr(doctor, "_look", nodes.look)
+        monkeypatch.setattr(doctor, "look", nodes.look)
         monkeypatch.setattr(doctor.time, "sleep", nodes.slept.append)
         return nodes
 

@@ -42,3 +42,26 @@ def test_logs_are_pretty_on_a_terminal_and_forge_nothing():
     assert "hello\\n\\x1b[31m  entity_type=counter\\n" in head
     assert head.startswith("\x1b[33m")
     assert all("\x1b" not in line for line in trace)
+
+
+def test_the_last_lines_of_shardbus_are_kept_for_the_page(monkeypatch):
+    monkeypatch.setattr(logs, "RECENT", 20)
+    kept = logging.getLogger().handlers[:]
+    try:
+        logs.configure("info", "json", StringIO(), node="n:1")
+        log = logging.getLogger("shardbus.test")
+        for n in range(25):
+            log.info("line %d", n)
+        log.debug("too fine")
+        logging.getLogger("shop.secret").warning("of the application")
+        log.info("%s", "x" * 10_000)
+        lines = logs.recent_lines()
+    finally:
+        logging.getLogger().handlers[:] = kept
+        logging.captureWarnings(False)
+    assert len(lines) == 20
+    assert json.loads(lines[-2])["message"] == "line 24"
+    assert json.loads(lines[-2])["node"] == "n:1"
+    assert len(lines[-1]) == logs.RECENT_CHARACTERS
+    assert not any("too fine" in line or "of the application" in line for line in lines)
+    assert logs.recent_lines() == []

@@ -69,6 +69,12 @@ class FakeNode:
     async def slow(self) -> Json:
         return await self.answer("slow")
 
+    async def recent_events(self, seconds: float, most: int) -> Json:
+        return await self.answer("recent_events", seconds, most)
+
+    async def log_lines(self) -> Json:
+        return await self.answer("log_lines")
+
     async def types(self) -> Json:
         return await self.answer("types")
 

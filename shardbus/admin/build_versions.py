@@ -1,0 +1,30 @@
+"""The versions of what a process runs: Python, shardbus, and the libraries that matter for faults.
+
+Source: docs/reference/http.md.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+LIBRARIES = (
+    "shardbus", "pyzmq", "msgpack", "msgspec", "redis", "asyncpg", "prometheus-client", "starlette",
+    "uvicorn", "h11", "uvloop", "opentelemetry-sdk",
+)  # fmt: skip
+"""Those that are not installed are left out."""
+
+
+@cache
+def build_versions() -> dict[str, str]:
+    """Return each version by name. Read once for a process."""
+    import zmq
+
+    found = {"python": platform.python_version(), "system": platform.platform(terse=True)}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    return {**found, "libzmq": zmq.zmq_version()}
