@@ -39,7 +39,8 @@ from shardbus_cli.report_bundle import ReportBundle, folder_of, subjects_of
 from shardbus_cli.warning_signs import warning_signs
 
 CLUSTER_PAGES = (
-    "cluster", "nodes", "types", "overview", "load", "slow", "checkup", "events/recent", "dead-letters",
+    "cluster", "nodes", "types", "overview", "load", "slow", "checkup", "events/recent",
+    "dead-letters",
 )  # fmt: skip
 TYPE_PAGES = ("shards", "limit", "places")
 NODE_PAGES = ("cluster", "settings", "gossip", "downing", "log")
