@@ -131,6 +131,7 @@ class Dispatcher:
         """Hand a message that another node forwards to the region of its type."""
         if Relayed not in RUNS[session.permissions.role]:
             self._not_allowed(session, message)
+            self._keep_relayed(session, message, "not_allowed")
             if message.corr:
                 error = UnknownEntityType(f"{session.name} may not forward messages")
                 session.fail(message.corr, error)
@@ -138,8 +139,14 @@ class Dispatcher:
         region = self._regions.get(message.type)
         if region is not None:
             region.on_relayed(session, message)
-        elif message.corr:
+            return
+        self._endpoint.count_drop("unknown_type")
+        self._keep_relayed(session, message, "unknown_type")
+        if message.corr:
             session.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
+        else:
+            mark = self._drops.mark_forwarded(session, message.via)
+            self._drops.drop(mark, message.type, "unknown_type", 1)
 
     def _keep(self, session: Session, run: TellRun | AskRun, reason: str) -> None:
         """Keep messages that no region gets as dead letters."""
@@ -149,6 +156,14 @@ class Dispatcher:
             self._letters.strangers(
                 run.type, reason, run.method, rows, session.name, answered=asked
             )
+
+    def _keep_relayed(self, session: Session, message: Relayed, reason: str) -> None:
+        """Keep a forwarded message that no region gets as a dead letter."""
+        rows = ((message.id, message.payload),)
+        asked = bool(message.corr)
+        self._letters.strangers(
+            message.type, reason, message.method, rows, session.name, answered=asked
+        )
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Hand a flush to its region; echo one for a type that does not run here."""

@@ -35,6 +35,7 @@ class Fleet(FakeNode):
         self.version = 1
         self.received = 0
         self.drops: list[list[Any]] = [["cart", "expired", 3]]
+        self.letters = [self.letter("cart", "expired", f"cart-{n}") for n in (2, 1)]
         self.reports: list[Json] = []
         self.zone = "east"
         self.posted: list[tuple[str, ...]] = []
@@ -60,6 +61,23 @@ class Fleet(FakeNode):
         """Send an event to every page."""
         for queue in self._events:
             queue.put_nowait({"event": event, "node": node, "text": text})
+
+    def letter(self, type: str, reason: str, entity: str) -> Json:
+        """A dropped message."""
+        return {
+            "id": "0000000000000001-7",
+            "at": "2026-01-01T00:00:00Z",
+            "node": self.names[0],
+            "type": type,
+            "reason": reason,
+            "entity": entity,
+            "method": "add",
+            "sender": "client#1",
+            "answered": False,
+            "trace": "",
+            "bytes": 12,
+            "kept": True,
+        }
 
     # ---- what the page asks for
 
@@ -237,6 +255,35 @@ class Fleet(FakeNode):
             {"setting": "node.zone", "value": self.zone, "origin": "--set node.zone"},
         ]
         return {"node": self.names[0], "settings": rows}
+
+    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
+        found = [
+            one
+            for one in self.letters
+            if type in ("", one["type"]) and reason in ("", one["reason"])
+        ]
+        return {"letters": found[:limit], "more": len(found) > limit, "silent": []}
+
+    async def replay(
+        self,
+        type: str,
+        reason: str,
+        within: float,
+        names: tuple[str, ...],
+        limit: int,
+        operator: str,
+        *,
+        answered: bool,
+        dry_run: bool,
+    ) -> Json:
+        """Send every letter of the type and reason."""
+        page = await self.dead_letters(type, reason, within, limit)
+        if not dry_run:
+            self.posted.append(("replay", type, reason))
+            self.letters = [one for one in self.letters if one not in page["letters"]]
+        sent = 0 if dry_run else len(page["letters"])
+        more = {"dry_run": dry_run, "sent": sent, "failed": [], "without_body": 0}
+        return page | more
 
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shardbus.config.settings import HttpSettings
@@ -64,6 +66,44 @@ async def test_a_drain_shows_its_plan_and_needs_the_operators_token(
     assert not any(OPERATOR.split()[-1] in url for url in windows.asked)
 
 
+async def test_B166_dropped_messages_are_shown_by_reason_and_replayed(
+    windows: Windows, serve: Serve
+) -> None:
+    fleet = Fleet(nodes=3, shards=24)
+    fleet.drops.append(["cart", "failed", 9])
+    fleet.letters.insert(0, fleet.letter("cart", "failed", "cart-9"))
+    windows.expects_errors = True
+    served = await serve(fleet, HttpSettings(write=True, token=OPERATOR))
+    page = await windows.open(f"{served.url}#trouble")
+    await live(page)
+    await shows(page, "#letters tbody", "cart-9")
+    assert await page.locator("#letters tbody tr").count() == 3
+    assert await page.locator("#letters-replay").is_hidden(), "no reason is chosen"
+    await page.get_by_role("button", name="show expired of cart").press("Enter")
+    await shows(page, "#letters-summary", "Those with reason expired of cart.")
+    await until(lambda: _rows(page, 2), "those of one reason")
+    await page.get_by_role("button", name="Replay…").click()
+    await shows(page, "#dialog .failure", "token is missing or wrong")
+    await page.get_by_role("button", name="Give the token").click()
+    await page.get_by_role("textbox", name="Token").fill(OPERATOR)
+    await page.keyboard.press("Enter")
+    await until(lambda: page.locator("#dialog").is_hidden(), "the end of the dialog")
+    await page.get_by_role("button", name="Replay…").click()
+    await shows(page, "#dialog tbody", "cart-1")
+    assert fleet.posted == []
+    await page.get_by_role("button", name="Replay them").click()
+    await shows(page, "#dialog", "Done: 2 messages sent.")
+    assert fleet.posted == [("replay", "cart", "expired")]
+    await page.keyboard.press("Escape")
+    await shows(page, "#letters tbody", "No dropped message is kept.")
+    await page.get_by_role("button", name="Show all").click()
+    await shows(page, "#letters tbody", "cart-9")
+
+
+async def _rows(page: Any, count: int) -> bool:
+    return bool(await page.locator("#letters tbody tr").count() == count)
+
+
 async def test_a_node_that_needs_a_token_gives_the_page_and_no_data_before(
     windows: Windows, serve: Serve
 ) -> None:
@@ -104,6 +144,7 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
     fleet.drops = [[HOSTILE[0], HOSTILE[1], 4]]
     report = {"at": "2026-01-01T00:00:00Z", "node": fleet.names[0], "type": HOSTILE[0]}
     fleet.reports = [{**report, "how": "waited", "text": HOSTILE[1] * 50}]
+    fleet.letters = [fleet.letter(HOSTILE[0], HOSTILE[1], hostile) for hostile in HOSTILE]
     fleet.changes = [[HOSTILE[1], 1.0, HOSTILE[0], HOSTILE[3], HOSTILE[1], 0.1]]
     served = await serve(fleet)
     page = await windows.open(served.url, width=380)
@@ -114,6 +155,7 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
     for view, place, shown in (
         ("trouble", "#drops", HOSTILE[1]),
         ("trouble", "#slow", "<script>document.title"),
+        ("trouble", "#letters", "⟨U+202E⟩exe.txt"),
         ("events", "#event-list", HOSTILE[0]),
         ("settings", "#settings", "<script>"),
     ):

@@ -59,6 +59,13 @@ class Page(Entity):
         return seq
 
     @handler
+    def hit_late(self, producer: int, seq: int, gate: str) -> None:
+        """Fail until this file exists."""
+        if not (FOLDER / gate).exists():
+            raise ValueError(f"there is no {gate}")
+        self.hit(producer, seq)
+
+    @handler
     async def pass_on(self, page: int, producer: int, seq: int) -> None:
         """Have another page hit: a message from entity to entity."""
         await self.context.ref(Page, f"page-{page}").hit.tell(producer, seq)

@@ -3,7 +3,7 @@
 
 import { Failure } from "./api.js";
 import { $, fill, h, name } from "./dom.js";
-import { address, count, planRows } from "./model.js";
+import { address, count, planRows, visible } from "./model.js";
 
 const EFFECTS = {
   cordon: "It gets no new shards. Those that it has stay, and so do their entities.",
@@ -46,6 +46,36 @@ export class Actions {
     this.open(["Rebalance ", name(type)], h("p", {}, "The coordinator checks the balance now instead of at its next interval."), shown, ...sends.parts);
     shown.replaceChildren(await this.#plan(type, {}));
     sends.allow();
+  }
+
+  /** Ask to send dropped messages of a type and reason again; those that would be sent are shown. */
+  async replay(wanted) {
+    const path = ["dead-letters", "replay"];
+    const shown = h("div", { "aria-live": "polite" }, h("p", { class: "muted" }, "Asking the nodes which would be sent…"));
+    const says = (done) => `Done: ${count(done.sent, "message")} sent${done.failed.length ? `, ${done.failed.length} not: ${visible(done.failed[0].why)}` : ""}.`;
+    const sends = this.#confirm("Replay them", () => this.api.post(path, wanted), says);
+    this.open(["Replay ", name(wanted.reason)], h("p", {}, "Each is sent once, to where its entity lives now, behind later messages. Those whose senders got an error are left out."), shown, ...sends.parts);
+    let found;
+    try {
+      found = await this.api.post(path, { ...wanted, dry_run: true });
+    } catch (failure) {
+      if (!(failure instanceof Failure)) throw failure;
+      return shown.replaceChildren(this.#refusal(failure));
+    }
+    const table = h("table", { class: "lines" });
+    fill(table, [
+      { title: "type", of: (row) => name(row.type) },
+      { title: "entity", of: (row) => name(row.entity) },
+      { title: "method", of: (row) => name(row.method) },
+    ], found.letters, "None is left that a replay may send.");
+    shown.replaceChildren(h("div", { class: "scrolls" }, table), h("p", { class: "muted" }, `${count(found.letters.length, "message")}${found.more ? ", and more later" : ""}.`));
+    if (found.letters.length) sends.allow();
+  }
+
+  /** Why a command was refused, with a way to give the token. */
+  #refusal(failure) {
+    const denied = failure.status === 401 || failure.status === 403;
+    return h("p", { class: "failure" }, `${visible(failure.message, 500)}. ${visible(failure.hint, 500)}`, denied ? h("button", { type: "button", onclick: () => this.token() }, "Give the token") : null);
   }
 
   /** Ask for a token. */
@@ -91,7 +121,7 @@ export class Actions {
     return h("section", { class: "plan" }, h("h3", {}, name(type), `: ${count(plan.moves.length, "move")}${more}`), rows.length ? h("div", { class: "scrolls" }, table) : null, held);
   }
 
-  #confirm(title, send) {
+  #confirm(title, send, says = () => "Done: the node has begun with it.") {
     const said = h("p", { role: "status" });
     const button = h("button", { type: "button", class: "primary", disabled: true }, title);
     button.addEventListener("click", async () => {
@@ -99,8 +129,7 @@ export class Actions {
       said.className = "";
       said.textContent = "Sending…";
       try {
-        await send();
-        said.textContent = "Done: the node has begun with it.";
+        said.textContent = says(await send());
         button.hidden = true;
         this.ondone("command");
       } catch (failure) {

@@ -20,6 +20,7 @@ const MOVING_MS = 250;
 const HIDDEN_MS = 20_000;
 const RETRY_MAX_MS = 15_000;
 const LIST_MS = 5_000;
+const LETTERS = 50;
 const MINUTE_MS = 60_000;
 const VIEWS = ["cluster", "entities", "trouble", "events", "settings"];
 const MARKS = { good: "●", note: "◌", warning: "▲", fault: "✕" };
@@ -31,7 +32,7 @@ const KEYS = [
 const api = new Api();
 const state = {
   overview: null, before: null, points: [], events: [], paused: false, view: "", settings: null,
-  slow: null, drops: new Map(), failures: 0, list: null, sort: ["node", 1],
+  slow: null, letters: null, wanted: null, drops: new Map(), failures: 0, list: null, sort: ["node", 1],
 };
 const dirty = new Set();
 let frame = 0;
@@ -150,6 +151,19 @@ const slow = new Repeating(async () => {
   state.slow = await api.get(["slow"]);
   draw("slow");
 }, () => LIST_MS);
+
+const letters = new Repeating(async () => {
+  if (state.view !== "trouble") return;
+  state.letters = await api.get(["dead-letters"], { ...state.wanted, limit: LETTERS });
+  draw("letters");
+}, () => LIST_MS);
+
+/** Show the last dropped messages of one type and reason, or all. */
+function chooseLetters(wanted) {
+  state.wanted = wanted;
+  letters.run();
+  $("letters-title").scrollIntoView({ block: "nearest" });
+}
 
 const stream = new Repeating(async () => {
   if (document.hidden && state.failures) return;
@@ -294,13 +308,38 @@ const DRAW = {
     $("trouble-count").textContent = short(recent);
     $("trouble-count").title = "drops and slow handlers in the last minute";
     if (state.view !== "trouble") return;
-    fill($("drops"), [
+    const examples = (row) => {
+      if (!row.type && !["unknown_type", "not_allowed"].includes(row.reason)) return "–";
+      const wanted = row.type ? { type: row.type, reason: row.reason } : { reason: row.reason };
+      return h("button", { type: "button", "data-node": row.type, "data-command": row.reason, "aria-label": `show ${visible(row.reason)} of ${visible(row.type || "frames")}`, onclick: () => chooseLetters(wanted) }, "show");
+    };
+    keepingFocus($("drops"), () => fill($("drops"), [
       { title: "reason", of: (row) => name(row.reason) },
       { title: "type", of: (row) => (row.type ? name(row.type) : h("span", { class: "muted" }, "frames")) },
       { title: "last minute", class: "amount", of: (row) => number(row.recent) },
       { title: "all", class: "amount", of: (row) => number(row.total) },
       { title: "on", of: (row) => row.nodes.slice(0, 4).flatMap(([node, n], i) => [i ? ", " : "", name(address(node)), ` ${number(n)}`]).concat(row.nodes.length > 4 ? ` and ${row.nodes.length - 4} more` : []) },
-    ], rows, "No message was dropped.");
+      { title: "the last", of: examples },
+    ], rows, "No message was dropped."));
+  },
+  letters() {
+    const { wanted } = state;
+    $("letters-all").hidden = !wanted;
+    $("letters-replay").hidden = !wanted || !state.overview?.write;
+    const found = state.letters?.letters ?? [];
+    $("letters-summary").replaceChildren(
+      wanted ? "Those with reason " : "Newest first, as each node keeps them.", ...(wanted ? [name(wanted.reason), ...(wanted.type ? [" of ", name(wanted.type)] : []), "."] : []),
+      state.letters?.more ? ` There are more: these are ${LETTERS}.` : "", state.letters?.silent.length ? ` ${count(state.letters.silent.length, "node")} did not answer: theirs are missing.` : "");
+    fill($("letters"), [
+      { title: "at", of: (row) => clock(Date.parse(row.at)) },
+      { title: "reason", of: (row) => name(row.reason) },
+      { title: "type", of: (row) => name(row.type) },
+      { title: "entity", of: (row) => name(row.entity || "–") },
+      { title: "method", of: (row) => name(row.method || "–") },
+      { title: "from", of: (row) => name(row.sender ? address(row.sender) : "–") },
+      { title: "on", of: (row) => name(address(row.node)) },
+      { title: "body", class: "amount", of: (row) => `${number(row.bytes)} B${row.kept ? "" : ", not kept"}` },
+    ], found, "No dropped message is kept.");
   },
   slow() {
     fill($("slow"), [
@@ -399,6 +438,7 @@ const actions = new Actions(api, {
   ondone: (what) => {
     overviews.run();
     maps.run();
+    letters.run();
     if (what === "token") {
       stream.run();
       show();
@@ -418,7 +458,7 @@ function show() {
   if (state.view === "settings") {
     api.get(["settings"]).then((answer) => { state.settings = answer; draw("settings"); }, onFailure);
   }
-  if (state.view === "trouble") slow.run();
+  if (state.view === "trouble") [slow, letters].forEach((one) => one.run());
   if (state.view === "cluster") {
     map.place();
     maps.run();
@@ -488,6 +528,8 @@ $("token-button").addEventListener("click", () => actions.token());
 $("theme-button").addEventListener("click", nextTheme);
 $("help-button").addEventListener("click", showHelp);
 $("rebalance").addEventListener("click", () => actions.rebalance($("map-type").value));
+$("letters-all").addEventListener("click", () => chooseLetters(null));
+$("letters-replay").addEventListener("click", () => actions.replay(state.wanted));
 $("map-form").addEventListener("click", toggleForm);
 $("map-type").addEventListener("change", () => { maps.run(); lists.run(); $("shard-detail").hidden = true; });
 $("event-filter").addEventListener("input", () => draw("events"));
@@ -500,7 +542,7 @@ $("setting-filter").addEventListener("input", () => draw("settings"));
 $("setting-changed").addEventListener("change", () => draw("settings"));
 document.addEventListener("keydown", onKey);
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) [overviews, maps, lists, slow, stream].forEach((one) => one.run());
+  if (!document.hidden) [overviews, maps, lists, slow, letters, stream].forEach((one) => one.run());
 });
 window.addEventListener("hashchange", () => {
   show();
@@ -508,4 +550,4 @@ window.addEventListener("hashchange", () => {
 });
 setTheme(localStorage.getItem("shardbus-theme") ?? "system");
 show();
-[overviews, stream, lists, slow].forEach((one) => one.run());
+[overviews, stream, lists, slow, letters].forEach((one) => one.run());

@@ -77,11 +77,16 @@ def test_a_replayed_letter_has_left_before_it_is_sent() -> None:
     for number in (1, 2, 3):
         ring.keep(letter(number, b"abc"))
     sent: list[tuple[DeadLetter, list[int]]] = []
-    assert ring.replay(2, lambda one: sent.append((one, kept(ring)))) is None
+
+    def send(one: DeadLetter) -> str:
+        sent.append((one, kept(ring)))
+        return "sent"
+
+    assert ring.replay(2, send) == "sent"
     assert sent == [(letter(2, b"abc"), [1, 3])]
     assert ring.bytes == sum(one.weight for one in ring)
     with pytest.raises(KeyError):
-        ring.replay(2, sent.append)
+        ring.replay(2, send)
     assert len(sent) == 1
 
 

@@ -30,6 +30,7 @@ from shardbus.wire.schema import Interface
 
 ME, PEER, OTHER = NodeId("a", 1, 1), NodeId("b", 1, 2), NodeId("c", 1, 3)
 PAGE = "page"
+FORWARDED = -77
 MARK = -7
 ONLY_CARTS = Permissions(Role.CLIENT, frozenset({"cart"}))
 ROLES = {"client": CLIENT, "newcomer": NEWCOMER, "node": NODE, "only carts": ONLY_CARTS}
@@ -90,6 +91,7 @@ class Around:
         rpc: Any = SimpleNamespace(asked=lambda s, run: self.log.append(("question", run)))
         drops: Any = SimpleNamespace(
             mark=lambda session: 0,
+            mark_forwarded=lambda session, via: FORWARDED,
             drop=lambda *drop: self.log.append(("drop", *drop)),
             relay="relay",
         )
@@ -165,6 +167,8 @@ def test_tells_go_to_their_region_or_are_counted_and_reported(
     else:
         assert around.log == [("drop", MARK, name, reason, 2)]
         assert around.counted == {reason: 1}
+    kept = [(one.entity_type, one.entity_id, one.reason, one.payload) for one in around.letters]
+    assert kept == [(name, entity_id, reason, None) for entity_id in "xy" if reason]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,9 @@ def test_every_ask_is_handed_on_or_fails(
         assert around.log == []
         assert set(session.failures) == {4, 5}
     assert around.counted == ({reason: 1} if reason else {})
+    is_letter = reason and name != NodeRpc.TYPE
+    kept = [(one.entity_id, one.reason, one.answered) for one in around.letters]
+    assert kept == [(entity_id, reason, True) for entity_id in "xy" if is_letter]
 
 
 @pytest.mark.parametrize("corr", [0, 9])
@@ -199,7 +206,7 @@ def test_every_ask_is_handed_on_or_fails(
     ("role", "name", "goes", "counted"),
     [
         ("node", PAGE, True, {}),
-        ("node", "none", False, {}),
+        ("node", "none", False, {"unknown_type": 1}),
         ("client", PAGE, False, {"not_allowed": 1}),
         ("newcomer", PAGE, False, {"not_allowed": 1}),
     ],
@@ -210,8 +217,11 @@ def test_only_nodes_forward_and_a_forwarded_ask_that_is_refused_fails(
     session: Any = Session(ROLES[role])
     message = Relayed(name, "1", "x", "add", b"1", corr, 1000, 1)
     around.dispatcher.on_relayed(session, message)
-    assert around.log == ([("relayed", message)] if goes else [])
+    told = [("drop", FORWARDED, name, "unknown_type", 1)] if name == "none" and not corr else []
+    assert around.log == ([("relayed", message)] if goes else told)
     assert around.counted == counted
+    kept = [(one.entity_id, one.reason, one.answered) for one in around.letters]
+    assert kept == [("x", reason, bool(corr)) for reason in counted]
     assert list(session.failures) == ([corr] if corr and not goes else [])
 
 

@@ -140,6 +140,18 @@ async def test_a_tell_over_the_buffer_raises_and_an_ask_fails() -> None:
     assert not sender.router.buffered_asks
 
 
+async def test_a_tell_that_is_given_up_later_has_no_answer() -> None:
+    """Its sender has gone on, and an older one that finds no room then is no refusal either."""
+    sender = Sender(buffer_size=2)
+    sender.tell("1")
+    answer = sender.router.ask(ADD, "x", b"2", 1000, decode_value)
+    sender.router.resend([Unsent(ADD, "", "x", b"0", 0, None, (), 0, "")])
+    assert sender.owner.drops == [("buffer_full", False)]
+    assert sender.router.give_up("undelivered") == 2
+    assert sender.owner.drops[1:] == [("undelivered", False), ("undelivered", True)]
+    answer.cancel()
+
+
 async def test_a_rejected_flush_is_no_dropped_message() -> None:
     sender = Sender(buffer_size=1)
     sender.tell("1")
