@@ -145,7 +145,9 @@ def _described(name: str, one: Any) -> str:
         for method, value in members(one):
             parts.append(f"\n#### {name}.{method}\n")
             if not isinstance(value, property):
-                waits = "await " if inspect.iscoroutinefunction(value) else ""
+                returns = str(inspect.signature(value).return_annotation)
+                is_awaited = inspect.iscoroutinefunction(value) or returns.startswith("Coroutine[")
+                waits = "await " if is_awaited else ""
                 _, *parameters = inspect.signature(value).parameters.values()
                 parts.append(f"`{waits}{_call(method, parameters)}`\n")
             parts.append(_text(value))
