@@ -10,7 +10,7 @@
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
-#   make chaos [MINUTES=30] [SEED=]  real nodes and stores under drawn faults; ledgers judge
+#   make chaos [MINUTES=30] [SEED=] [STORE=sentinel]  real nodes and stores under drawn faults; ledgers judge
 #   make lint | types
 #   make docs                        the site, dist/site; a broken link or anchor is an error
 #   make screenshots                the pictures of the page for operators, by Chromium
@@ -80,7 +80,7 @@ fuzz-coverage: .venv/all.stamp
 	$(BIN)/python -m tests.fuzz --coverage --inputs $(INPUTS) $(TARGETS)
 
 chaos: .venv/all.stamp
-	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
 
 lint: .venv/all.stamp
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.saves         asks that save, beside a bare client of the store
     python -m benchmarks.loads         first asks of stored entities, beside bare reads
     python -m benchmarks.listing       1,000,000 stored ids, listed by a client
+    python -m benchmarks.transfer      100,000 states, exported and imported
     python -m benchmarks.redis_cluster saves over one master and over three, in virtual time
     python -m benchmarks.kit           a test of a minute of a cluster, in virtual time
 

@@ -32,7 +32,6 @@ DATABASE = "postgres"
 CERTIFIED = "certified"
 """A user who is accepted only with a certificate for this name, if the server has TLS."""
 SETTINGS = (
-    "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
     "shared_buffers=16MB",
     "max_connections=50",
@@ -74,17 +73,21 @@ def unprivileged() -> tuple[int, int] | None:
 class PostgresServer:
     """A server while the context lasts. `settings` are added to its command line, as in
     `synchronous_commit=off`, `environment` to its environment. With `copy_of`, it is a standby of
-    that server. With `certificates` it has TLS, and knows their authority."""
+    that server. With `certificates` it has TLS, and knows their authority. `enter` is the command
+    that enters its machine, whose address is `host`."""
 
     def __init__(
         self,
         *settings: str,
         copy_of: PostgresServer | None = None,
         certificates: Certificates | None = None,
+        host: str = "127.0.0.1",
+        enter: tuple[str, ...] = (),
         **environment: str,
     ) -> None:
         self._settings, self._environment = settings, environment
         self._certificates = certificates
+        self.host, self._enter = host, enter
         self._copy_of = copy_of
         self._process: subprocess.Popen[bytes] | None = None
         self._in_main_thread = False
@@ -128,7 +131,9 @@ class PostgresServer:
     def url(self, user: str = SUPERUSER, **options: str) -> str:
         """Return the store's URL."""
         query = "&".join(f"{name}={value}" for name, value in options.items())
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{DATABASE}{'?' if query else ''}{query}"
+        return (
+            f"postgresql://{user}@{self.host}:{self.port}/{DATABASE}{'?' if query else ''}{query}"
+        )
 
     async def ask(self, *statements: str) -> list[Any]:
         """Run statements as the superuser, and return the rows of the last one."""
@@ -149,7 +154,7 @@ class PostgresServer:
     async def connect(self) -> Any:
         """Return a connection of the superuser, to look at the server from outside."""
         return await asyncpg.connect(
-            host="127.0.0.1",
+            host=self.host,
             port=self.port,
             user=SUPERUSER,
             database=DATABASE,
@@ -174,6 +179,13 @@ class PostgresServer:
         self.kill()
         if not self._start():
             raise RuntimeError(f"PostgreSQL does not start again:\n{self.log()}")
+
+    def stop(self) -> None:
+        """End the server in order: it ends its connections, and writes down what it has."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGINT)
+            process.wait()
 
     def kill(self) -> None:
         """SIGKILL to the server and each of its processes. Does nothing if it does not run."""
@@ -216,7 +228,8 @@ class PostgresServer:
             allowed = "local all all trust\nhost replication all 127.0.0.1/32 trust\n"
             if self._certificates is not None:
                 allowed += f"hostssl all {CERTIFIED} 127.0.0.1/32 cert\n"
-            people = f"host all {SUPERUSER} 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 md5\n"
+            network = f"{self.host}/{32 if self.host == '127.0.0.1' else 8}"
+            people = f"host all {SUPERUSER} {network} trust\nhost all all {network} md5\n"
             (self.data / "pg_hba.conf").write_text(allowed + people)
         else:
             primary = f"host=127.0.0.1 port={self._copy_of.port} user={SUPERUSER}"
@@ -248,8 +261,10 @@ class PostgresServer:
             raise RuntimeError(f"{program}: {done.stderr}")
 
     def _start(self) -> bool:
-        command = [*as_owner(), program_of("postgres") or "postgres", "-D", str(self.data)]
-        for setting in (*SETTINGS, f"port={self.port}", *self._settings):
+        program = program_of("postgres") or "postgres"
+        command = [*self._enter, *as_owner(), program, "-D", str(self.data)]
+        place = (f"listen_addresses={self.host}", f"port={self.port}")
+        for setting in (*SETTINGS, *place, *self._settings):
             command += ["-c", setting]
         self._in_main_thread = threading.current_thread() is threading.main_thread()
         with (self.folder / "log").open("ab") as log:

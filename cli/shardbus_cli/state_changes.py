@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from shardbus.store.transfer import Imported, StoredEntity
 
 BATCH = 500
-"""Entities that an import writes at a time."""
+"""Entities that an import writes at a time, unless they are long."""
+BATCH_BYTES = 4 * 1024 * 1024
+"""Of lines that an import has read and not written, about."""
 REMEMBERED_PAGE = 1000
 Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
@@ -197,6 +199,7 @@ async def _import(
     finder = ShardFinder(store, bus)
     importer = Importer(store, finder.find, existing=existing, write=write)
     batch: list[tuple[int, StoredEntity]] = []
+    size = 0
 
     async def put() -> None:
         other = await importer.put([one for _, one in batch])
@@ -222,8 +225,10 @@ async def _import(
         except (ConfigError, StateUnreadable) as error:
             raise CommandFailure(f"line {number}: {error}", code=ExitCode.REFUSED) from None
         batch.append((number, one))
-        if len(batch) == BATCH:
+        size += len(line)
+        if len(batch) == BATCH or size >= BATCH_BYTES:
             await put()
+            size = 0
     await put()
     return importer.done
 

@@ -2,7 +2,8 @@
 
 A store lists ids (`StateStore.page_stored`) and reads the states of some of them (`read_states`).
 Neither raises a fence nor writes. There may be millions of entities, so what reads them all keeps
-one page; an entity that is saved or removed meanwhile may be in the list or not.
+one page; an entity that is saved or removed meanwhile may be in the list or not. States may be
+long, so few are read at first, and then as many as fit a few MiB by the longest of the last ones.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -15,7 +16,11 @@ from typing import NamedTuple
 from shardbus.store.protocol import StateStore
 
 PAGE = 200
-"""Entities, about, of one page: their states may be long."""
+"""Entities, about, of one page."""
+FIRST_READ = 10
+"""States that are read before it is known how long they are."""
+READ_BYTES = 4 * 1024 * 1024
+"""Of states that are read in one step, if they are as long as those before."""
 
 
 class StoredPage(NamedTuple):
@@ -39,12 +44,17 @@ async def stored_pages(
         StoreUnavailable: the store does not answer. StoreError: the cursor is not of this store.
     """
     following: str | None = cursor
+    count = min(FIRST_READ, limit)
     while True:
         began = following
         ids, following = await store.page_stored(entity_type, prefix, began, limit)
-        for first in range(0, len(ids), limit):
-            named = ids[first : first + limit]
+        first = 0
+        while first < len(ids):
+            named = ids[first : first + count]
+            first += count
             states = await store.read_states(entity_type, named)
+            longest = max((len(data) for data in states if data is not None), default=0)
+            count = max(1, min(limit, READ_BYTES // max(longest, 1)))
             rows = zip(named, states, strict=True)
             yield StoredPage(began, [(one, data) for one, data in rows if data is not None])
         if following is None:

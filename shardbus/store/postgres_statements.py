@@ -362,10 +362,13 @@ ORDER BY id LIMIT $5
     writes=False,
 )
 
-# $1 cluster, $2 type, $3 ids
+# $1 cluster, $2 type, $3 ids. Each id is looked up by the primary key. With `id = ANY($3)`, a plan
+# that was made while the table was small reads all rows of the type, until the next ANALYZE.
 READ_STATES = Statement(
     """
-SELECT id, data FROM @entity WHERE cluster = $1 AND type = $2 AND id = ANY($3::text[])
+SELECT named.id, found.data FROM unnest($3::text[]) AS named(id)
+CROSS JOIN LATERAL (
+  SELECT data FROM @entity WHERE cluster = $1 AND type = $2 AND id = named.id LIMIT 1) AS found
 """,
     writes=False,
 )

@@ -124,11 +124,17 @@ class ClusterMap:
         """
         if seen is not None and self.version > seen:
             return
+        before = self.version
         if self._asking is None or self._asking.done():
             self._asking = self._tasks.spawn(self._ask(), name="shardbus-redis-map")
         await asyncio.shield(self._asking)
+        if self.version == before:
+            what, hint = self.trouble.what, self.trouble.hint
+            raise StoreUnavailable(f"{self._shown} {what}", hint=hint, definite=True)
 
     async def _ask(self) -> None:
+        """Ask for the map. `version` grows if a node answers; it does not raise if none does,
+        because its callers may all have given up by then."""
         nodes = list(dict.fromkeys((*self._known, *self._seeds)))
         random.shuffle(nodes)
         found: list[list[_Range]] = []
@@ -151,8 +157,6 @@ class ClusterMap:
             if found:
                 self._read(found[0])
                 return
-        what, hint = self.trouble.what, self.trouble.hint
-        raise StoreUnavailable(f"{self._shown} {what}", hint=hint, definite=True)
 
     async def _slots_at(self, node: Address) -> list[_Range]:
         """Return the ranges of slots as a node has them."""

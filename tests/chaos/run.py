@@ -1,8 +1,9 @@
 """Real nodes and a real store under faults that a seed draws, judged by a ledger.
 
 Five nodes with a cluster's secret, each on a machine of its own (a network namespace), share a
-Redis with a replica and three Sentinels. Two clients send numbered messages to every page, and each
-page writes down what it handles. Senders add to accounts, whose states are saved. Meanwhile, one
+store: a Redis with a replica and three Sentinels, a Redis Cluster, or a PostgreSQL. Two clients
+send numbered messages to every page, and each page writes down what it handles. Senders add to
+accounts, whose states are saved. Meanwhile, one
 after the other, the faults of `tests.chaos.steps` happen. After each of them the store must become
 whole and the nodes must agree; a node that had to end starts again. In the end every page must
 answer. The rules are in
@@ -33,7 +34,8 @@ from shardbus.transport.zmq.curve import Keyring
 from tests.chaos.resources import Sample, exceeded, peaks, use_of, waited_ns
 from tests.chaos.saving import Gap, Savers, judge
 from tests.chaos.steps import PLACES, Kind, Passing, Step, steps
-from tests.chaos.store import DOWN_AFTER_MS, Server, StoreServers, empty, fill
+from tests.chaos.store import DOWN_AFTER_MS
+from tests.chaos.stores import SENTINEL, STORES
 from tests.chaos.verdict import (
     Verdict,
     ended_by_itself,
@@ -93,10 +95,17 @@ class Chaos:
     """One run. `network` has a machine for each place and one for the store, if there can be."""
 
     def __init__(
-        self, folder: Path, seed: int, seconds: float, network: Network | None = None, why: str = ""
+        self,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        network: Network | None = None,
+        why: str = "",
+        store: str = SENTINEL,
     ) -> None:
         self._folder, self._seconds, self._network = folder, seconds, network
-        self._seed, self.verdict = seed, Verdict(seed)
+        self._seed, self._kind_of_store = seed, store
+        self.verdict = Verdict(seed)
         self._began = time.monotonic()
         self._machines: list[Machine | None] = [None] * PLACES
         self._safe: Machine | None = None
@@ -125,7 +134,8 @@ class Chaos:
         """Run, heal and judge."""
         safe = self._safe
         enter, host = (safe.enter, safe.address) if safe else ((), "127.0.0.1")
-        self._store = StoreServers(self._folder / "redis", host, enter)
+        self._store = STORES[self._kind_of_store](self._folder / "store", host, enter)
+        self.verdict.wanted = self._store.kinds
         self._lab = Processes(self._folder, self._store.url)
         try:
             await self._store.begin()
@@ -181,7 +191,8 @@ class Chaos:
         self._judge(load)
 
     def _without(self) -> frozenset[Kind]:
-        kinds = set() if self._network else {Kind.SPLIT}
+        kinds = set(frozenset(Kind) - self._store.kinds)
+        kinds |= set() if self._network else {Kind.SPLIT}
         if self._store.no_disks:
             self.verdict.impossible.append(self._store.no_disks)
             kinds.add(Kind.DISK)
@@ -275,7 +286,7 @@ class Chaos:
     async def _do(self, step: Step) -> None:
         """Do one step, and wait until everything is well again."""
         self.verdict.done[step.kind] += 1
-        master, begun = await self._store.master(), time.monotonic()
+        leader, begun = await self._store.leader(), time.monotonic()
         match step.kind:
             case Kind.KILL | Kind.PAUSE | Kind.LEAVE | Kind.JOIN:
                 await self._fault_of_a_node(step)
@@ -286,11 +297,12 @@ class Chaos:
             case Kind.FAILOVER:
                 await self._failover()
             case _:
-                await self._fault_of_the_store(step)
+                await self._store.suffer(step, self._note)
         await self._store.whole()
-        if step.kind != Kind.FAILOVER and await self._store.master() is not master:
+        if step.kind != Kind.FAILOVER and await self._store.leader() != leader:
             self._note("the store has failed over")
-            self._gaps.append(Gap(begun - DOWN_AFTER_MS / 1000, time.monotonic()))
+            if self._store.may_lose:
+                self._gaps.append(Gap(begun - DOWN_AFTER_MS / 1000, time.monotonic()))
         await self._agree()
         self._note("all nodes agree")
 
@@ -412,45 +424,10 @@ class Chaos:
         self._note("fail the store over, while saves rest")
         await self._savers.rest()
         try:
-            master = await self._store.master()
-            await asyncio.to_thread(master.ask, "WAIT", "1", "0")
-            await self._store.failover()
+            await self._store.fail_over()
             await self._store.whole()
         finally:
             self._savers.resume()
-
-    async def _fault_of_the_store(self, step: Step) -> None:
-        server = await self._target(step)
-        word = step.kind.partition("-")[0]
-        self._note(f"{word} {server.name} for {step.seconds:g} s ({step.kind})")
-        match word:
-            case "kill":
-                server.kill()
-                await asyncio.sleep(step.seconds)
-                server.start()
-            case "freeze":
-                server.signal(SIGSTOP)
-                await asyncio.sleep(step.seconds)
-                server.signal(SIGCONT)
-            case "memory":
-                await self._store.set_maxmemory(server, "1")
-                await asyncio.sleep(step.seconds)
-                await self._store.set_maxmemory(server, "0")
-            case "disk":
-                await asyncio.to_thread(fill, server.folder)
-                await asyncio.sleep(step.seconds)
-                empty(server.folder)
-
-    async def _target(self, step: Step) -> Server:
-        match step.kind:
-            case Kind.KILL_SENTINEL | Kind.FREEZE_SENTINEL:
-                return self._store.sentinels[step.sentinel]
-            case Kind.KILL_REPLICA | Kind.FREEZE_REPLICA:
-                return await self._store.replica()
-            case Kind.DISK if not step.on_master:
-                return await self._store.replica()
-            case _:
-                return await self._store.master()
 
     # ---- judging
 

@@ -11,6 +11,8 @@ which they meet the load.
     rotate                 the cluster's secret, by command or by signals
     kill, freeze           the master, the replica or a Sentinel of the store
     failover               Sentinel makes the replica the master
+    restart                a server of the store ends in order, and starts again
+    slots                  slots of a Redis Cluster move from one master to another
     memory                 the master has reached its `maxmemory`
     disk                   the disk of the master or of the replica is full
 
@@ -55,12 +57,20 @@ class Kind(StrEnum):
     FREEZE_REPLICA = "freeze-replica"
     FREEZE_SENTINEL = "freeze-sentinel"
     FAILOVER = "failover"
+    RESTART = "restart"
+    SLOTS = "slots"
     MEMORY = "memory"
     DISK = "disk"
 
 
 TWICE = (Kind.KILL, Kind.PAUSE, Kind.SPLIT)
 """These are in each deck twice."""
+
+
+OF_NODES = frozenset(
+    {Kind.KILL, Kind.PAUSE, Kind.LEAVE, Kind.JOIN, Kind.SPLIT, Kind.ROTATE},
+)
+"""Which do not depend on what the store is."""
 
 
 class Passing(StrEnum):
@@ -132,6 +142,6 @@ def _draw(dice: Random, number: int, kind: Kind) -> Step:
     )
 
 
-def not_done(counts: Counter[Kind]) -> list[Kind]:
-    """Return the kinds of which a run had no step."""
-    return [kind for kind in Kind if not counts[kind]]
+def not_done(counts: Counter[Kind], wanted: frozenset[Kind] = frozenset(Kind)) -> list[Kind]:
+    """Return the kinds, of those that the run's store can do, of which it had no step."""
+    return [kind for kind in Kind if kind in wanted and not counts[kind]]

@@ -17,13 +17,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tests.chaos.steps import Kind, Step
 from tests.ports import free_port
 from tests.redis_server import _DIES_WITH_PARENT as DIES_WITH_PARENT
 from tests.redis_server import server_binary
@@ -42,6 +45,39 @@ min-replicas-to-write 1
 min-replicas-max-lag 10
 repl-diskless-sync-delay 0
 """
+
+
+Note = Callable[[str], None]
+"""Writes a line of the timeline."""
+
+
+class ChaosStore(Protocol):
+    """A store that suffers the steps of a run whose kind is in `kinds`. `may_lose`: a failover
+    without a rest of the senders may lose acknowledged saves. `no_disks` is why a kind that it
+    could do cannot be done here."""
+
+    url: str
+    kinds: frozenset[Kind]
+    may_lose: bool
+    no_disks: str
+
+    async def begin(self) -> None:
+        """Start everything and wait until it is whole."""
+
+    async def whole(self) -> None:
+        """Wait until everything runs and takes writes."""
+
+    async def leader(self) -> str:
+        """Return the names of the servers that take writes."""
+
+    async def suffer(self, step: Step, note: Note) -> None:
+        """Do a step, and end it."""
+
+    async def fail_over(self) -> None:
+        """Have another server take writes. It must have everything: nothing writes meanwhile."""
+
+    def close(self) -> None:
+        """End everything."""
 
 
 class Server:
@@ -108,6 +144,9 @@ class Server:
 
 class StoreServers:
     """Two servers and three Sentinels."""
+
+    kinds = frozenset(Kind) - {Kind.RESTART, Kind.SLOTS}
+    may_lose = True
 
     def __init__(self, folder: Path, host: str, enter: tuple[str, ...]) -> None:
         folder.mkdir()
@@ -184,9 +223,41 @@ class StoreServers:
 
         await until(seen, "a whole store")
 
-    async def failover(self) -> None:
-        """Make the replica the master. It must have everything: nothing writes meanwhile."""
+    async def leader(self) -> str:
+        """Return the name of the master."""
+        return (await self.master()).name
+
+    async def suffer(self, step: Step, note: Note) -> None:
+        """Do a step, and end it."""
+        server = await self._target(step)
+        if step.kind is Kind.MEMORY:
+            note(f"memory of {server.name} for {step.seconds:g} s")
+            await self._set_maxmemory(server, "1")
+            await asyncio.sleep(step.seconds)
+            await self._set_maxmemory(server, "0")
+        elif step.kind is Kind.DISK:
+            note(f"disk of {server.name} for {step.seconds:g} s")
+            await asyncio.to_thread(fill, server.folder)
+            await asyncio.sleep(step.seconds)
+            empty(server.folder)
+        else:
+            await kill_or_freeze(server, step, note)
+
+    async def _target(self, step: Step) -> Server:
+        match step.kind:
+            case Kind.KILL_SENTINEL | Kind.FREEZE_SENTINEL:
+                return self.sentinels[step.sentinel]
+            case Kind.KILL_REPLICA | Kind.FREEZE_REPLICA:
+                return await self.replica()
+            case Kind.DISK if not step.on_master:
+                return await self.replica()
+            case _:
+                return await self.master()
+
+    async def fail_over(self) -> None:
+        """Make the replica the master, once it has everything: nothing writes meanwhile."""
         before, sentinel = await self.master(), self.sentinels[0]
+        await asyncio.to_thread(before.ask, "WAIT", "1", "0")
 
         async def asked() -> bool:
             """Ask, unless the Sentinel names the other one by now. It may consent and then give up:
@@ -204,7 +275,7 @@ class StoreServers:
 
         await until(done, "the failover")
 
-    async def set_maxmemory(self, server: Server, value: str) -> None:
+    async def _set_maxmemory(self, server: Server, value: str) -> None:
         """Set `maxmemory`; waits until the server has taken it."""
 
         async def taken() -> bool:
@@ -221,6 +292,25 @@ class StoreServers:
             server.kill()
         for place in self._mounted:
             subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+
+
+async def kill_or_freeze(server: Server, step: Step, note: Note) -> None:
+    """Kill, freeze or restart a server, for the seconds of the step."""
+    word = step.kind.partition("-")[0]
+    note(f"{word} {server.name} for {step.seconds:g} s ({step.kind})")
+    match word:
+        case "kill":
+            server.kill()
+        case "freeze":
+            server.signal(signal.SIGSTOP)
+        case _:
+            server.signal(signal.SIGTERM)
+            await until(lambda: not server.running, f"the end of {server.name}")
+    await asyncio.sleep(step.seconds)
+    if word == "freeze":
+        server.signal(signal.SIGCONT)
+    else:
+        server.start()
 
 
 def named_by(sentinel: Server) -> int:

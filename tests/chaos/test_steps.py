@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 import pytest
 
 from tests.chaos.steps import (
+    OF_NODES,
     PLACES,
     SPARED_STEPS,
     TWICE,
@@ -16,6 +18,7 @@ from tests.chaos.steps import (
     spared,
     steps,
 )
+from tests.chaos.stores import STORES
 
 DECK = len(Kind) + len(TWICE)
 
@@ -38,6 +41,19 @@ def test_each_deck_has_every_kind() -> None:
 def test_kinds_that_are_left_out_do_not_change_the_others() -> None:
     all_ = [step for step in islice(steps(3), 5 * DECK) if step.kind != Kind.SPLIT]
     assert list(islice(steps(3, without=frozenset({Kind.SPLIT})), len(all_))) == all_
+
+
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+def test_each_store_suffers_the_faults_of_nodes_and_some_of_its_own(store: Any) -> None:
+    assert store.kinds > OF_NODES
+    assert {Kind.KILL_MASTER, Kind.FREEZE_MASTER} <= store.kinds
+    dealt = steps(7, without=frozenset(Kind) - store.kinds)
+    drawn = Counter(step.kind for step in islice(dealt, 2 * len(store.kinds)))
+    assert not_done(drawn, store.kinds) == []
+
+
+def test_no_kind_is_left_to_no_store() -> None:
+    assert set().union(*(store.kinds for store in STORES.values())) == set(Kind)  # type: ignore[attr-defined]
 
 
 def test_a_spared_node_is_in_no_fault_and_the_few_are_a_minority() -> None:

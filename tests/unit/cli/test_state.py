@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import Save
+from shardbus.store.transfer import Importer, StoredEntity
 from shardbus.wire.schema import encode_value
 from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.main import run
@@ -203,6 +206,33 @@ def test_an_export_is_read_by_another_store(
     assert json.loads(capsys.readouterr().out)["skipped"] == 1
     assert run([*bring, "--replace"]) == 0
     assert states(other, "cart") == states(url, "cart")
+
+
+def test_an_import_writes_when_its_lines_are_long_and_not_only_when_they_are_many(
+    url: str,
+    app: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    put = Importer.put
+
+    async def counted(importer: Importer, entities: Sequence[StoredEntity]) -> Any:
+        written.append(len(entities))
+        return await put(importer, entities)
+
+    monkeypatch.setattr(Importer, "put", counted)
+    assert run(["state", "export", "cart", "--store", url, "--app", app]) == 0
+    file = tmp_path / "states.jsonl"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    for most, of_each in ((10**6, [3]), (1, [1, 1, 1, 0])):
+        written.clear()
+        monkeypatch.setattr("shardbus_cli.state_changes.BATCH_BYTES", most)
+        other = f"sqlite:///{tmp_path}/other-{most}.db"
+        assert run(["state", "import", str(file), "--store", other, "--app", app]) == 0
+        assert written == of_each
+        assert states(other, "cart") == states(url, "cart")
 
 
 def test_a_line_that_is_no_state_stops_an_import_with_its_number(

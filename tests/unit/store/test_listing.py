@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from shardbus.errors import StoreError
-from shardbus.store import redis_scan
+from shardbus.store import listing, redis_scan
 from shardbus.store.listing import stored_pages
 from shardbus.store.memory import MemoryStore
 from shardbus.store.postgres import PostgresStore
@@ -60,6 +60,22 @@ async def test_reading_goes_on_from_any_page(store: Any) -> None:
         rest = [p.states async for p in stored_pages(store, "cart", "", page.cursor, 7)]
         behind = {key for later in pages[pages.index(page) :] for key, _ in later.states}
         assert behind <= {key for one in rest for key, _ in one}
+
+
+async def test_long_states_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory is bounded by bytes, not only by the number of states."""
+    monkeypatch.setattr(listing, "READ_BYTES", 10_000)
+    store = MemoryStore()
+    await store.start()
+    saves = [
+        Save("cart", "7", f"e{n:03}", 5, b"x" * (4000 if n < 60 else 40), n) for n in range(1, 300)
+    ]
+    assert set(await store.save_states(saves)) == {None}
+    pages = [page.states async for page in stored_pages(store, "cart", limit=100)]
+    assert sorted(key for page in pages for key, _ in page) == [save.entity_id for save in saves]
+    assert len(pages[0]) == listing.FIRST_READ
+    assert {len(page) for page in pages[1:20]} == {2}
+    assert max(map(len, pages)) == 100
 
 
 async def test_a_cursor_of_another_server_is_refused(

@@ -202,6 +202,23 @@ async def test_a_call_ends_in_time_and_says_why(servers: Servers) -> None:
     await link.close()
 
 
+async def test_a_question_for_the_map_whose_askers_gave_up_ends_without_an_error(
+    servers: Servers,
+) -> None:
+    """Nobody would take it: it would be logged with a traceback."""
+    slots = ClusterMap([A], servers.connect, "h", lambda n: f"{{{n}}}", timeout=60.0)
+    servers.away = {A, B}
+    asker = asyncio.create_task(slots.refresh())
+    await asyncio.sleep(0)
+    asker.cancel()
+    await asyncio.wait([asker])
+    question = slots._asking
+    assert question is not None
+    await question
+    with pytest.raises(StoreUnavailable, match="h does not respond"):
+        await slots.refresh()
+
+
 async def test_each_master_has_a_key_of_the_store(servers: Servers) -> None:
     slots = ClusterMap([A], servers.connect, "h", lambda n: f"k:{{{n}}}", timeout=60.0)
     await slots.refresh()
