@@ -116,7 +116,10 @@ class RedisUrl:
         return shared
 
     def _settings(self, timeout: float) -> dict[str, Any]:
-        return {**self._shared(timeout), "username": self.username, "password": self.password}
+        """Return what clients of servers have. A call to a server has the deadline of its caller
+        and no other one, which would cost a task for each batch of commands."""
+        login = {"username": self.username, "password": self.password}
+        return {**self._shared(timeout), **login, "socket_timeout": None}
 
     def node_connector(self, timeout: float) -> Callable[[Address], RedisClient]:
         """Return a function that creates a client of one node of a cluster."""
