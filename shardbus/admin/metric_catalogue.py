@@ -85,14 +85,32 @@ MESSAGES_RECEIVED = _declare(
     Group.MESSAGES,
     "messages_received",
     _TYPE,
-    "messages for entities that arrived from senders, without those that another node forwarded",
+    "messages for entities that arrived here, those that another node forwarded included",
+)
+MESSAGES_ACCEPTED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_accepted",
+    _TYPE,
+    "messages that arrived, or that this node sent and that had to wait for a home. Each is "
+    "delivered, forwarded, buffered, waiting or dropped (for any reason but `unconfirmed` and "
+    "`send_buffer_full`); one whose link ended before it left is accepted again",
+)
+MESSAGES_DELIVERED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "messages_delivered",
+    _TYPE,
+    "messages whose handlers have ended, without those that are dropped because it failed or "
+    "refused them",
 )
 MESSAGES_FORWARDED = _declare(
     COUNTER,
     Group.MESSAGES,
     "messages_forwarded",
     _TYPE,
-    "messages that arrived here and went to the region machine, to wait or to be forwarded",
+    "messages that left for the home of their shard, after they had waited for it here or had "
+    "arrived although it is elsewhere",
 )
 MESSAGES_DROPPED = _declare(
     COUNTER,
@@ -130,6 +148,13 @@ BUFFERED_MESSAGES = _declare(
     "buffered_messages",
     _TYPE,
     "messages that wait for a shard's home",
+)
+WAITING_MESSAGES = _declare(
+    GAUGE,
+    Group.MESSAGES,
+    "waiting_messages",
+    _TYPE,
+    "messages that wait in mailboxes and stashes, or that a handler works on",
 )
 SENDER_PAUSES = _declare(
     COUNTER,

@@ -28,6 +28,7 @@ from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.sharding.coordinator.history import BUCKETS
+from shardbus.shells.message_account import account_of
 
 VERSION = "0.1.0"
 
@@ -58,22 +59,29 @@ class _Collector:
 
     def _messages(self) -> Iterable[Metric]:
         sent, received = _counter(catalogue.MESSAGES_SENT), _counter(catalogue.MESSAGES_RECEIVED)
+        accepted = _counter(catalogue.MESSAGES_ACCEPTED)
+        delivered = _counter(catalogue.MESSAGES_DELIVERED)
         forwarded = _counter(catalogue.MESSAGES_FORWARDED)
         buffered = _gauge(catalogue.BUFFERED_MESSAGES)
+        waiting = _gauge(catalogue.WAITING_MESSAGES)
         hedged = _counter(catalogue.ASKS_HEDGED)
         rerouted = _counter(catalogue.MESSAGES_REROUTED)
         pauses = _counter(catalogue.SENDER_PAUSES)
         for name, region in self._node.regions.items():
             sent.add_metric([name], self._node.endpoint.sent.counts.get(name, 0))
             received.add_metric([name], region.host.counts.accepted)
-            forwarded.add_metric([name], region.relayed_messages)
-            if region.table is region:
-                buffered.add_metric([name], region.router.region.buffered[0])
+            account = account_of(region)
+            accepted.add_metric([name], account.accepted)
+            delivered.add_metric([name], account.delivered)
+            forwarded.add_metric([name], account.forwarded)
+            buffered.add_metric([name], account.buffered)
+            waiting.add_metric([name], account.waiting)
             pauses.add_metric([name], region.host.runner.mailbox_limits.pauses)
             if isinstance(region.router, InstanceRouter):
                 hedged.add_metric([name], region.router.hedged)
                 rerouted.add_metric([name], region.router.rerouted)
-        return [sent, received, forwarded, buffered, hedged, rerouted, pauses]
+        account_rows = [accepted, delivered, forwarded, buffered, waiting]
+        return [sent, received, *account_rows, hedged, rerouted, pauses]
 
     def _drops(self) -> Iterable[Metric]:
         endpoint = self._node.endpoint

@@ -72,11 +72,13 @@ class DeferredWork:
     def stash(self, activation: Activation) -> None:
         """Put the current message aside."""
         message = self._take_current(activation, "stashed")
-        stash = activation.more().stash
+        stash, counts = activation.more().stash, self._runner.counts
+        counts.undone += not message.own  # it is handed to a handler again, or dropped
         if len(stash) < self._stash_max:
             stash.append(message)
+            counts.stashed += not message.own
             return
-        self._runner.counts.lose("mailbox_full", activation.key, *message[:4])
+        counts.lose("mailbox_full", activation.key, *message[:4])
         if message.session is not None:
             text = f"{self._name} {activation.key!r} has {len(stash)} messages stashed"
             message.session.fail(message.corr, MailboxFull(text))
@@ -85,10 +87,19 @@ class DeferredWork:
         """Queue the stashed messages, before all others."""
         if activation.extras is None or not activation.extras.stash:
             return
-        stash, activation.extras.stash = activation.extras.stash, []
+        stash = self.take_stash(activation)
         self._runner.mailbox_limits.mailbox_of(activation).extendleft(reversed(stash))
         if not activation.busy and self._runner.handling(activation) is None:
             self._runner.settle_later(activation)
+
+    def take_stash(self, activation: Activation) -> list[Message]:
+        """Return the stashed messages, which are stashed no more."""
+        extras = activation.extras
+        if extras is None:
+            return []
+        stash, extras.stash = extras.stash, []
+        self._runner.counts.stashed -= sum(not message.own for message in stash)
+        return stash
 
     def _take_current(self, activation: Activation, what: str) -> Message:
         """Return the message being handled; it gets no answer now."""

@@ -319,8 +319,7 @@ class Host:
         activation.step(LifeStep.ENDS)
         waiting = list(activation.mailbox or ())
         activation.mailbox, activation.entity = None, None
-        if activation.extras is not None:
-            waiting = activation.extras.stash + waiting
+        waiting = self.deferred.take_stash(activation) + waiting
         waiting = [m for m in waiting if not m.own]
         if waiting and not refuses:
             again = self.activate(hosted, entity_id, "restart", deque(waiting))
@@ -538,6 +537,12 @@ class Host:
         here = [h for h in self.shards.values() if not h.stopping]
         closed = [activation for h in here for activation in h.activations.values()]
         self.passivator.resize(limit, [*self.active.values(), *closed])
+
+    @property
+    def waiting(self) -> int:
+        """Messages that entities here have not handled, those of stopped shards included, which are
+        about to leave. Costs a pass over what is in mailboxes."""
+        return self.runner.waiting + sum(map(len, self._left.values()))
 
     @property
     def entities(self) -> int:

@@ -119,6 +119,13 @@ class MailboxLimits:
         rows = ((one.key, one.shard.shard, len(one.mailbox or ())) for one in filled)
         return nlargest(most, rows, key=itemgetter(2))
 
+    @property
+    def waiting_of_others(self) -> int:
+        """Messages in mailboxes that their entities have not sent themselves. Costs a pass over the
+        messages."""
+        mailboxes = (activation.mailbox or () for activation in self._activations)
+        return sum(not message.own for mailbox in mailboxes for message in mailbox)
+
     def waiting_by_shard(self) -> dict[str, int]:
         """Return how many messages wait for the entities of each shard. Costs the same pass."""
         found: dict[str, int] = {}

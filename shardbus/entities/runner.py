@@ -49,6 +49,7 @@ from typing import Any
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
     MOVES,
+    OUTCOME,
     RUNNING,
     Activation,
     Current,
@@ -100,6 +101,9 @@ AHEAD_MIN, AHEAD_MAX = 8, 1024
 
 SETTLE_MAX = 256
 """Messages of one mailbox handled in a row before other callbacks of the loop run."""
+
+OWN = int(Origin.OWN)
+"""A look-up of a global costs less than one in an enumeration."""
 
 GATE_EVERY = 16
 """Messages of one mailbox between two checks of the gate. A power of two."""
@@ -191,6 +195,8 @@ class EntityRunner:
         self.run_header: RunHeader | None = None
         self.payload = b""
         self.corr = 0
+        self._diverted = 0
+        """Messages of the current run that no handler got there: they wait, or belong elsewhere."""
         self.tick = 0
         """Coarse time, in units of 50 ms."""
         self.deferred = DeferredWork(kind, self, settings.mailbox)
@@ -228,11 +234,13 @@ class EntityRunner:
         deadline: int,
         chain: Chain = (),
         ahead: list[Any] | None = None,
+        count: int = 0,
     ) -> None:
-        """Handle a run of messages, in slices (`sliced`). `ahead`: the payloads of the whole run as
-        `read_ahead` has decoded them."""
+        """Handle a run of `count` messages, in slices (`sliced`). `ahead`: the payloads of the
+        whole run as `read_ahead` has decoded them."""
         eager = self._eager
         outer = self.activation, self.run_header, self.payload, self.corr
+        diverted, self._diverted = self._diverted, 0
         self.run_header = (invoker, session, chain)
         deliver = self._deliver_async if invoker.is_async else self._deliver_sync
         eager.enter()
@@ -240,6 +248,8 @@ class EntityRunner:
             deliver(find, arrive, invoker, session, slices, deadline, chain, ahead)
         finally:
             eager.leave()
+            self.counts.begun += count - self._diverted
+            self._diverted = diverted
             self.activation, self.run_header, self.payload, self.corr = outer
 
     def _deliver_sync(
@@ -265,11 +275,13 @@ class EntityRunner:
             for entity_id, payload, corr in rows:
                 activation = find(entity_id) or arrive(entity_id, payload, corr)
                 if activation is None:
+                    self._diverted += 1
                     if ahead is not None:
                         ahead.pop()
                     continue
                 activation.used = tick
                 if activation.busy:
+                    self._diverted += 1
                     if ahead is not None:
                         ahead.pop()
                     message = Message(invoker, payload, session, corr, deadline, chain)
@@ -350,11 +362,13 @@ class EntityRunner:
         for entity_id, payload, corr in rows:
             activation = find(entity_id) or arrive(entity_id, payload, corr)
             if activation is None:
+                self._diverted += 1
                 if ahead is not None:
                     ahead.pop()
                 continue
             activation.used = tick
             if activation.busy:
+                self._diverted += 1
                 if ahead is not None:
                     ahead.pop()
                 self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
@@ -513,6 +527,8 @@ class EntityRunner:
     def _run(self, activation: Activation, message: Message) -> bool:
         """Handle one message. Returns True if that is done; otherwise `settle` is called later."""
         invoker, payload, session, corr, _, chain = message
+        if corr != OWN and invoker.name != OUTCOME:
+            self.counts.begun += 1
         outer = self.activation, self.run_header, self.payload, self.corr
         self.activation, self.run_header = activation, (invoker, session, chain)
         self.payload, self.corr = payload, corr
@@ -551,6 +567,7 @@ class EntityRunner:
             invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
         except Exception as e:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
+            self.counts.undone += corr != OWN
             if session is not None:
                 session.fail(corr, unreadable(invoker.name, invoker.decoders, e))
             return True
@@ -609,6 +626,7 @@ class EntityRunner:
     ) -> None:
         """Queue a run of messages."""
         for entity_id, payload, corr in rows:
+            self._diverted += 1
             activation = find(entity_id) or arrive(entity_id, payload, corr)
             if activation is not None:
                 activation.used = self.tick
@@ -743,9 +761,10 @@ class EntityRunner:
     def _lost(self, reason: str, activation: Activation, message: Handled | None) -> None:
         """Count a message that its handler did not take."""
         if message is None:
-            self.counts.drop(reason, via=0)
-        else:
-            self.counts.lose(reason, activation.key, *message)
+            self.counts.drop(reason, via=Origin.OWN)
+            return
+        self.counts.lose(reason, activation.key, *message)
+        self.counts.undone += message[3] != OWN
 
     def _start_again(self, activation: Activation) -> None:
         """Start an entity again, with its stored state, in the same activation."""
@@ -775,6 +794,18 @@ class EntityRunner:
             activation.stopping = StopReason.FAILURE if waits or reason is None else reason
             return True
         return activation.stopping is not None and not waits
+
+    @property
+    def at_work(self) -> int:
+        """Messages of others on which handlers work that have begun to wait."""
+        at_work = (eager.message for eager in self.running_handlers.tasks.values())
+        return sum(m is not None and m[3] != OWN and m[0].name != OUTCOME for m in at_work)
+
+    @property
+    def waiting(self) -> int:
+        """Messages of others that are in mailboxes and stashes, or that a handler works on. Costs a
+        pass over what is in mailboxes."""
+        return self.mailbox_limits.waiting_of_others + self.counts.stashed + self.at_work
 
     def close(self) -> None:
         """Cancel every handler that waits: the process ends."""

@@ -212,3 +212,4 @@ class Stopper:
             session.fail(corr, EntityFailed("CancelledError", text))
         elif session is None and corr <= Origin.UNREPORTED:
             self._runner.counts.lose("failed", activation.key, *current[:4])
+            self._runner.counts.undone += 1

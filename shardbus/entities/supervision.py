@@ -81,20 +81,36 @@ class EntityCounts:
 
     __slots__ = (
         "accepted",
+        "begun",
         "carried",
         "cut_off",
         "dropped",
         "expired",
         "failures",
         "keep_letter",
+        "own_dropped",
+        "readmitted",
         "report_drop",
         "started",
+        "stashed",
         "stopped",
+        "undone",
         "unreadable",
     )
 
     def __init__(self) -> None:
         self.accepted = 0
+        """Messages that have arrived, also those that another node forwarded."""
+        self.readmitted = 0
+        """Messages that waited on this node for a home, and got one here."""
+        self.begun = 0
+        """Messages that were handed to a handler; one that is stashed is handed again later."""
+        self.undone = 0
+        """Those of them that were stashed, or dropped by what their handler did."""
+        self.stashed = 0
+        """Messages in stashes now."""
+        self.own_dropped = 0
+        """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
         self.carried: dict[str, int] = {}
         """By outcome: entities that were to carry what they have in memory."""
         self.cut_off = 0
@@ -130,6 +146,8 @@ class EntityCounts:
     def drop(self, reason: str, count: int = 1, via: int = Origin.UNREPORTED) -> None:
         """Count messages that no handler gets. `via`: the `corr` of such a message."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
+        if via == Origin.OWN:
+            self.own_dropped += count
         if is_session_mark(via) and self.report_drop is not None:
             self.report_drop(via, reason, count)
 

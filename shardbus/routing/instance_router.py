@@ -37,7 +37,7 @@ from shardbus.routing.router import ROUTES_MAX, Router, RouterOwner, ShardRoute
 from shardbus.sharding import events
 from shardbus.sharding.instances import INSTANCE_MARK, INSTANCES_MAX, row_of, split_row
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.sharding.region.route import REJECT_NO_INSTANCE
+from shardbus.sharding.region.route import REJECT_EXPIRED, REJECT_NO_INSTANCE
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.wire.schema import Interface
 
@@ -305,6 +305,7 @@ class InstanceRouter(Router):
     def _route_anew(self, pending: PendingMessage) -> None:
         """Send a message to another instance: that which it was for is no more, or has no home."""
         if pending.expired:
+            self._dropped(pending, REJECT_EXPIRED)
             return
         gone = NodeLost(f"{pending.entity_id!r} of {self.interface.name!r} is no instance any more")
         if pending.key is None or isinstance(pending, PartOfAll):
@@ -318,6 +319,7 @@ class InstanceRouter(Router):
         pending.entity_id = wire_id(entity_id, instance)
         pending.shard = row_of(rows.shard, instance)
         self.rerouted += 1
+        self.left += 1
         try:
             self.deliver(pending)
         except RequestError:  # the buffer is full, which is counted already

@@ -99,6 +99,12 @@ class PendingMessage:
         return isinstance(self.error, AskTimeout)
 
     @property
+    def abandoned(self) -> bool:
+        """True if it is an ask of this process whose sender has given it up."""
+        own = self.waiter is not None and self.decode is not None
+        return self.error is None and own and bool(self.waiter.done())
+
+    @property
     def is_marker(self) -> bool:
         """True if it is a flush, and no message."""
         return self.key is None

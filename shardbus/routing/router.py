@@ -44,6 +44,8 @@ WHY = {
 }
 """Why a message waits, as its trace says."""
 ROUTES_MAX = 200_000
+ABANDONED = "abandoned"
+"""The reason for which an ask is dropped whose sender has given it up before it had a home."""
 FLUSH_TIMEOUT_MS = 60_000
 
 
@@ -145,6 +147,10 @@ class Router:
         home."""
         self.tracing: Any = None
         """The tracer (`traced_sending`) of a process with tracing."""
+        self.entered = 0
+        """Messages of this type that the region machine was given, to let them wait or leave."""
+        self.left = 0
+        """Those that have left it for the home of their shard."""
         self.home_latencies = Histogram()
         """From the first message that waits for the home of a shard until messages go there."""
         self._delivering: PendingMessage | None = None
@@ -395,6 +401,8 @@ class Router:
     def _waits(self, pending: PendingMessage) -> None:
         """Note a message that the region is about to get, and may keep."""
         pending.since = pending.since or self._loop.time()
+        if pending.key is not None:
+            self.table._router_of(pending).entered += 1
         self.table.buffered_asks.add(pending)
         if self.route(pending.shard).out is None:
             if pending.trace:
@@ -486,7 +494,11 @@ class Router:
         for pending in envelopes:
             assert isinstance(pending, PendingMessage)
             self.buffered_asks.discard(pending)
-            if pending.error is None:
+            if pending.abandoned:
+                self._dropped(pending, ABANDONED)
+            elif pending.error is None:
+                if pending.key is not None:
+                    self._router_of(pending).left += 1
                 if pending.trace and pending.why and self.tracing is not None:
                     self._trace_wait(pending)
                 pending.send(out, self._clock)

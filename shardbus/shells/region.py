@@ -263,11 +263,13 @@ class RegionShell:
             self._check_leases()
         invoker = self.entity_type.invokers.get(run.method)
         via = session.mark or self._node.drops.mark(session)
+        counts = self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
                 if part.method in self.entity_type.invokers:
                     self.on_tells(session, part)
                 else:
+                    counts.accepted += len(part.ids)
                     self._lost_run("unhandled", part, via)
             return
         if run.trace:
@@ -282,14 +284,14 @@ class RegionShell:
         mailbox_limits = self._mailbox_limits
         ahead = read_ahead(invoker, run.payloads)
         mailbox_limits.arrives(not session.forced)
-        counts = self.host.counts
         counts.accepted += len(run.ids)
         try:
             if counts.accepted >= self.sampling.mark:
                 self._deliver_sampled(arrive, invoker, None, run, via, 0, (), ahead)
             else:
-                slices = sliced(run.ids, run.payloads, via)
-                self._deliver(self._find, arrive, invoker, None, slices, 0, (), ahead)
+                ids = run.ids
+                slices = sliced(ids, run.payloads, via)
+                self._deliver(self._find, arrive, invoker, None, slices, 0, (), ahead, len(ids))
         finally:
             mailbox_limits.soft = False
         if mailbox_limits.met:
@@ -299,16 +301,18 @@ class RegionShell:
         """Deliver asks, whose senders wait for an answer."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker = self.entity_type.invokers.get(run.method)
+        invoker, counts = self.entity_type.invokers.get(run.method), self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
                 if part.method in self.entity_type.invokers:
                     self.on_asks(session, part)
                 else:
+                    counts.accepted += len(part.ids)
                     self._lost_run("unhandled", part, session.name)
                     for corr in part.corrs:
                         session.fail(corr, unhandled(self.entity_type, part.method))
             return
+        counts.accepted += len(run.ids)
         if run.timeout_ms <= 0:
             self._lost_run("expired", run, session.name)  # it was under way for too long
             return
@@ -323,14 +327,13 @@ class RegionShell:
                 self._forward(session, entity_id, message, 0)
             return activation
 
-        ahead, chain = read_ahead(invoker, run.payloads), run.chain
-        counts = self.host.counts
-        counts.accepted += len(run.ids)
+        ahead, chain, find = read_ahead(invoker, run.payloads), run.chain, self._find
         if counts.accepted >= self.sampling.mark:
             self._deliver_sampled(arrive, invoker, session, run, run.corrs, deadline, chain, ahead)
         else:
-            slices = sliced(run.ids, run.payloads, run.corrs)
-            self._deliver(self._find, arrive, invoker, session, slices, deadline, chain, ahead)
+            ids = run.ids
+            slices = sliced(ids, run.payloads, run.corrs)
+            self._deliver(find, arrive, invoker, session, slices, deadline, chain, ahead, len(ids))
 
     def _deliver_sampled(
         self,
@@ -356,7 +359,15 @@ class RegionShell:
                 marks = corrs if isinstance(corrs, int) else corrs[start:end]
                 slices = sliced(ids[start:end], payloads[start:end], marks)
                 self._deliver(
-                    self._find, arrive, part_invoker, session, slices, deadline, chain, ahead
+                    self._find,
+                    arrive,
+                    part_invoker,
+                    session,
+                    slices,
+                    deadline,
+                    chain,
+                    ahead,
+                    end - start,
                 )
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
@@ -371,15 +382,18 @@ class RegionShell:
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
             corr = self._node.drops.mark_forwarded(session, message.via)
+        counts = self.host.counts
+        if local:  # it was counted when it arrived
+            counts.readmitted += 1
+        else:
+            counts.accepted += 1
         if invoker is None:
             sender = corr if asker is None else session.name
             self._lost("unhandled", message.id, message.method, message.payload, sender)
             if asker is not None:
                 session.fail(message.corr, unhandled(self.entity_type, message.method))
             return
-        if not local:  # a local one was counted when it arrived
-            counts = self.host.counts
-            counts.accepted += 1
+        if not local:
             if counts.accepted >= self.sampling.mark:
                 _, timed = self.sampling.sample(counts.accepted, (message.id,), invoker)
                 invoker = timed or invoker
@@ -452,6 +466,7 @@ class RegionShell:
             session.reply(flush.corr, b"")
             return
         if not self.router.has_shard(flush.shard):
+            self.host.counts.accepted += 1
             self.host.counts.drop("malformed")
             session.fail(flush.corr, Unhandled(f"{self.name} has no shard {flush.shard:.80}"))
             return
@@ -540,7 +555,7 @@ class RegionShell:
 
     def dropped(self, reason: str, count: int) -> None:
         """Count messages of this node that name no entity, and of which the senders know."""
-        self.host.counts.drop(reason, count)
+        self.host.counts.drop(reason, count, via=Origin.OWN)
         if self.host.counts.keep_letter is not None:
             for _ in range(count):
                 self.host.counts.keep_letter(reason, "", "", None, Origin.OWN, answered=True)

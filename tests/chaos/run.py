@@ -184,6 +184,8 @@ class Chaos:
             await self._savers.end()
             await load.end()
             await self._all_answer()
+            for node in self._lab.live:
+                await until(node.accounts, f"the account of the messages of {node.name}")
         finally:
             watch.cancel()
             for task in load.work:

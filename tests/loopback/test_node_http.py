@@ -290,6 +290,8 @@ SERIES = {
     "counter": [
         "messages_received",
         "messages_forwarded",
+        "messages_accepted",
+        "messages_delivered",
         "messages_dropped",
         "asks_timed_out",
         "entities_started",
@@ -306,6 +308,7 @@ SERIES = {
         "active_entity_limit",
         "shards",
         "buffered_messages",
+        "waiting_messages",
         "members",
         "coordinator_epoch",
         "build_info",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardbus import AsyncClient
+from tests.message_accounts import missing
 from tests.ports import free_port
 from tests.process.namespaces import Machine, Network
 from tests.waiting import PATIENCE_S, until
@@ -83,6 +84,14 @@ class NodeProcess:
 
     def get(self, path: str, within_s: float = 60.0) -> Any:
         """Return a page of its HTTP; None if it does not answer in time, or not with success."""
+        text = self.read(path, within_s)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError:
+            return None
+
+    def read(self, path: str, within_s: float = 60.0) -> str | None:
+        """Return the text of a page; None if it does not answer in time, or not with success."""
         place = ("127.0.0.1", self.http_port)
         connection = http.client.HTTPConnection(*place, timeout=within_s)
         try:
@@ -90,11 +99,16 @@ class NodeProcess:
             connection.sock = dial(place[1]) if dial else socket.create_connection(place, within_s)
             connection.request("GET", path)
             answer = connection.getresponse()
-            return json.load(answer) if answer.status < 400 else None
+            return answer.read().decode() if answer.status < 400 else None
         except (OSError, ValueError, http.client.HTTPException):
             return None
         finally:
             connection.close()
+
+    async def accounts(self) -> bool:
+        """True if its metrics account for every message that it has accepted."""
+        text = await asyncio.to_thread(self.read, "/metrics")
+        return text is not None and not missing(text)
 
     async def page(self, path: str) -> Any:
         return await asyncio.to_thread(self.get, path)

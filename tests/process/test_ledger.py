@@ -188,6 +188,7 @@ async def test_joining_and_leaving_lose_and_reorder_nothing(
         await load.end()
         assert a.lost_messages == 0
     for node in lab.live:
+        await until(node.accounts, f"the account of {node.name}")
         assert await node.terminate() == 0
     load.assert_exact(Ledger(lab.folder))
 
@@ -212,6 +213,8 @@ async def test_kills_cost_what_the_dead_had_and_nothing_else(
             await lab.start(settings=learns)
             await load.rounds(20)
         await load.end()
+    for node in lab.live:
+        await until(node.accounts, f"the account of {node.name}")
     tells, asks = load.producers
     ledger = Ledger(lab.folder)
     assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])

@@ -14,6 +14,8 @@ sent, when an entity handles it, and when its sender receives an answer or an er
 
     told   where no process ended without order, each knows how many of its tells were dropped
 
+    account  at rest, each node knows what became of each message that it accepted
+
     carry  what an entity carries to another node is what it saved, or carried away, last
 
 In the quiet after a run: each message was handled, or refused, or was with a process that ended
@@ -47,6 +49,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.node.node import Node
 from shardbus.sharding.handoff_modes import HandoffMode
+from shardbus.shells.message_account import account_of
 from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.nodes.exits import UncleanExits
 from shardbus.simulation.nodes.places import OnePlace
@@ -431,6 +434,15 @@ def session_waiting(
             under_way = session.acked < marks.setdefault(session, session.numbered)
         if session.open and (under_way or session.waiting_asks or session.unflushed):
             return f"{name} waits for {session.name}"
+    return ""
+
+
+def unbalanced(sim_node: SimNode) -> str:
+    """Return the type whose messages a node cannot account for; empty if there is none."""
+    for name, region in sim_node.node.regions.items():
+        account = account_of(region)
+        if account.missing:
+            return f"{sim_node.name} misses {account.missing} messages of {name}: {account}"
     return ""
 
 

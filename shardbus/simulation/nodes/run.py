@@ -9,6 +9,7 @@ healed, the cluster agrees, the senders stop, and in the quiet nothing may be mi
     each type has one coordinator, and table, store and regions agree            (I6, I7)
     no move is under way                                                         (I11)
     where no process ended without order, each knows of its dropped tells        (told)
+    each node knows what became of each message that it accepted              (account)
     nothing is buffered, and no sender waits                                     (I11)
     no node is suspended                                                         (I11)
 
@@ -45,7 +46,7 @@ from shardbus.simulation.membership.run import (
     unsettled,
 )
 from shardbus.simulation.nodes.application import SPREAD, SimApplication, SimSender
-from shardbus.simulation.nodes.checker import DeliveryChecker, waiting
+from shardbus.simulation.nodes.checker import DeliveryChecker, unbalanced, waiting
 from shardbus.simulation.nodes.faults import NodeFaults
 from shardbus.simulation.nodes.move_kills import MoveKills
 from shardbus.simulation.nodes.options import NodeOptions
@@ -331,6 +332,9 @@ class NodeRun:
         return ""
 
     def _verdict(self) -> None:
+        for sim_node in self._working():
+            if why := unbalanced(sim_node):
+                raise Violation("account", why)
         if self.world.leases.twice or not self._working():
             return
         if why := self.checker.lost():

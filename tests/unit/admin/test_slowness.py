@@ -135,6 +135,12 @@ def test_a_mailbox_is_stuck_only_if_nothing_moves_for_a_while() -> None:
         assert "stuck_mailbox" not in names(HOME, moves)
 
 
+def test_only_an_entity_is_explained_next() -> None:
+    asks, works = (replace(STUCK, waits={what: 8}) for what in ("page 'c'", "thread"))
+    assert causes(HOME, asks)[0].remedy == "explain page 'c', for which it waits"
+    assert "explain" not in causes(HOME, works)[0].remedy
+
+
 def test_few_long_messages_are_no_hot_shard() -> None:
     long = replace(HOT, handlers=[CallTimes("add", 9, LONG_S, 0.3)])
     assert "hot_shard" not in names(HOME, long)

@@ -278,7 +278,8 @@ class Bench:
             return hosted.activations.get(entity_id) or host.activate(hosted, entity_id)
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
-        host.runner.deliver(host.active.get, arrive, invoker, asker, [rows], deadline, (), ahead)
+        find, count = host.active.get, len(rows)
+        host.runner.deliver(find, arrive, invoker, asker, [rows], deadline, (), ahead, count)
 
     # ---- state
 
