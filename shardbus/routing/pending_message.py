@@ -101,8 +101,9 @@ class PendingMessage:
     @property
     def abandoned(self) -> bool:
         """True if it is an ask of this process whose sender has given it up."""
-        own = self.waiter is not None and self.decode is not None
-        return self.error is None and own and bool(self.waiter.done())
+        if self.error is not None or self.waiter is None or self.decode is None:
+            return False
+        return bool(self.waiter.done())
 
     @property
     def is_marker(self) -> bool:
