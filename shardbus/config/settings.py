@@ -71,8 +71,8 @@ class NodeSettings:
         "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
     )
     seeds: tuple[str, ...] = names(
-        "HOST:PORT of nodes to join, dns://NAME[:PORT] or store; without any the node forms a "
-        "cluster of its own",
+        "HOST:PORT of nodes to join, dns://NAME[:PORT], dns://_SERVICE._tcp.DOMAIN or store; "
+        "without any the node forms a cluster of its own",
         parse_seed,
     )
     join: str = text(

@@ -3,7 +3,8 @@
     store     the node writes its own beat in every interval, from its start to its end, and reads
               the beats of others: in every interval until it is a member, then in every fourth,
               to remove those of nodes that have died
-    dns       every address of the name, in every interval until the node is a member
+    dns       every address of the name, in every interval until the node is a member; of a service,
+              every address of the host of every SRV record, at the record's port
 
 What is found goes to membership (`ContactsFound`), which contacts it. A look-up that fails reports
 nothing: a node that cannot see what there is founds no cluster.
@@ -28,6 +29,7 @@ from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 from shardbus.transport.name_resolver import LookUpFunction, NameResolver, system_look_up
+from shardbus.transport.service_records import service_look_up
 
 CONTACTS_MAX = 1000
 READS_EVERY = 4
@@ -46,6 +48,9 @@ class Discovery:
     Args:
         me: the node's address.
         found: called with the contacts; returns True while the node looks for a cluster.
+
+    Raises:
+        ConfigError: a seed is the name of a service, and dnspython is not installed.
     """
 
     def __init__(
@@ -56,11 +61,15 @@ class Discovery:
         settings: ClusterSettings,
         found: Callable[[tuple[Address, ...]], bool],
         look_up: LookUpFunction = system_look_up,
+        look_up_service: LookUpFunction | None = None,
     ) -> None:
         self._seeds, self._me, self._store, self._found = seeds, me, store, found
         self._interval = settings.discovery_interval
         self._registrations = Registrations(settings.founding_claim)
         self._resolver = NameResolver(look_up)
+        if look_up_service is None and any(name.is_service for name in seeds.names):
+            look_up_service = service_look_up()
+        self._services = NameResolver(look_up_service or look_up)
         self._tasks = TaskSet()
         self._beat = 0
         self._own: set[str] = set()
@@ -71,6 +80,7 @@ class Discovery:
     def start(self) -> None:
         """Begin to look."""
         self._resolver.open(asyncio.get_running_loop())
+        self._services.open(asyncio.get_running_loop())
         self._tasks.spawn(self._run())
 
     async def close(self) -> None:
@@ -78,6 +88,7 @@ class Discovery:
         self._tasks.cancel()
         await self._tasks.wait(END_S)
         self._resolver.close()
+        self._services.close()
         with contextlib.suppress(TimeoutError, ShardBusError):
             async with asyncio.timeout(END_S):
                 await contact_registry.remove(self._store, sorted(self._own))
@@ -130,10 +141,19 @@ class Discovery:
         return tuple(dict.fromkeys(found))[:CONTACTS_MAX]
 
     async def _addresses(self, name: DnsName) -> list[Address]:
-        known = await self._resolver.resolve(name.host, LOOK_UP_S)
+        if not name.is_service:
+            found = await self._look_up(self._resolver, name.host)
+            return [Address(one, name.port or self._me.port) for one in found]
+        records = [Address.parse(one) for one in await self._look_up(self._services, name.host)]
+        looked_up = {host: await self._look_up(self._resolver, host) for host, _ in records}
+        return [Address(one, port) for host, port in records for one in looked_up[host]]
+
+    @staticmethod
+    async def _look_up(resolver: NameResolver, name: str) -> list[str]:
+        known = await resolver.resolve(name, LOOK_UP_S)
         if known.reason or not known.addresses:
-            raise ShardBusError(f"cannot look up {name.host}: {known.reason or 'no address'}")
-        return [Address(one, name.port or self._me.port) for one in sorted(known.addresses)]
+            raise ShardBusError(f"cannot look up {name}: {known.reason or 'no address'}")
+        return sorted(known.addresses)
 
     def _report(self, failure: str) -> None:
         """Log a failure once, and its end."""

@@ -19,6 +19,11 @@ from shardbus.ids import Address
         ("dns://shop.prod.svc.cluster.local", DnsName("shop.prod.svc.cluster.local")),
         ("dns://shop:7000", DnsName("shop", 7000)),
         ("dns://shop/", DnsName("shop")),
+        ("dns://_messages._tcp.shop-nodes", DnsName("_messages._tcp.shop-nodes")),
+        (
+            "dns://_m._tcp.shop.prod.svc.cluster.local",
+            DnsName("_m._tcp.shop.prod.svc.cluster.local"),
+        ),
     ],
 )
 def test_a_seed_has_one_of_three_forms(text: str, meant: object) -> None:
@@ -26,11 +31,20 @@ def test_a_seed_has_one_of_three_forms(text: str, meant: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["dns://", "dns://-x", "dns://a b", "dns://shop:0", "dns://shop:99999", "stores"]
+    "text",
+    [
+        *("dns://", "dns://-x", "dns://a b", "dns://shop:0", "dns://shop:99999", "stores"),
+        *("dns://_m._tcp.shop:7355", "dns://_m", "dns://_m._udp.shop", "dns://_._tcp.shop"),
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_seed(text)
+
+
+def test_a_name_of_a_service_begins_with_an_underscore() -> None:
+    assert DnsName("_messages._tcp.shop").is_service
+    assert not DnsName("shop").is_service
 
 
 def test_a_list_may_have_all_forms() -> None:
