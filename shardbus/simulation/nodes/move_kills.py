@@ -112,7 +112,7 @@ class MoveKills:
     # ---- what is killed
 
     def _look(self, sim_node: SimNode) -> None:
-        """Schedule the kill that waits, if a move has reached its phase."""
+        """Kill, now or soon, if a move has reached a phase that a kill waits for."""
         if not self._waiting:
             return
         now: dict[SeenMove, None] = dict.fromkeys(self._moves(sim_node))
@@ -126,6 +126,9 @@ class MoveKills:
         for seen in now:
             if seen.move.phase in phases and seen not in before:
                 later = self._dice.choice((0.0, 0.0, self._dice.uniform(0.0, LATER_S)))
+                if not later:
+                    self._kill(sim_node, seen)  # the next turn, at this same time, may end the phase
+                    continue
                 self._world.later(later, lambda s=seen: self._kill(sim_node, s))  # type: ignore[misc]
 
     def _kill(self, sim_node: SimNode, seen: SeenMove) -> None:
