@@ -4,6 +4,7 @@ the patch lasts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
 from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.direct_moves import DirectMove, DirectMoves, DirectPhase
 from shardbus.sharding.coordinator.table_versions import TableVersions
 from shardbus.sharding.events import Send
-from shardbus.sharding.messages import CarriedEntity, ShardMove
+from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves
 from shardbus.sharding.region.route import BufferedMessage, Route, RouteBuffers
@@ -114,3 +116,23 @@ def a_region_keeps_any_number_of_messages(patch: Patch) -> None:
         return True
 
     patch.setattr(RouteBuffers, "add", endless)
+
+
+def a_shard_whose_old_home_died_after_its_report_waits_for_switch(patch: Patch) -> None:
+    gone = DirectMoves.on_nodes_gone
+
+    def patient(
+        self: DirectMoves, dead: Mapping[NodeId, None]
+    ) -> tuple[list[DirectMove], list[Home]]:
+        settling = {
+            shard: one
+            for shard, one in self.moves.items()
+            if one.phase is DirectPhase.SETTLING and one.move.new.node not in dead
+        }
+        for shard in settling:
+            del self.moves[shard]
+        ended = gone(self, dead)
+        self.moves |= settling
+        return ended
+
+    patch.setattr(DirectMoves, "on_nodes_gone", patient)

@@ -14,8 +14,10 @@ from shardbus.config.settings import HANDOFFS
 from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.move_phases import BUFFER_PHASES, phases_of
 from shardbus.simulation.membership.run import RunOutcome
-from shardbus.simulation.nodes.options import ANY_PHASE, NodeOptions, draw_node_options
+from shardbus.simulation.nodes.move_kills import MoveKills, SeenMove, Target, targets_of
+from shardbus.simulation.nodes.options import ANY_PHASE, VICTIMS, NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import simulate_nodes
+from shardbus.simulation.nodes.world import SimNode
 
 NAMED = ("buffer", "ordered", "forward", "drop")
 SECONDS, NODES = 5.0, 4
@@ -62,16 +64,52 @@ def test_what_a_dead_old_home_gives_back_does_not_go_behind_later_messages(seed:
     run(options(seed, "ordered"))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [372])
-def test_a_shard_starts_whose_old_home_died_before_its_switch_arrived(seed: int) -> None:
-    run(options(seed, "ordered"))
+def kills_come_a_turn_late(patch: pytest.MonkeyPatch) -> None:
+    """Kill a turn after the one that entered the phase, at the same time."""
+    kill = MoveKills._kill
+
+    def later(kills: MoveKills, sim_node: SimNode, seen: SeenMove) -> None:
+        kills._world.later(0.0, lambda: kill(kills, sim_node, seen))
+
+    patch.setattr(MoveKills, "_kill", later)
 
 
 def test_a_kill_meets_the_phase_and_the_victim_that_it_is_for() -> None:
-    target = "stopping/old-home"
+    target = "starting/new-home"  # a phase of one turn
     runs = (kills(run(options(seed, "ordered", target))) for seed in range(SEEDS_PER_TARGET))
     assert set(next(met for met in runs if met)) == {target}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mode", "seed"),
+    [
+        ("buffer", 0),
+        ("ordered", 0),
+        ("forward", 3),
+        ("drop", 13),
+        ("keep/open/drop", 3),
+        ("forward/open/forward", 4),
+        ("forward/buffer/forward", 0),
+        ("drop/open/forward", 14),
+    ],
+)
+def test_every_phase_can_meet_every_victim(
+    mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No pair is impossible: each move has two homes, and four nodes leave one for the coordinator
+    and one for a sender. A phase that a mode lacks is none of its targets."""
+    met: dict[Target, None] = {}
+
+    def look(kills: MoveKills, sim_node: SimNode) -> None:
+        for seen in kills._moves(sim_node):
+            for target in (Target(seen.move.phase, victim) for victim in VICTIMS):
+                if target not in met and kills._victim(seen, target) is not None:
+                    met[target] = None
+
+    monkeypatch.setattr(MoveKills, "_look", look)
+    run(options(seed, mode))
+    assert set(met) == set(targets_of(MODES[mode]))
 
 
 @pytest.mark.long

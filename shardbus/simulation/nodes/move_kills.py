@@ -10,11 +10,11 @@ victims:
     coordinator   the node of the type's coordinator, if it is neither of these
     sender        any other node, or a client
 
-A kill comes at the end of the turn in which the phase was entered, or up to `LATER_S` seconds
-later, if the move is still in the phase; otherwise the kill waits for the next one. A node comes
-back at its address, within milliseconds or after seconds; in some kills its whole machine vanishes,
-and refuses no connection. Only moves in the mode of the run count: types with a state move in mode
-`ordered` where the mode of the run is not for them.
+A kill comes at the end of the turn in which the phase was entered, since some phases last one
+turn, or up to `LATER_S` seconds later, if the move is still in the phase; otherwise the kill waits
+for the next one. A node comes back at its address, within milliseconds or after seconds; in some
+kills its whole machine vanishes, and refuses no connection. Only moves in the mode of the run
+count: types with a state move in mode `ordered` where the mode of the run is not for them.
 
 Source: docs/simulation.md.
 """
@@ -127,7 +127,7 @@ class MoveKills:
             if seen.move.phase in phases and seen not in before:
                 later = self._dice.choice((0.0, 0.0, self._dice.uniform(0.0, LATER_S)))
                 if not later:
-                    self._kill(sim_node, seen)  # the next turn, at this same time, may end the phase
+                    self._kill(sim_node, seen)  # the next turn, at this time, may end the phase
                     continue
                 self._world.later(later, lambda s=seen: self._kill(sim_node, s))  # type: ignore[misc]
 
