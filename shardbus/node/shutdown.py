@@ -113,6 +113,19 @@ async def _leave(node: LeavingNode, progress: Progress) -> None:
     # No other node will serve what clients still send if the whole cluster stops.
     seconds = PART_FIRST_S if node.cluster_stops.done() else PART_S
     await _until(node, lambda: not _busy(node) and not _hands_over(node), seconds)
+    await _give_up_undelivered(node)
+
+
+async def _give_up_undelivered(node: LeavingNode) -> None:
+    """Give up the messages that have found no home, and wait until their senders have the reports:
+    a socket without room holds them up."""
+    if any(region.router.region.buffered[0] for region in node.regions.values()):
+        for region in node.regions.values():
+            region.give_up_undelivered()
+        node.drops.report(node.endpoint.clock.tick, last=True)
+        for session in node.endpoint.sessions():
+            session.flush()
+        await _until(node, lambda: not _busy(node), PART_FIRST_S)
 
 
 def _part_with_clients(node: LeavingNode) -> None:

@@ -146,6 +146,12 @@ def test_each_dropped_tell_is_reported_to_its_sender(seed: int) -> None:
 
 
 @pytest.mark.long
+def test_a_drop_is_reported_by_a_node_that_leaves_with_full_sockets() -> None:
+    outcome = run(replace(options(16, "ordered", "storing/old-home"), room=2))
+    assert outcome.counts["counted_as_dropped"] > 0
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["drop", "keep/open/drop", "drop/open/forward"])
 def test_each_dropped_tell_is_reported_in_every_mode_that_drops(mode: str) -> None:
     dropped = sum(run(in_good_order(s, mode)).counts["counted_as_dropped"] for s in range(20, 26))

@@ -37,6 +37,10 @@ class Region:
         self._node.log.append("hand off")
         return self.drained
 
+    def give_up_undelivered(self) -> None:
+        self._node.log.append("give up")
+        self.router.region.buffered[0] = 0
+
     def stop_here(self) -> asyncio.Future[None]:
         self._node.log.append("stop here")
         return self.stopped_here
@@ -180,6 +184,26 @@ async def test_messages_without_a_home_keep_the_node_for_one_move_at_most() -> N
     node = Leaving()
     node.region.router.region.buffered[0] = 1
     assert await node.leaving() == (True, about(HANDOFF_S))
+
+
+@virtual
+async def test_reports_of_messages_that_found_no_home_are_waited_for() -> None:
+    """The socket of a session may have no room for the report yet."""
+    node = Leaving()
+    node.hosting = (ME,)
+    node.region.router.region.buffered = [1]
+    session = SimpleNamespace(lost=None, tag=ME, outstanding=0, waiting_asks=0)
+
+    def flush() -> None:
+        session.outstanding = 100
+        node.loop.call_later(0.5, setattr, session, "outstanding", 0)
+
+    session.flush = flush
+    node.sessions = [session]
+    done, seconds = await node.leaving()
+    assert (done, seconds) == (True, about(0.5))
+    assert node.log.index("leave") < node.log.index("give up") < len(node.log) - 1
+    assert "report" in node.log[node.log.index("give up") :]
 
 
 @virtual
