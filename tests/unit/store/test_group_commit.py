@@ -198,7 +198,9 @@ async def test_batches_are_bounded(
 async def test_saves_of_one_entity_keep_their_order_in_batches_of_their_own(
     store: Script, group: SaveGroup
 ) -> None:
-    await asyncio.gather(*(group.save("counter", "7", "a", 1, b"%d" % n) for n in range(5)))
+    answers = [group.save("counter", "7", "a", 1, b"%d" % n) for n in range(5)]
+    await turns(50)
+    assert all(answer.done() for answer in answers)
     assert [[save.data for save in batch] for batch in store.batches] == [
         [b"0"], [b"1"], [b"2"], [b"3"], [b"4"],
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 
 from shardbus.store import redis as redis_module
 from shardbus.store.protocol import Save
-from shardbus.store.redis import RedisStore, _parts
+from shardbus.store.redis import RedisStore, _parts, _rounds
 
 LEASE_MS = 10_000
 ROWS = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"2")]
@@ -64,6 +64,12 @@ async def test_saves_of_one_entity_in_one_call_keep_their_order(
     assert await store.save_states(saves) == [None] * len(ROWS)
     assert await store.read_states("counter", ["a", "b"]) == [b"3", b"2"]
     await store.close()
+
+
+def test_a_round_has_each_key_once_and_rounds_keep_the_order() -> None:
+    assert [*_rounds([])] == []
+    assert [*_rounds(["a", "b"])] == [range(2)]
+    assert [*_rounds(["a", "b", "a", "a", "b"])] == [range(2), range(2, 3), range(3, 5)]
 
 
 def test_parts_for_one_script_are_bounded_in_number_and_bytes(
