@@ -26,8 +26,10 @@ class Tracer(Protocol):
     """What routers and regions use of `routing.tracing.Tracing`."""
 
     left: int
-    current: Callable[[], Any]
     plain: Any
+
+    @property
+    def current(self) -> Callable[[], Any]: ...
 
     def parent(self) -> Any | None: ...
     def send(
