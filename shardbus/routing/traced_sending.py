@@ -26,10 +26,8 @@ class Tracer(Protocol):
     """What routers and regions use of `routing.tracing.Tracing`."""
 
     left: int
+    current: Any
     plain: Any
-
-    @property
-    def current(self) -> Callable[[], Any]: ...
 
     def parent(self) -> Any | None: ...
     def send(
