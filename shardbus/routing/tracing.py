@@ -141,7 +141,7 @@ class Tracing:
         self.where, self._may_begin = where, may_begin
         self._ratio, self._dice = ratio, dice or Random()
         self._limit = TraceLimit(limit, clock)
-        self.current = _reader()
+        self.current: Any = _reader()
         self.plain = contextvars.Context().run(self.current)
         """The current context where nothing has set one."""
         self.left = self._gap()
