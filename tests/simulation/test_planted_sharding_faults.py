@@ -64,7 +64,7 @@ HURRY = {"hurried": True, "room": 0}
 
 PLANTED = (
     Planted(8, defects.a_home_is_left_without_a_flush, ("I2",), {"stops": 3}),
-    Planted(0, defects.what_waits_is_dropped_when_a_home_is_known, ("I3",), {}),
+    Planted(0, defects.what_waits_is_dropped_when_a_home_is_known, ("I3", "account"), {}),
     Planted(
         8, defects.homes_are_told_before_they_are_stored, ("I1", "I6", "I11"), {"store": "failing"}
     ),
@@ -104,7 +104,7 @@ PLANTED = (
     Planted(
         0,
         defects.messages_of_a_starting_entity_are_dropped_at_a_handoff,
-        ("I3",),
+        ("I3", "account"),
         {"stops": 3, "failing_starts": 0.4},
     ),
     Planted(

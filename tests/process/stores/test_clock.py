@@ -110,7 +110,6 @@ async def test_the_store_knows_how_far_its_servers_clock_is_off(
     server: RedisServer, clock: Shim
 ) -> None:
     async with node_on(server) as store:
-        assert clock_offset_of(store) == 0.0
+        assert abs(clock_offset_of(store) or 0.0) < 60  # the same clock, read at two moments
         jump(server, clock)
-        offset = await until(lambda: clock_offset_of(store), "the next look at the clock")
-        assert offset > 3000
+        await until(lambda: (clock_offset_of(store) or 0.0) > 3000, "the next look at the clock")
