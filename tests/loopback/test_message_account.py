@@ -61,8 +61,8 @@ class Application:
 
             @handler
             def tick_soon(self) -> None:
-                self.context.schedule_once(0.0, "fail")
                 self.context.schedule_once(0.0, "refuse")
+                self.context.schedule_once(0.0, "fail")  # ends the other timers
                 self.context.schedule_once(0.0, "hit_own")
 
             @handler
@@ -168,6 +168,27 @@ async def test_N3_the_account_is_exact_after_moves_and_after_a_kill(nodes: Nodes
     here = account(first)
     assert here.forwarded > 0
     assert (here.buffered, here.waiting) == (0, 0)
+
+
+async def test_drops_of_an_entitys_own_timers_are_no_messages_that_arrived(nodes: Nodes) -> None:
+    app = Application()
+    node = await nodes.start(app.bus)
+    await node.ref("page", "page-1").tick_soon()
+    counts = node.regions["page"].host.counts
+    await until(lambda: counts.dropped.get("rejected"), "the timer that is refused")
+    assert await misses([node]) == {}
+
+
+async def test_a_message_whose_home_is_here_after_all_was_not_forwarded(nodes: Nodes) -> None:
+    app = Application()
+    node = await nodes.start(app.bus)
+    client = await nodes.client(node)
+    await client.call("page", "page-1", "hit", 1)
+    region = node.regions["page"]
+    region.host.set_arrivals(region.router.shard_of("page-1"), False, None)
+    await client.call("page", "page-1", "hit", 2)
+    assert region.relayed_messages == 1
+    assert (account(node).forwarded, await misses([node])) == (0, {})
 
 
 async def test_an_ask_that_is_given_up_before_it_has_a_home_is_counted(nodes: Nodes) -> None:
