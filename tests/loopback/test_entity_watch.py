@@ -90,18 +90,20 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
             node.ref(Page, "saves").add(),
             node.ref(Page, "thread").block(),
         ]
-        ids = ("own", "asks", "saves", "thread")
-        await until(lambda: all(i in host.active and host.active[i].task for i in ids), "work")
-        own, asks, saves, thread = [await seen(node, i) for i in ids]
-        assert (own.method, own.busy, own.moved, own.waits) == ("wait", LOOKS, False, {})
-        assert "in wait" in own.stack[0]
-        assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)
-        assert (asks.method, asks.waits) == ("reach", {"page 'own'": LOOKS})
-        assert (saves.method, saves.waits) == ("add", {"store": LOOKS})
-        assert saves.save_under_way > 0.0
-        assert (thread.method, thread.waits) == ("block", {"thread": LOOKS})
-        for gate in (Page.gate, HeldStore.gate, Page.thread_gate):
-            gate.set()
+        try:
+            ids = ("own", "asks", "saves", "thread")
+            await until(lambda: all(i in host.active and host.active[i].task for i in ids), "work")
+            own, asks, saves, thread = [await seen(node, i) for i in ids]
+            assert (own.method, own.busy, own.moved, own.waits) == ("wait", LOOKS, False, {})
+            assert "in wait" in own.stack[0]
+            assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)
+            assert (asks.method, asks.waits) == ("reach", {"page 'own'": LOOKS})
+            assert (saves.method, saves.waits) == ("add", {"store": LOOKS})
+            assert saves.save_under_way > 0.0
+            assert (thread.method, thread.waits) == ("block", {"thread": LOOKS})
+        finally:  # a thread that waits would keep this process from ending
+            for gate in (Page.gate, HeldStore.gate, Page.thread_gate):
+                gate.set()
         await asyncio.gather(*asked)
         after = await seen(node, "saves")
         assert (after.busy, after.saves.count, after.save_under_way) == (0, 1, 0.0)
