@@ -64,7 +64,7 @@ PLANTED = (
         kills=True,
         late=True,
     ),
-    PlantedInMoves(0, defects.what_a_mode_drops_is_not_counted, ("I3",), "drop"),
+    PlantedInMoves(0, defects.what_a_mode_drops_is_not_counted, ("I3", "account"), "drop"),
     PlantedInMoves(
         4,
         defects.drops_of_forwarded_tells_are_reported_to_the_forwarding_node,
