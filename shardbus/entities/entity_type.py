@@ -66,6 +66,19 @@ class Invoker:
     trace: str = ""
     """The trace context of the one message that this invoker is for."""
 
+    def calling(self, function: Callable[..., Any]) -> Invoker:
+        """Return an invoker of the same method that calls this function."""
+        return Invoker(
+            self.name,
+            function,
+            self.is_async,
+            self.decoders,
+            self.one,
+            self.single,
+            self.read_all,
+            self.trace,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EntityType:

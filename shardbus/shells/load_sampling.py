@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial, wraps
 from random import Random
 from time import perf_counter
@@ -128,7 +127,7 @@ class LoadSampling:
                 method=invoker.name,
             )
         changed = function is not invoker.function
-        return at, replace(invoker, function=function) if changed else None
+        return at, invoker.calling(function) if changed else None
 
     def _count(self, shard: str, weight: int, invoker: Invoker | None) -> Callable[..., Any] | None:
         """Count a sampled message for its shard. Returns the handler's function, timed if times are
@@ -149,7 +148,7 @@ class LoadSampling:
         if self.latencies is None:
             return invoker
         function = self.latencies.timed(invoker.function, 1, is_async=invoker.is_async)
-        return replace(invoker, function=function)
+        return invoker.calling(function)
 
     @property
     def _wanted(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardbus.shells.hot_spots import HALF_LIFE_S, SHOWN, HotSpots
+from shardbus.shells.hot_spots import HALF_LIFE_S, NOTED_MAX, SHOWN, HotSpots
 
 
 def test_N9_the_parts_of_shards_and_entities_are_told() -> None:
@@ -34,3 +34,15 @@ def test_N9_a_shard_that_was_hot_before_is_overtaken() -> None:
     spots.add("new", "b", 75)
     assert spots.row()["messages"] == 100
     assert spots.row()["shards"] == [["new", 0.75], ["old", 0.25]]
+
+
+def test_what_is_noted_without_a_reader_is_bounded_and_counted() -> None:
+    spots = HotSpots()
+    for n in range(2 * NOTED_MAX + 1):
+        spots.add("1", "a", 1)
+        assert len(spots._noted) <= NOTED_MAX, n
+    assert spots.row() == {
+        "messages": 2 * NOTED_MAX + 1,
+        "shards": [["1", 1.0]],
+        "entities": [["1", "a", 1.0]],
+    }
