@@ -42,6 +42,26 @@ async def test_the_server_listens_when_start_returns_and_stops(node):
         await asyncio.open_connection("127.0.0.1", server.port)
 
 
+async def test_no_part_of_an_answer_waits_for_the_acknowledgement_of_another(node, monkeypatch):
+    """On a connection that stays open it would come 40 ms late."""
+    accepted: list[socket.socket] = []
+    accept = socket.socket.accept
+
+    def noted(listener: socket.socket) -> Any:
+        found = accept(listener)
+        accepted.append(found[0])
+        return found
+
+    monkeypatch.setattr(socket.socket, "accept", noted)
+    server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        await client.get("/v1/where/counter/7")
+        [one] = accepted
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    await server.stop()
+
+
 async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, caplog):
     """Without this uvicorn logs a traceback, and the asker gets an error without a reason."""
     arrived = asyncio.Event()
