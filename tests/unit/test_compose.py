@@ -1,5 +1,6 @@
-"""Prometheus, Grafana and the collector of `docker-compose.yml`: each file that is mounted exists,
-each address that one service has of another is one that this other serves."""
+"""`docker-compose.yml` fits the schema of the Compose specification. Of its Prometheus, Grafana and
+collector: each file that is mounted exists, each address that one service has of another is one
+that this other serves."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import check_jsonschema
 import httpx
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from docs import make_monitoring
 from examples.flights import traces
@@ -60,6 +63,38 @@ def load(path: Path) -> Any:
 PROMETHEUS = load(mounted("prometheus", of_option("prometheus", "--config.file")))
 COLLECTOR = load(mounted("collector", of_option("collector", "--config")))
 [SCRAPE] = PROMETHEUS["scrape_configs"]
+
+
+def refused(file: Path) -> str:
+    """What the schema of the Compose specification has against a file; empty if it fits."""
+    words = ["--builtin-schema", "vendor.compose-spec", str(file)]
+    done = CliRunner().invoke(check_jsonschema.main, words)
+    assert (done.exit_code == 0) is done.output.startswith("ok"), done.output
+    return "" if done.exit_code == 0 else done.output
+
+
+def test_the_schema_of_the_compose_specification_accepts_the_file() -> None:
+    """All of it, whatever profile a service is in."""
+    assert not refused(FILE)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("    profiles: [", "    profile: ["),
+        ("condition: service_healthy", "condition: healthy"),
+        ("      retries: 30", "      retry: 30"),
+        ("\nvolumes:", "\nvolume:"),
+    ],
+)
+def test_the_schema_refuses_what_compose_does_not_know(
+    right: str, wrong: str, tmp_path: Path
+) -> None:
+    text = FILE.read_text(encoding="utf-8")
+    assert right in text
+    changed = tmp_path / "docker-compose.yml"
+    changed.write_text(text.replace(right, wrong), encoding="utf-8")
+    assert refused(changed)
 
 
 def test_a_plain_up_starts_none_of_them_and_a_profile_what_it_needs() -> None:
