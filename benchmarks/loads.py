@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RUNS, emit, median
-from benchmarks.saves import FIRST_LANES, Bare, rate_of, saving
+from benchmarks.saves import FIRST_LANES, BareRedis, rate_of, saving
 from benchmarks.sides import Product
 from tests.redis_server import RedisServer
 
 SIZE = 100
 
 
-class BareReads(Bare):
+class BareReads(BareRedis):
     """Run redis-py alone: what waits is read in one pipeline."""
 
     def _fill(self, pipeline: Any, keys: list[str]) -> None:
@@ -50,7 +50,7 @@ async def compare(where: str, url: str, reads: BareReads | None) -> None:
     async with product:
         await rate_of(product.ask)  # stores all of them
     if reads is not None:
-        async with Bare(url) as writes:
+        async with BareRedis(url) as writes:
             writes.message = bytes(SIZE)
             await rate_of(writes.ask)
     product = saving(url, "size")

@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import time
+from abc import abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -66,12 +67,35 @@ def saving(url: str, handler: str = "put") -> Product:
 
 
 class Bare(Side):
-    """Run redis-py alone."""
+    """Run a store's client alone: what waits while nothing is under way is done at once."""
 
     def __init__(self, url: str) -> None:
         self.name, self._url, self.message = "bare", url, b""
         self._waiting: list[tuple[str, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _do(self, ids: list[str]) -> None:
+        """Do what waits for these entities."""
+
+    def ask(self, entity_id: str) -> Any:
+        """Do one entity's part, with others."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((entity_id, future))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+        return future
+
+    async def _send(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            await self._do([entity_id for entity_id, _ in batch])
+            for _, future in batch:
+                future.set_result(None)
+
+
+class BareRedis(Bare):
+    """Run redis-py alone."""
 
     async def __aenter__(self) -> Self:
         self._redis = Redis.from_url(self._url)
@@ -86,22 +110,10 @@ class Bare(Side):
     ) -> None:
         await self._redis.aclose()
 
-    def ask(self, entity_id: str) -> Any:
-        """Do one entity's part, with others."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entity_id, future))
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.ensure_future(self._send())
-        return future
-
-    async def _send(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            pipeline = self._redis.pipeline(transaction=False)
-            self._fill(pipeline, [f"bare:{{cart}}:{entity_id}" for entity_id, _ in batch])
-            await pipeline.execute()
-            for _, future in batch:
-                future.set_result(None)
+    async def _do(self, ids: list[str]) -> None:
+        pipeline = self._redis.pipeline(transaction=False)
+        self._fill(pipeline, [f"bare:{{cart}}:{entity_id}" for entity_id in ids])
+        await pipeline.execute()
 
     def _fill(self, pipeline: Any, keys: list[str]) -> None:
         """Put what is to be done for these entities into a pipeline."""
@@ -111,14 +123,12 @@ class Bare(Side):
             pipeline.evalsha(self._sha, len(chunk), *chunk, f"{7:019}", *data)
 
 
-class BarePostgres(Side):
+class BarePostgres(Bare):
     """Run asyncpg alone: what waits is one statement, on tables that the store has created."""
 
     def __init__(self, url: str, schema: str) -> None:
-        self.name, self._url, self.message = "bare", url, b""
+        super().__init__(url)
         self._text = sql.SAVE_STATES.text(schema)
-        self._waiting: list[tuple[str, asyncio.Future[None]]] = []
-        self._sending: asyncio.Task[None] | None = None
         self._operations = 0
 
     async def __aenter__(self) -> Self:
@@ -133,26 +143,13 @@ class BarePostgres(Side):
     ) -> None:
         await self._connection.close()
 
-    def ask(self, entity_id: str) -> Any:
-        """Do one entity's part, with others."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((entity_id, future))
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.ensure_future(self._send())
-        return future
-
-    async def _send(self) -> None:
-        while self._waiting:
-            batch = dict(self._waiting)
-            futures = [future for _, future in self._waiting]
-            self._waiting = []
-            count, begin = len(batch), self._operations
-            self._operations += count
-            operations = list(range(begin + 1, begin + count + 1))
-            rows = (["cart"] * count, list(batch), [7] * count, operations, [self.message] * count)
-            await self._connection.execute(self._text, 1, operations[-1], "bare", *rows)
-            for future in futures:
-                future.set_result(None)
+    async def _do(self, ids: list[str]) -> None:
+        carts = list(dict.fromkeys(ids))
+        count, begin = len(carts), self._operations
+        self._operations += count
+        operations = list(range(begin + 1, begin + count + 1))
+        rows = (["cart"] * count, carts, [7] * count, operations, [self.message] * count)
+        await self._connection.execute(self._text, 1, operations[-1], "bare", *rows)
 
 
 async def rate_of(call: Any) -> float:
@@ -168,9 +165,9 @@ async def rate_of(call: Any) -> float:
     return len(IDS) / (time.monotonic() - begun)
 
 
-async def compare(where: str, product: Product, bare: Bare | BarePostgres | None) -> None:
+async def compare(where: str, product: Product, bare: Bare | None) -> None:
     """Measure one store."""
-    sides: list[Product | Bare | BarePostgres] = [product] if bare is None else [product, bare]
+    sides: list[Product | Bare] = [product] if bare is None else [product, bare]
     for size in SIZES:
         for side in sides:
             side.message = bytes(size)
@@ -179,7 +176,7 @@ async def compare(where: str, product: Product, bare: Bare | BarePostgres | None
             await _measure(f"saves/{where}/{size}/{lanes}", sides, lanes)
 
 
-async def _measure(name: str, sides: list[Product | Bare | BarePostgres], lanes: int) -> None:
+async def _measure(name: str, sides: list[Product | Bare], lanes: int) -> None:
     rates: dict[str, list[float]] = {side.name: [] for side in sides}
     p50: dict[str, list[float]] = {side.name: [] for side in sides}
     for side in sides:
@@ -215,7 +212,7 @@ async def main() -> None:
                 continue
             with RedisServer(Path(folder) / where, "--appendfsync", where) as server:
                 url = f"redis://127.0.0.1:{server.port}/0"
-                async with saving(url) as product, Bare(url) as bare:
+                async with saving(url) as product, BareRedis(url) as bare:
                     await compare(where, product, bare)
 
 

@@ -1,7 +1,7 @@
 """A PgBouncer of one's own, in front of a `PostgresServer`.
 
-It listens on a free port of the loopback interface and dies with the process that started it. It
-refuses to run as root, so root starts it as the user of the server.
+It dies with the process that started it. It refuses to run as root, so root starts it as the user
+of the server.
 """
 
 from __future__ import annotations
@@ -9,15 +9,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import tempfile
-import time
-from pathlib import Path
-from types import TracebackType
 
-from tests.ports import free_port
 from tests.postgres_server import DATABASE, PostgresServer, as_owner, unprivileged
-from tests.waiting import PATIENCE_S
+from tests.started_server import StartedServer
 
 CONFIG = """
 [databases]
@@ -45,62 +39,25 @@ def _program() -> str | None:
     return shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 
 
-class PgBouncer:
+class PgBouncer(StartedServer):
     """A pooler while the context lasts: in this mode, with so many connections of the server, whom
     `user` opens with `password`. It leads each transaction to another connection in turn."""
+
+    title = "PgBouncer"
 
     def __init__(
         self, server: PostgresServer, mode: str, *, user: str, password: str, size: int = 3
     ) -> None:
+        super().__init__()
         self._server, self._mode, self._size = server, mode, size
         self._user, self._password = user, password
-        self._process: subprocess.Popen[bytes] | None = None
-        self.folder = Path()
-        self.port = 0
-
-    def __enter__(self) -> PgBouncer:
-        self.folder = Path(tempfile.mkdtemp(prefix="shardbus-pgbouncer-"))
-        try:
-            for _ in range(5):
-                self.port = free_port()
-                if self._start():
-                    return self
-            raise RuntimeError(f"PgBouncer does not start:\n{self.log()}")
-        except BaseException:
-            self._remove()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
-        self._remove()
 
     @property
     def url(self) -> str:
         return f"postgresql://{self._user}:{self._password}@127.0.0.1:{self.port}/{DATABASE}"
 
-    def kill(self) -> None:
-        """SIGKILL. Does nothing if it does not run."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-
-    def restart(self) -> None:
-        """Start anew on the same port. Ends it first if it runs."""
-        self.kill()
-        if not self._start():
-            raise RuntimeError(f"PgBouncer does not start again:\n{self.log()}")
-
-    def log(self) -> str:
-        path = self.folder / "log"
-        return path.read_text(errors="replace")[-5000:] if path.exists() else ""
-
-    def _start(self) -> bool:
+    def _command(self) -> list[str]:
+        """Write the configuration, which has the port, and return the command that reads it."""
         config, users = self.folder / "pgbouncer.ini", self.folder / "users"
         users.write_text(f'"{self._user}" "{self._password}"\n')
         config.write_text(
@@ -115,20 +72,11 @@ class PgBouncer:
         if (owner := unprivileged()) is not None:
             for path in (self.folder, config, users):
                 os.chown(path, *owner)
-        command = [*as_owner(), _program() or "pgbouncer", str(config)]
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder
-            )
-        deadline = time.monotonic() + PATIENCE_S
-        while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1.0).close()
-                return True
-            except OSError:
-                time.sleep(0.02)
-        self.kill()
-        return False
+        return [*as_owner(), _program() or "pgbouncer", str(config)]
 
-    def _remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1.0).close()
+        except OSError:
+            return False
+        return True

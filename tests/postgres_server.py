@@ -1,7 +1,7 @@
 """A PostgreSQL server of one's own: the programs of the PATH, or of Debian's package.
 
-It listens on a free port of the loopback interface, keeps its data in a folder of its own, and dies
-with the process that started it, even if that is killed: `setpriv` asks the kernel for the signal.
+It keeps its data in a folder of its own and dies with the process that started it, even if that is
+killed: `setpriv` asks the kernel for the signal.
 PostgreSQL refuses to run as root, so root starts it as another user, who owns the folder.
 """
 
@@ -13,18 +13,15 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import asyncpg
 
 from tests.certificates import Certificates
-from tests.ports import free_port
+from tests.started_server import StartedServer
 from tests.waiting import PATIENCE_S
 
 SUPERUSER = "admin"
@@ -70,11 +67,13 @@ def unprivileged() -> tuple[int, int] | None:
     raise RuntimeError("no user is called postgres or nobody")
 
 
-class PostgresServer:
+class PostgresServer(StartedServer):
     """A server while the context lasts. `settings` are added to its command line, as in
     `synchronous_commit=off`, `environment` to its environment. With `copy_of`, it is a standby of
     that server. With `certificates` it has TLS, and knows their authority. `enter` is the command
     that enters its machine, whose address is `host`."""
+
+    title = "PostgreSQL"
 
     def __init__(
         self,
@@ -85,37 +84,11 @@ class PostgresServer:
         enter: tuple[str, ...] = (),
         **environment: str,
     ) -> None:
-        self._settings, self._environment = settings, environment
-        self._certificates = certificates
+        super().__init__(environment=environment)
+        self._settings, self._certificates = settings, certificates
         self.host, self._enter = host, enter
         self._copy_of = copy_of
-        self._process: subprocess.Popen[bytes] | None = None
         self._in_main_thread = False
-        self.folder = Path()
-        self.port = 0
-
-    def __enter__(self) -> PostgresServer:
-        self.folder = Path(tempfile.mkdtemp(prefix="shardbus-postgres-"))
-        try:
-            self._fill()
-            self._copy_certificates()
-            for _ in range(5):
-                self.port = free_port()
-                if self._start():
-                    return self
-            raise RuntimeError(f"PostgreSQL does not start:\n{self.log()}")
-        except BaseException:
-            self._remove()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
-        self._remove()
 
     @property
     def running(self) -> bool:
@@ -174,12 +147,6 @@ class PostgresServer:
         """Make a primary of a standby."""
         await self.ask("SELECT pg_promote(true, 60)")
 
-    def restart(self) -> None:
-        """Start anew on the same port and with the same data. Ends the server first if it runs."""
-        self.kill()
-        if not self._start():
-            raise RuntimeError(f"PostgreSQL does not start again:\n{self.log()}")
-
     def stop(self) -> None:
         """End the server in order: it ends its connections, and writes down what it has."""
         process, self._process = self._process, None
@@ -189,24 +156,9 @@ class PostgresServer:
 
     def kill(self) -> None:
         """SIGKILL to the server and each of its processes. Does nothing if it does not run."""
-        process, self._process = self._process, None
-        if process is not None:
-            self._signal(process, signal.SIGKILL)
-            process.wait()
+        if self._process is not None:
+            super().kill()
             (self.data / "postmaster.pid").unlink(missing_ok=True)
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing is answered."""
-        assert self._process is not None
-        self._signal(self._process, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._signal(self._process, signal.SIGCONT)
-
-    def log(self) -> str:
-        path = self.folder / "log"
-        return path.read_text(errors="replace")[-5000:] if path.exists() else ""
 
     def _signal(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         for child in (process.pid, *_descendants(process.pid)):
@@ -214,6 +166,10 @@ class PostgresServer:
                 os.kill(child, number)
             except ProcessLookupError:
                 continue
+
+    def _prepare(self) -> None:
+        self._fill()
+        self._copy_certificates()
 
     def _fill(self) -> None:
         """Create the data, or copy those of the primary."""
@@ -260,34 +216,24 @@ class PostgresServer:
         if done.returncode:
             raise RuntimeError(f"{program}: {done.stderr}")
 
-    def _start(self) -> bool:
+    def _command(self) -> list[str]:
         program = program_of("postgres") or "postgres"
         command = [*self._enter, *as_owner(), program, "-D", str(self.data)]
         place = (f"listen_addresses={self.host}", f"port={self.port}")
         for setting in (*SETTINGS, *place, *self._settings):
             command += ["-c", setting]
-        self._in_main_thread = threading.current_thread() is threading.main_thread()
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                env={**os.environ, **self._environment},
-            )
-        deadline = time.monotonic() + PATIENCE_S
-        while self._process.poll() is None and time.monotonic() < deadline:
-            try:
-                self.run("SELECT 1")
-                return True
-            except (OSError, asyncpg.PostgresError):
-                time.sleep(0.02)
-        self.kill()
-        return False
+        return command
 
-    def _remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def _start(self) -> bool:
+        self._in_main_thread = threading.current_thread() is threading.main_thread()
+        return super()._start()
+
+    def _answers(self) -> bool:
+        try:
+            self.run("SELECT 1")
+        except (OSError, asyncpg.PostgresError):
+            return False
+        return True
 
 
 def as_owner() -> list[str]:

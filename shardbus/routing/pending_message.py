@@ -168,11 +168,6 @@ class BufferedAsks:
     def __bool__(self) -> bool:
         return bool(self._asks)
 
-    @property
-    def flushes(self) -> int:
-        """Return how many of them are flushes, which are no messages."""
-        return sum(pending.key is None for pending in self._asks)
-
     def add(self, pending: PendingMessage) -> None:
         """Record that an ask is about to wait; a tell is ignored."""
         if pending.waiter is not None:

@@ -21,9 +21,6 @@ from shardbus.testing.world import AppNode
 E = TypeVar("E")
 T = TypeVar("T")
 
-REST_S = 0.001
-"""Virtual seconds between two looks at whether the entity is at rest."""
-
 
 class EntityProbe(Generic[E]):
     """One entity and what is needed to test it; use it by `async with`, or by `with`.

@@ -28,8 +28,7 @@ from redis.retry import Retry
 
 from tests.chaos.steps import Kind, Step
 from tests.ports import free_port
-from tests.redis_server import _DIES_WITH_PARENT as DIES_WITH_PARENT
-from tests.redis_server import server_binary
+from tests.redis_server import DIES_WITH_PARENT, server_binary
 from tests.waiting import until
 
 DISK_MIB = 96

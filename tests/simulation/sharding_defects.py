@@ -24,6 +24,7 @@ from shardbus.sharding.region.registration import Registration
 from shardbus.sharding.region.route import Route, RouteState
 from shardbus.sharding.region.routing import Routing
 from shardbus.store import memory
+from shardbus.store.protocol import StoredTable
 from shardbus.transport import fragments, session
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.fragments import FragmentQueue
@@ -189,6 +190,20 @@ def a_full_socket_is_tried_once(patch: Patch) -> None:
 def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
     patch.setattr(Routing, "on_node_back", lambda self, node: None)
     patch.setattr(ClientRegions, "retry_refused", lambda self, members: None)
+
+
+def an_epoch_is_granted_again(patch: Patch) -> None:
+    sound = memory.MemoryStore.claim_epoch
+
+    async def gullible(
+        self: memory.MemoryStore, entity_type: str, epoch: int, layout: str
+    ) -> StoredTable:
+        if (table := self._data().tables.get(entity_type)) is None:
+            return await sound(self, entity_type, epoch, layout)
+        table.claimer = self
+        return await sound(self, entity_type, table.epoch, layout)
+
+    patch.setattr(memory.MemoryStore, "claim_epoch", gullible)
 
 
 def an_old_coordinator_is_obeyed(patch: Patch) -> None:

@@ -77,6 +77,7 @@ PLANTED = (
     Planted(2, defects.an_entity_starts_before_it_is_remembered, ("I11",), {}),
     Planted(2, defects.a_handoff_is_forgotten_like_a_passivation, ("I11",), {"stops": 3}),
     Planted(5, defects.an_unreachable_node_is_taken_for_dead, ("I1", "I2", "I11"), {}),
+    Planted(0, defects.an_epoch_is_granted_again, ("I6",), {"stops": 3}),
     Planted(
         2,
         defects.an_old_coordinator_is_obeyed,

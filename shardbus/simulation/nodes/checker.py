@@ -134,6 +134,7 @@ class DeliveryChecker:
         self._ends = UncleanExits(world)
         self.places = OnePlace(world, self._broken, self._overlap)
         world.store.on_stale = lambda what: self._broken("I1", what)
+        world.store.on_claimed = self.on_claimed
 
     def _broken(self, rule: str, detail: str) -> Violation:
         """Keep the violation: the code it is raised in may catch it."""
@@ -295,7 +296,7 @@ class DeliveryChecker:
     # ---- coordinators
 
     def on_claimed(self, entity_type: str, epoch: int, node: NodeId) -> None:
-        """Record that a coordinator has claimed an epoch."""
+        """Record that the store has granted an epoch to a coordinator."""
         before, ruler = self._epochs.get(entity_type, (0, node))
         if self.world.store.lied or (epoch, node) == (before, ruler):
             self._epochs[entity_type] = (max(epoch, before), node)

@@ -73,7 +73,6 @@ class SimExchange:
         self.timeline, self.network, self.rng, self.is_gone = timeline, network, rng, is_gone
         self.listeners: dict[Address, SimListener] = {}
         self.connections: dict[SimConnection, None] = {}
-        self.lost_frames = 0
         self.room = 0
         self._ids = 0
 
@@ -365,7 +364,6 @@ class SimConnection:
         """Break the connection. Frames under way are lost."""
         self.up = False
         for queue in (self.inward, self.outward):
-            self._exchange.lost_frames += len(queue.frames)
             queue.frames.clear()
             queue.stuck = False
         if self._listener is not None:

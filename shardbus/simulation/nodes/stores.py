@@ -7,7 +7,8 @@ did its work, may lose everything, and may return to an earlier state. Then each
 another server: with its next answer, or within `PROBE_S`, as the real stores notice it.
 
 `lied` is True once it lost or restored data: its earlier answers do not hold any more. Until then,
-each access that it grants to a former home of an entity's state is reported to `on_stale`.
+each access that it grants to a former home of an entity's state is reported to `on_stale`, and each
+epoch that it grants to `on_claimed`.
 
 Source: docs/simulation.md; N.7.
 """
@@ -50,6 +51,7 @@ class StoreServer:
         """The longest latency beyond the usual."""
         self.lied = False
         self.on_stale: Callable[[str], object] = lambda _: None
+        self.on_claimed: Callable[[str, int, NodeId], object] = lambda *_: None
         self.on_expired: Callable[[str, str], object] = lambda entity_type, entity_id: None
         """Called with each entity whose state has expired."""
         self.saves: dict[int, None] = {}
@@ -133,10 +135,10 @@ def run_at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 class SimStore:
-    """One process's client: a `StateStore`."""
+    """One process's client: a `StateStore`. `node`: the node that claims epochs."""
 
-    def __init__(self, server: StoreServer, loop: VirtualLoop) -> None:
-        self._server, self._loop = server, loop
+    def __init__(self, server: StoreServer, loop: VirtualLoop, node: Callable[[], NodeId]) -> None:
+        self._server, self._loop, self._node = server, loop, node
         self._store = MemoryStore(server.data, clock=lambda: server.timeline.now)
         self._generation = server.generation
         self.on_new_server: Callable[[], None] = lambda: None
@@ -204,7 +206,14 @@ class SimStore:
         return await self._ask(lambda: self._store.load_table(entity_type))
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
-        return await self._ask(lambda: self._store.claim_epoch(entity_type, epoch, layout))
+        node = self._node()
+
+        async def claim() -> StoredTable:
+            table = await self._store.claim_epoch(entity_type, epoch, layout)
+            self._server.on_claimed(entity_type, table.epoch, node)
+            return table
+
+        return await self._ask(claim)
 
     async def write_homes(
         self,

@@ -170,7 +170,7 @@ class SimNode(SimProcess):
             world.cluster,
             world.types if types is None else types,
             settings,
-            SimStore(world.store, self.loop),
+            SimStore(world.store, self.loop, lambda: self.process.id),
             environment=self.environment,
             membership=self._membership,
         )
