@@ -6,7 +6,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import Directive, StopReason
-from shardbus.entities.passivation import Passivation
+from shardbus.entities.passivation_settings import Passivation
 from shardbus.entity import Entity, behaviour, handler
 from shardbus.errors import (
     AskTimeout,

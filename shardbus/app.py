@@ -18,11 +18,11 @@ from shardbus.config.options import closest, read, unknown
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.declaration import EntityOptions, Supervision, entity_type_of
 from shardbus.entities.entity_type import EntityType
-from shardbus.entities.passivation import Passivation
+from shardbus.entities.passivation_settings import Passivation
 from shardbus.errors import ConfigError, LocalProtocolError, NodeLost, Rejection
 from shardbus.ids import check_id
 from shardbus.node.app_version import VersionSource
-from shardbus.node.phases import PHASES
+from shardbus.node.shutdown_phases import PHASES
 from shardbus.node.subscriptions import Callback
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import ASK_TIMEOUT_MS

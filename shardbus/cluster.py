@@ -48,8 +48,8 @@ from shardbus.membership.view import (
     SlowHeartbeat,
     UnreachableMember,
 )
-from shardbus.node.phases import Phases
 from shardbus.node.rpc import NodeRpc
+from shardbus.node.shutdown_phases import Phases
 from shardbus.node.subscriptions import Subscription, Subscriptions
 from shardbus.sharding import events as sharding_events
 from shardbus.sharding.messages import PartitionChange, TableState

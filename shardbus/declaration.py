@@ -22,7 +22,7 @@ from shardbus.entities.entity_type import (
     in_thread,
     is_coroutine_function,
 )
-from shardbus.entities.passivation import Passivation
+from shardbus.entities.passivation_settings import Passivation
 from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError

@@ -90,7 +90,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "registration_failed", "error"
     ),
     ("node", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
-    ("phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
+    ("shutdown_phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
     ("rejoining", "this node was downed, and rejoins once its store answers: %s"): _event(
         "rejoin_waits", "error"
     ),

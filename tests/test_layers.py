@@ -22,6 +22,7 @@ knowledge.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -93,6 +94,11 @@ ENTRY_POINTS = {
 """Modules that are started or imported from outside: the command, the process of a node of
 `shardbus dev`, the application of a new project, the network that the tests of machines run on,
 the suites that tests of users subclass, and what web applications import."""
+
+SMALL_LINES = 40
+"""A module below this size, with one importer, belongs into its importer."""
+SMALL_PROGRAMS = {"shardbus_cli.bench_app"}
+"""Applications that are named in command lines."""
 
 LOADERS = {"shardbus_cli.commands"}
 """Modules that import what the table of commands names."""
@@ -287,6 +293,18 @@ def test_somebody_imports_every_module():
         if module not in used and module not in ENTRY_POINTS and path.name != "__init__.py"
     ]
     assert alone == []
+
+
+def test_a_small_module_has_more_than_one_importer():
+    importers = Counter(i for m in MODULES for i in set(imports_of(m, tree_of(m))) if i != m)
+    lone = [
+        module
+        for module, path in MODULES.items()
+        if path.name != "__init__.py"
+        and importers[module] == 1
+        and len(path.read_text().splitlines()) < SMALL_LINES
+    ]
+    assert set(lone) - SMALL_PROGRAMS == set()
 
 
 def test_the_tables_name_only_what_there_is():

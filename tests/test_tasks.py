@@ -18,7 +18,8 @@ WATCHED = {
     "shardbus/task_set.py TaskSet.spawn": "goes through `watch`",
     "shardbus/http/server.py Server.start": "one goes through `watch`; the other only waits for an"
     " event, and `start` waits for it",
-    "shardbus/node/phases.py Phases.run": "`_guarded` logs every error; `mine.result()` is raised",
+    "shardbus/node/shutdown_phases.py Phases.run": "`_guarded` logs every error; `mine.result()`"
+    " is raised",
     "shardbus/node/run.py _unless_stopped": "`doing.result()` is returned; the other only waits for"
     " a signal",
     "shardbus/node/run.py _live": "it only waits for a signal",

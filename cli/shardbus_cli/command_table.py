@@ -2,8 +2,9 @@
 
 The parser of command lines needs ten times as long to start as Python itself, and most commands
 import libraries of their own. So a command is imported when it is called, by its place in this
-table, and the help of `shardbus` is printed from the table without any parser. This module imports
-nothing.
+table, and the help of `shardbus` is printed from the table without any parser. The help of each
+command comes from a file that `docs/make_help.py` writes with the parser; a test compares them. At
+its start this module imports nothing.
 
 Source: docs/reference/cli.md.
 """
@@ -93,6 +94,16 @@ def help_of_all() -> str:
         lines = (f"  {name:<{width}}{line}\n" for name, (_, line) in rows.items())
         parts.append(f"{section}:\n{''.join(lines)}")
     return "\n".join([*parts, FOOT])
+
+
+def help_of(arguments: list[str]) -> str | None:
+    """Return the page for `COMMAND... --help`; None if anything else stands before the option."""
+    import json
+    from pathlib import Path
+
+    text = Path(__file__).with_name("help.json").read_text(encoding="utf-8")
+    pages: dict[str, str] = json.loads(text)["pages"]
+    return pages.get(" ".join(arguments[:-1]))
 
 
 def named_in(arguments: list[str]) -> str:

@@ -27,7 +27,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         (sys.stdout if arguments else sys.stderr).write(help_of_all())
         return 0 if arguments else 2
     if arguments[-1] in ("-h", "--help"):
-        from shardbus_cli.help_pages import help_of
+        from shardbus_cli.command_table import help_of
 
         if (page := help_of(arguments)) is not None:
             sys.stdout.write(page)

@@ -13,9 +13,9 @@ from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
 from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.node.downing_log import DowningLog
-from shardbus.node.phases import Phases
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rpc import NodeRpc
+from shardbus.node.shutdown_phases import Phases
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.sharding.events import Note
 from shardbus.shells.cluster_thread import MembershipRunner

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar, overload
 from shardbus.entities.activation import Activation
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
-from shardbus.entities.passivation import idle_timeout
-from shardbus.entities.passivator import Passivator
+from shardbus.entities.passivation import Passivator
+from shardbus.entities.passivation_settings import idle_timeout
 from shardbus.entities.runner import EntityRunner
 from shardbus.entities.stopping import Stopper
 from shardbus.errors import LocalProtocolError

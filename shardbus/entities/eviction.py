@@ -1,7 +1,7 @@
 """Eviction policies: which entity leaves when too many are in memory. Pure.
 
 A policy keeps ids in an order and names the next victim. It gets notices and decides nothing else:
-`passivator` decides which entities stop, and when.
+`passivation` decides which entities stop, and when.
 
     started(id, at)    the entity is in memory now
     used(id, at)       it had a message at that tick, later than known before

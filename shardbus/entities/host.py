@@ -33,7 +33,7 @@ from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, InstanceContext
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
-from shardbus.entities.passivator import Passivator
+from shardbus.entities.passivation import Passivator
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
 from shardbus.entities.runner import EntityRunner, failure_for_asker

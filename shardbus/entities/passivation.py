@@ -1,110 +1,265 @@
-"""Passivation: when entities leave memory, as a type declares it in one value.
+"""Passivation: which entities of a type leave memory, by idle time and by a limit on their number.
 
-    @bus.entity(passivation=Passivation.idle(600))          after ten minutes without a message
-    @bus.entity(passivation=Passivation.lru(100_000))       at most that many on one node
-    @bus.entity(passivation=Passivation.never())
+A type declares both by `passivation_settings.Passivation`.
 
-Each stands for settings of the type and for nothing else, so a file may replace every part of it
-under `sharding.types.<name>`. An entity that leaves is stopped with reason PASSIVATION after its
-current message, and its next message starts it again. That is the whole price of leaving, so a
-policy only decides how often it is paid. An idle time and a limit work beside each other: an entity
-that was idle for too long leaves even if there is room.
+**Idle time.** Every message writes the coarse time into its activation. Periodically all
+activations are checked, and those unused for `passivate_after` are passivated.
 
-Not here: which entities are passivated (`passivator`), in which order (`eviction`), and how an
-entity stops (`stopping`).
+**The limit.** Each start over the limit schedules a pass at the end of the loop's turn, which
+passivates the excess. The policy (`eviction`) names the victims, as follows, because a message
+notifies only its own activation:
 
-Source: S2.38, S2.57, B.79-B.84, B.86.
+    policy names a victim ──> it is busy, or has messages, or its shard moves ──> spared
+                          ──> used since the policy last knew               ──> the policy gets
+                          │                                                    the use
+                          ──> else                                          ──> passivated
+
+    and names the next.
+
+So a type without a limit pays nothing, and one with a limit pays per start, not per message. A
+policy that counts uses also gets them from a check of 5000 entities a second: a use then means "at
+least one message since the last check".
+
+**Bounds.** One pass makes a bounded number of checks: 16 for each entity that may leave, which are
+at least 256 or twice the starts since the last pass. So the starts of one turn exceed the limit,
+and, if all entities have been used since their last check, so does up to a thirty-second of the
+limit for some turns. After a full round without a victim, being used spares no entity any more;
+after a second one all are busy, and the next pass waits for the next sweep or for a sixteenth more
+entities. A busy entity is never passivated, and a stopping one does not count: both exceed the
+limit. An entity that only waits for its next attempt to start, with no message for it, is not busy.
+
+Source: S2.38, S4.25, B.79-B.81, B.85, B.86, B.88, B.89.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 
-from shardbus.config.options import option_of, parse, shown
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import ConfigError
-
-_IDLE = next(
-    o for f in fields(ShardingSettings) if f.name == "passivate_after" and (o := option_of(f))
+from shardbus.entities.activation import Activation, LifeState
+from shardbus.entities.eviction import (
+    CompositePolicy,
+    EvictionPolicy,
+    LeastFrequent,
+    LeastRecent,
+    MostRecent,
+    Segmented,
 )
+from shardbus.entities.supervision import EntityCounts
+from shardbus.errors import Refused
+from shardbus.transport.asks import CoarseClock
+
+USES_CHECKED_MAX = 5000
+"""Entities checked for uses in one sweep, for a policy that counts uses."""
+PASS_MIN = 256
+"""Entities that may leave in any pass."""
+CHECKS = 16
+"""Checks in one pass, for each entity that may leave."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passivation:
-    """When entities of a type leave memory. None: as the settings say. `after` is in seconds."""
-
-    limit: int | None = None
-    strategy: str | None = None
-    after: float | None = None
-    protected: float | None = None
-    window: float | None = None
-
-    @classmethod
-    def idle(cls, after: float) -> Passivation:
-        """Passivate entities without a message for `after` seconds."""
-        return cls(after=after)
-
-    @classmethod
-    def never(cls) -> Passivation:
-        """Passivate no entity, unless it asks for it."""
-        return cls(limit=0, after=0.0)
-
-    @classmethod
-    def lru(cls, limit: int, *, after: float | None = None) -> Passivation:
-        """Passivate the least recently used: a good first choice."""
-        return cls(limit, "lru", after)
-
-    @classmethod
-    def slru(
-        cls, limit: int, *, protected: float | None = None, after: float | None = None
-    ) -> Passivation:
-        """Passivate the least recently used of those that were used once, so that a scan over many
-        ids does not push out the others. `protected`: the part of the limit for the others."""
-        return cls(limit, "slru", after, protected)
-
-    @classmethod
-    def mru(cls, limit: int, *, after: float | None = None) -> Passivation:
-        """Passivate the second most recently used: for loops over more ids than the limit."""
-        return cls(limit, "mru", after)
-
-    @classmethod
-    def lfu(cls, limit: int, *, after: float | None = None) -> Passivation:
-        """Passivate the least often used. Old uses lose weight."""
-        return cls(limit, "lfu", after)
-
-    @classmethod
-    def composite(
-        cls,
-        limit: int,
-        *,
-        window: float | None = None,
-        protected: float | None = None,
-        after: float | None = None,
-    ) -> Passivation:
-        """Passivate a new or a resident entity, whichever was used less often lately. `window`: the
-        part of the limit for new entities at first; it adapts to the load."""
-        return cls(limit, "composite", after, protected, window)
-
-    def settings(self) -> dict[str, object]:
-        """Return the settings that it stands for, by name."""
-        chosen: dict[str, object] = {
-            "active_entity_limit": self.limit,
-            "passivation_strategy": self.strategy,
-            "passivate_after": self.after,
-            "passivation_protected": self.protected,
-            "passivation_window": self.window,
-        }
-        return {name: value for name, value in chosen.items() if value is not None}
+def policy_of(settings: ShardingSettings, limit: int) -> EvictionPolicy:
+    """Return the policy that the settings name."""
+    match settings.passivation_strategy:
+        case "slru":
+            return Segmented(limit, settings.passivation_protected)
+        case "mru":
+            return MostRecent()
+        case "lfu":
+            return LeastFrequent()
+        case "composite":
+            window, protected = settings.passivation_window, settings.passivation_protected
+            return CompositePolicy(limit, window, protected)
+        case _:
+            return LeastRecent()
 
 
-def idle_timeout(seconds: float | str) -> float:
-    """Parse the idle timeout of one entity, in the format of `passivate_after`; 0 is never.
+class Passivator:
+    """Passivates entities of one type. `active`: activations by id, of open shards.
+    `passivate(activation)` stops one; `abandoned(activation)` is true if one fails to start and no
+    message waits for it."""
 
-    Raises:
-        ConfigError: it is no duration.
-    """
-    try:
-        return float(parse(_IDLE, seconds))
-    except ConfigError as wrong:
-        message = f"set_idle_timeout({shown(_IDLE, seconds)}): {wrong.message}"
-        raise ConfigError(message, hint='write seconds, or "10m"; 0 is never') from None
+    def __init__(
+        self,
+        settings: ShardingSettings,
+        loop: asyncio.AbstractEventLoop,
+        active: Mapping[str, Activation],
+        counts: EntityCounts,
+        passivate: Callable[[Activation], None],
+        abandoned: Callable[[Activation], bool],
+    ) -> None:
+        self.settings, self.limit = settings, settings.active_entity_limit
+        self.limited = self.limit > 0
+        self.evicted = 0
+        """Entities passivated because of the limit."""
+        self._loop, self._active, self._counts = loop, active, counts
+        self._passivate, self._abandoned = passivate, abandoned
+        self._policy = policy_of(settings, self.limit) if self.limited else None
+        self._known: dict[str, int] = {}
+        """Ids that count for the limit, and the last use that the policy knows of."""
+        self._pass: asyncio.Handle | None = None
+        self._threshold = self.limit
+        """A start beyond this number of entities schedules a pass."""
+        self._since = 0
+        """Starts over the limit since the last pass."""
+        self._fruitless = 0
+        """Checks since the last victim."""
+        self._round: list[Activation] = []
+        """Entities still to be checked for uses, of those in memory when the round began."""
+        self._measured = (0, 0)
+        self._own_timeouts: dict[Activation, None] = {}
+        self._swept = 0
+
+    def resize(self, limit: int, activations: Iterable[Activation]) -> None:
+        """Set another limit, 0 for none. `activations`: all that are in memory.
+
+        Raises:
+            Refused: entities of this type are remembered. Nothing has changed.
+        """
+        if self.settings.remember:
+            raise Refused(
+                "its entities are remembered: there is no limit on them",
+                hint="a passivated entity would be forgotten",
+            )
+        self.limit = self._threshold = limit
+        self.limited = limit > 0
+        if not self.limited:
+            self._policy, self._known, self._round = None, {}, []
+        elif self._policy is not None:
+            self._policy.resize(limit)
+        else:
+            self._policy = policy_of(self.settings, limit)
+            for activation in sorted(activations, key=lambda activation: activation.used):
+                self._policy.started(activation.key, activation.used)
+                self._known[activation.key] = activation.used
+        self._schedule_pass()
+
+    # ---- starts and stops
+
+    def started(self, activation: Activation) -> None:
+        """Note that an entity is in memory; only called with a limit."""
+        assert self._policy is not None
+        self._policy.started(activation.key, activation.used)
+        self._known[activation.key] = activation.used
+        if len(self._known) > self._threshold:
+            self._since += 1
+            if self._pass is None:
+                self._pass = self._loop.call_soon(self._evict)
+
+    def forget(self, activation: Activation) -> None:
+        """Note that an entity stops or has left memory."""
+        self._own_timeouts.pop(activation, None)
+        if self._policy is not None and self._known.pop(activation.key, None) is not None:
+            self._policy.stopped(activation.key)
+
+    def own_idle_timeout(self, activation: Activation) -> None:
+        """Note that an entity chose its own idle timeout."""
+        self._own_timeouts[activation] = None
+
+    def stop(self) -> None:
+        """Cancel the pass: the node ends."""
+        if self._pass is not None:
+            self._pass.cancel()
+
+    # ---- the limit
+
+    def _schedule_pass(self) -> None:
+        if self._pass is None and self._policy is not None and len(self._known) > self.limit:
+            self._pass = self._loop.call_soon(self._evict)
+
+    def _evict(self) -> None:
+        """Passivate the excess, or a part of it: one pass."""
+        self._pass = None
+        most = max(PASS_MIN, 2 * self._since)
+        self._since = 0
+        victims = self._choose(most)
+        self.evicted += len(victims)
+        for activation in victims:
+            self._passivate(activation)
+        if len(self._known) <= self.limit:
+            self._threshold = self.limit
+        elif self._fruitless <= 2 * len(self._known):
+            self._schedule_pass()
+        else:
+            self._fruitless, self._threshold = 0, len(self._known) + len(self._known) // 16
+
+    def _choose(self, most: int) -> list[Activation]:
+        """Return up to `most` victims; they count no more."""
+        policy, known, victims = self._policy, self._known, list[Activation]()
+        if policy is None:
+            return victims
+        for _ in range(CHECKS * most):
+            if len(known) <= self.limit or len(victims) == most:
+                break
+            entity_id = policy.victim()
+            if entity_id is None or self._fruitless > 2 * len(known):
+                break
+            activation = self._active.get(entity_id)
+            self._fruitless += 1
+            if activation is None or not self._at_rest(activation):
+                policy.spared(entity_id)
+            elif activation.used > known[entity_id] and self._fruitless <= len(known):
+                known[entity_id] = activation.used
+                policy.used(entity_id, activation.used)
+            else:
+                self._fruitless = 0
+                del known[entity_id]
+                policy.stopped(entity_id)
+                victims.append(activation)
+        return victims
+
+    # ---- checks
+
+    def sweep(self, tick: int) -> None:
+        """Passivate entities that were idle for too long, and collect uses for the policy. Called
+        about once a second."""
+        for activation in list(self._own_timeouts):
+            timeout = activation.extras.idle_timeout if activation.extras is not None else None
+            if (
+                timeout
+                and self._at_rest(activation)
+                and tick - activation.used >= CoarseClock.ticks(timeout)
+            ):
+                self._passivate(activation)
+        if self._policy is not None:
+            if self._policy.counts_uses:
+                self._collect_uses(self._policy)
+            self._schedule_pass()
+        after = self.settings.passivate_after
+        if (
+            after <= 0
+            or self.settings.remember
+            or tick - self._swept < CoarseClock.ticks(after) // 4
+        ):
+            return
+        self._swept = tick
+        idle_since = tick - CoarseClock.ticks(after)
+        idle = [c for c in self._active.values() if c.used <= idle_since and self._at_rest(c)]
+        for activation in idle:
+            if activation not in self._own_timeouts:
+                self._passivate(activation)
+
+    def _collect_uses(self, policy: EvictionPolicy) -> None:
+        """Give the policy uses that it does not know of yet."""
+        unchecked, known = self._round, self._known
+        if not unchecked:
+            unchecked.extend(self._active.values())
+        for activation in unchecked[-USES_CHECKED_MAX:]:
+            entity_id = activation.key
+            here = activation.state is not LifeState.GONE
+            if here and activation.used > known.get(entity_id, activation.used):
+                known[entity_id] = activation.used
+                policy.used(entity_id, activation.used)
+        del unchecked[-USES_CHECKED_MAX:]
+        if isinstance(policy, CompositePolicy):
+            before, after = self._measured, (self._counts.accepted, self._counts.all_started)
+            self._measured = after
+            policy.measure(after[0] - before[0], after[1] - before[1])
+
+    def _at_rest(self, activation: Activation) -> bool:
+        """True if an entity may be passivated: it handles nothing, has no work under way and no
+        message, not even in its stash. A remembered one that fails to start is tried again for
+        ever."""
+        if activation.extras is not None and activation.extras.stash:
+            return False
+        return activation.idle or (not self.settings.remember and self._abandoned(activation))

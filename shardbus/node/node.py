@@ -48,11 +48,11 @@ from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, remark
-from shardbus.node.phases import Phases
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rejoining import Rejoining
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import DEPART_S, SessionLoss
+from shardbus.node.shutdown_phases import Phases
 from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker

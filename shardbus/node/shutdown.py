@@ -1,4 +1,4 @@
-"""How a node leaves in good order, phase by phase (`phases`).
+"""How a node leaves in good order, phase by phase (`shutdown_phases`).
 
     hand off    its shards move to other nodes; if the whole cluster stops, they end here, and no
                 node gets them
@@ -22,7 +22,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.events import LEFT
 from shardbus.node.dispatch import Dispatcher
-from shardbus.node.phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
+from shardbus.node.shutdown_phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
 from shardbus.shells.cluster_thread import MembershipRunner
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell

@@ -12,7 +12,7 @@ from shardbus.membership.events import Down
 from shardbus.membership.member import Status
 from shardbus.node import shutdown
 from shardbus.node.node import Node
-from shardbus.node.phases import HAND_OFF, PHASES
+from shardbus.node.shutdown_phases import HAND_OFF, PHASES
 from tests.loopback.nodes import Nodes, http, ready
 from tests.waiting import PATIENCE_S, until
 

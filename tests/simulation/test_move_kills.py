@@ -12,7 +12,7 @@ import pytest
 
 from shardbus.config.settings import HANDOFFS
 from shardbus.sharding.handoff_modes import MODES
-from shardbus.sharding.move_phases import BUFFER_PHASES, phases_of
+from shardbus.sharding.handoff_phases import BUFFER_PHASES, phases_of
 from shardbus.simulation.membership.run import RunOutcome
 from shardbus.simulation.nodes.move_kills import MoveKills, SeenMove, Target, targets_of
 from shardbus.simulation.nodes.options import ANY_PHASE, VICTIMS, NodeOptions, draw_node_options

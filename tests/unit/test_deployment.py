@@ -20,8 +20,8 @@ from shardbus.config.loading import load
 from shardbus.config.settings import HttpSettings, Settings
 from shardbus.http.app import create_app
 from shardbus.http.guard import with_tokens
-from shardbus.node.phases import Phases
 from shardbus.node.served_node import AFTERWARDS_S
+from shardbus.node.shutdown_phases import Phases
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus.store.urls import default_url
 from shardbus_cli import health, node

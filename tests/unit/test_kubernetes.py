@@ -12,8 +12,8 @@ import yaml
 
 from shardbus import ShardBus
 from shardbus.config.settings import Settings
-from shardbus.node.phases import Phases
 from shardbus.node.served_node import AFTERWARDS_S
+from shardbus.node.shutdown_phases import Phases
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus_cli import main as cli
 from shardbus_cli import node

@@ -74,9 +74,9 @@ from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Reg
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
 from shardbus.sharding.coordinator.stops import PendingStops
 from shardbus.sharding.coordinator.table_versions import AWAITING, COMPLETE, TableVersions
+from shardbus.sharding.handoff_phases import MovePhase
 from shardbus.sharding.instances import Instances, split_row
 from shardbus.sharding.messages import Home, PartitionChange, ShardMove
-from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import (
     ShardHomeAllocated,

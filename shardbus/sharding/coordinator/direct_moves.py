@@ -65,8 +65,8 @@ from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.events import Note, Send
 from shardbus.sharding.handoff_modes import MODES
+from shardbus.sharding.handoff_phases import MovePhase
 from shardbus.sharding.messages import Home, ShardMove
-from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.timers import Timers
 from shardbus.transitions import following
 

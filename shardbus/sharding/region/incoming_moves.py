@@ -44,8 +44,8 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.handoff_modes import HandoffMode
+from shardbus.sharding.handoff_phases import MovePhase
 from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
-from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.region.outgoing_moves import mode_of
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, BufferedMessage
 from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, Routing

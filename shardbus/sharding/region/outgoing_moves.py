@@ -57,6 +57,7 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.handoff_modes import MODES, NAMED, HandoffMode
+from shardbus.sharding.handoff_phases import MovePhase
 from shardbus.sharding.messages import (
     CARRIED_BYTES_MAX,
     CARRIED_MAX,
@@ -64,7 +65,6 @@ from shardbus.sharding.messages import (
     Home,
     ShardMove,
 )
-from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.region.route import REJECT_DROPPED_IN_MOVE, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.timers import Timers

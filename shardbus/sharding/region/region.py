@@ -35,8 +35,8 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.handoff_phases import MovePhase
 from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
-from shardbus.sharding.move_phases import MovePhase
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration

@@ -2,7 +2,7 @@
 
 Random moments seldom meet a phase that lasts milliseconds. Here each kill has a target, a phase and
 a victim, and waits for a move that reaches the phase. Meanwhile nodes are drained and opened again,
-and shards are balanced, so that shards move. The phases are those of `sharding/move_phases`; the
+and shards are balanced, so that shards move. The phases are those of `sharding/handoff_phases`; the
 victims:
 
     old-home      the node that gives the shard away
@@ -33,7 +33,7 @@ from shardbus.membership.member import Service
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.handoff_modes import MODES, HandoffMode
-from shardbus.sharding.move_phases import MovePhase, phases_of
+from shardbus.sharding.handoff_phases import MovePhase, phases_of
 from shardbus.simulation.membership.faults import Faults
 from shardbus.simulation.nodes.options import VICTIMS, NodeOptions
 from shardbus.simulation.nodes.world import NodeWorld, SimClient, SimNode, SimProcess

@@ -12,9 +12,8 @@ from types import ModuleType
 import pytest
 import typer
 
-from shardbus_cli.command_table import COMMANDS, SECTIONS, named_in
+from shardbus_cli.command_table import COMMANDS, SECTIONS, help_of, named_in
 from shardbus_cli.commands import command_line
-from shardbus_cli.help_pages import FILE, help_of
 
 
 def test_starting_the_command_imports_nothing_heavy():
@@ -59,7 +58,7 @@ def test_the_pages_of_help_are_what_the_parser_prints():
     make.__file__ = str(source)
     exec(compile(source.read_text(), str(source), "exec"), make.__dict__)
     again = "run `make docs-generated`"
-    kept, now = json.loads(FILE.read_text(encoding="utf-8")), json.loads(make.render())
+    kept, now = json.loads(make.FILE.read_text(encoding="utf-8")), json.loads(make.render())
     if kept["typer"] == now["typer"]:
         assert kept == now, again
     assert {path: options(page) for path, page in kept["pages"].items()} == {

@@ -13,8 +13,8 @@ from shardbus.config.settings import ShutdownSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.events import LEFT
-from shardbus.node.phases import HAND_OFF_MORE_S, LAST, LEAVE, PHASES, Phases
 from shardbus.node.shutdown import PART_FIRST_S, PART_S, POLL_S, leave, longest_move
+from shardbus.node.shutdown_phases import HAND_OFF_MORE_S, LAST, LEAVE, PHASES, Phases
 from tests.virtual_time import virtual
 
 ME, OTHER, STRANGER = NodeId("a", 1, 1), NodeId("b", 1, 2), NodeId("c", 1, 3)

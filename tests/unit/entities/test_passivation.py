@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardbus import ConfigError, Entity, Passivation, Refused, ShardBus, StopReason, handler
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.passivator import CHECKS, PASS_MIN
+from shardbus.entities.passivation import CHECKS, PASS_MIN
 from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import turns, until
 

@@ -11,7 +11,7 @@ import pytest
 
 from shardbus import ConfigError, ShardBus
 from shardbus.config.settings import ShutdownSettings
-from shardbus.node.phases import HAND_OFF, HAND_OFF_MORE_S, PHASES, Phases
+from shardbus.node.shutdown_phases import HAND_OFF, HAND_OFF_MORE_S, PHASES, Phases
 
 LONG = 20.0
 SHORT = 0.02
