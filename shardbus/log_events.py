@@ -110,6 +110,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("ticker", "%s: the periodic task failed, the others go on"): _event(
         "periodic_task_failed", "task"
     ),
+    ("load_reports", "%s: %s"): _event("expected_load_failed", "entity_type error"),
     ("cluster_thread", "the cluster thread failed: %s"): _event("cluster_thread_failed", "error"),
     ("cluster_thread", "the application has not turned its loop for %.1f s: down"): _event(
         "loop_blocked_down", "seconds"

@@ -278,8 +278,7 @@ class Node:
         if within is not None:
             return
         instances = entity_type.interface.instances
-        by_load = instances is not None and instances.per_instance > 0
-        if by_load or isinstance(strategy, LeastLoad):
+        if (instances is not None and instances.follows_load) or isinstance(strategy, LeastLoad):
             self._by_load[name] = chosen
 
         def make() -> Coordinator:

@@ -4,10 +4,15 @@ A type declared with `instances=` has no plain shards. Each of its shards has N 
 `17~N`; a row has a home, a fence and a hand-off of its own, as a shard has. N is one number for the
 whole type, and the coordinator alone decides it:
 
-    N = max(survive(nodes) + 1, load / per_instance, rounded up), at most `most`, 1 to nodes
+    N = max(survive(nodes) + 1, what the load calls for), at most `most`, 1 to nodes
 
-`nodes` are those that may host the type, `load` is in messages per second of the whole type.
-`instances=3` is exactly 3, or as many as there are nodes if these are fewer.
+`nodes` are those that may host the type. `instances=3` is exactly 3, or as many as there are nodes
+if these are fewer. The load is that of the whole type; of what it is compared with, the highest
+counts, rounded up:
+
+    messages per second, measured or expected    / per_instance
+    seconds of handlers per second               / busy_per_instance
+    messages that wait in mailboxes              / waiting_per_instance
 
 Source: docs/partitions.md; S3.48, S3.49.
 """
@@ -17,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardbus.errors import ConfigError
 
@@ -44,6 +49,19 @@ def _none(nodes: int) -> int:
     return 0
 
 
+class TypeLoad(NamedTuple):
+    """The load of a type. None: it was not measured."""
+
+    rate: float = 0.0
+    """Messages per second."""
+    busy: float | None = 0.0
+    """Seconds of handlers per second."""
+    waiting: float | None = 0.0
+    """Messages that wait in mailboxes."""
+    expected: float = 0.0
+    """Messages per second that the user expects."""
+
+
 @dataclass(frozen=True, slots=True)
 class Instances:
     """How many instances a type has.
@@ -55,6 +73,13 @@ class Instances:
         per_instance: messages per second of the whole type for which one instance is enough; 0: the
             load does not matter.
         exact: the number; then the others do not matter.
+        busy_per_instance: seconds of handlers per second, which is the part of a node's loop that
+            they take, for which one instance is enough; 0: it does not matter.
+        waiting_per_instance: messages that wait in the mailboxes of the whole type for which one
+            instance is enough; 0: they do not matter.
+        expected: messages per second of the whole type to be ready for, before they arrive. Or a
+            function that returns them, which each node that may host calls every few seconds in its
+            loop; of what they return the highest counts. Needs `per_instance`.
 
     Raises:
         ConfigError: one of them is not valid, for some number of nodes from 1 to 1000.
@@ -64,6 +89,9 @@ class Instances:
     most: int = INSTANCES_MAX
     per_instance: float = 0.0
     exact: int = 0
+    busy_per_instance: float = 0.0
+    waiting_per_instance: float = 0.0
+    expected: float | Callable[[], float] = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("most", 1), ("exact", 0)):
@@ -72,9 +100,15 @@ class Instances:
                 raise ConfigError(f"instances: {name} is {value!r:.60}, which is no whole number")
             if not least <= value <= INSTANCES_MAX:
                 raise ConfigError(f"instances: {name} is {value}, not {least} to {INSTANCES_MAX}")
-        load: object = self.per_instance
-        if not isinstance(load, int | float) or isinstance(load, bool) or not 0 <= load < 1e12:
-            raise ConfigError(f"instances: per_instance is {load!r:.60}, no number from 0")
+        for name in ("per_instance", "busy_per_instance", "waiting_per_instance"):
+            _check_load(name, getattr(self, name))
+        if not callable(self.expected):
+            _check_load("expected", self.expected)
+        if self.expected and not self.per_instance:
+            raise ConfigError(
+                "instances: expected without per_instance",
+                hint="per_instance says for how many messages a second one instance is enough",
+            )
         if not callable(self.survive):
             raise ConfigError(f"instances: survive is {self.survive!r:.60}, no function of nodes")
         for nodes in range(1, INSTANCES_MAX + 1):
@@ -99,15 +133,67 @@ class Instances:
         """Return the largest number that `wanted` can return."""
         return self.exact or self.most
 
+    @property
+    def follows_load(self) -> bool:
+        """True if the load of the type matters."""
+        limits = self.per_instance, self.busy_per_instance, self.waiting_per_instance
+        return not self.exact and any(limits)
+
+    @property
+    def timed(self) -> bool:
+        """True if the time of handlers matters."""
+        return not self.exact and self.busy_per_instance > 0
+
+    def expected_now(self) -> float:
+        """Return the messages per second that are expected, by the function if there is one.
+
+        Raises:
+            ConfigError: the function failed, or returned no number from 0.
+        """
+        if not callable(self.expected):
+            return self.expected
+        try:
+            found = self.expected()
+        except Exception as e:
+            raise ConfigError(f"instances: expected failed: {type(e).__name__}: {e}") from None
+        _check_load("expected", found)
+        return found
+
+    def called_for(self, load: TypeLoad) -> float:
+        """Return how many instances this load calls for, as a fraction. What was not measured calls
+        for none."""
+        compared = (
+            (max(load.rate, load.expected), self.per_instance),
+            (load.busy or 0.0, self.busy_per_instance),
+            (load.waiting or 0.0, self.waiting_per_instance),
+        )
+        return max((amount / enough for amount, enough in compared if enough), default=0.0)
+
+    def lacks(self, load: TypeLoad) -> bool:
+        """True if something that matters was not measured."""
+        return (load.busy is None and self.busy_per_instance > 0) or (
+            load.waiting is None and self.waiting_per_instance > 0
+        )
+
     def wanted(self, nodes: int, load: float) -> int:
-        """Return N for this number of nodes and this load; 1 if there is no node."""
+        """Return N for this number of nodes and this load, in messages per second; 1 if there is no
+        node."""
+        return self.bounded(nodes, ceil(self.called_for(TypeLoad(load))))
+
+    def bounded(self, nodes: int, by_load: int) -> int:
+        """Return N for this number of nodes and the number of instances that the load calls for; 1
+        if there is no node."""
         if nodes < 1:
             return 1
         if self.exact:
             return min(self.exact, nodes)
-        by_load = ceil(load / self.per_instance) if self.per_instance else 1
         by_crashes = self.survive(min(nodes, INSTANCES_MAX)) + 1
         return max(1, min(max(by_crashes, by_load), self.most, nodes))
+
+
+def _check_load(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
+        raise ConfigError(f"instances: {name} is {value!r:.60}, no number from 0")
 
 
 def instances_of(entity_type: str, declared: object) -> Instances | None:

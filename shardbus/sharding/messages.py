@@ -203,14 +203,19 @@ class PassOn:
 class ShardLoads:
     """The load of each shard of this region, without those that have none, and what its node has to
     spare for the type, as a part of it. `kind`: the unit, one of `shard_load`. `rate`: messages per
-    second of all these shards; None: the sum of `loads`. They only decide where shards move for
-    balance, and how many instances there are. No answer."""
+    second of all these shards; None: the sum of `loads`. `busy`: seconds of their handlers per
+    second; `waiting`: messages that wait in their mailboxes; None: not measured. `expected`:
+    messages per second of the whole type that the user expects. They only decide where shards move
+    for balance, and how many instances there are. No answer."""
 
     node: NodeId
     loads: Annotated[Mapping[Id, Load], Meta(max_length=SHARDS_MAX)]
     kind: Id = "messages"
     spare: Annotated[float, Meta(ge=SPARE_MIN, le=1.0)] = 1.0
     rate: Load | None = None
+    busy: Load | None = None
+    waiting: Load | None = None
+    expected: Load = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,26 @@ its messages sampled (`load_sampling`). `REPORTS` times in one `rebalance_interv
 ShardLoads. The figures of the node are read over the same window as those of the shards, so that
 what remains is the work of others (`sharding.shard_load`).
 
-Handlers are timed only if some type of this node is balanced by them; then those of every type are,
-since a node has no other way to tell one type's work from another's.
+Handlers are timed only if some type of this node is balanced by them, or has its number of
+instances by them; then those of every type are, since a node has no other way to tell one type's
+work from another's.
+
+With each report goes what the user expects of the type (`Instances.expected`). A function of the
+user that fails is logged once, and then expects nothing.
 
 Nothing here runs per message.
 
-Source: S3.20, N.9.
+Source: S3.20, S3.49, N.9.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.sharding.events import Message
 from shardbus.sharding.messages import ShardLoads
@@ -26,6 +32,8 @@ from shardbus.sharding.shard_load import TIMED, NodeWork, ShardWork, loads_of, s
 from shardbus.shells.region import RegionShell
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.environment import Environment
+
+log = logging.getLogger("shardbus.sharding")
 
 REPORTS = 2
 """Reports to the coordinator in one `rebalance_interval`."""
@@ -65,10 +73,15 @@ class LoadReports:
         self._at_start = environment.resident_bytes()
         self._limit = environment.memory_limit()
         self._windows: dict[str, LoadWindow] = {}
+        self._failed: set[str] = set()
+        """Types of which it was logged that `expected` fails."""
 
     def switch(self, by_load: Mapping[str, ShardingSettings]) -> None:
         """Switch sampling on for these types and those within them. `by_load`: their settings."""
-        timed = any(settings.load in TIMED for settings in by_load.values())
+        timed = any(
+            settings.load in TIMED or _is_timed(self._regions[name])
+            for name, settings in by_load.items()
+        )
         for region in self._regions.values():
             region.sampling.switch(on=timed or region.table.name in by_load, timed=timed)
         self._windows = {name: self._window(0) for name in by_load}
@@ -83,14 +96,39 @@ class LoadReports:
             self._windows[name] = self._window(tick)
             shards = self._shards(region)
             if shards is not None and region.coordinator is not None:
-                report = self._report(region.settings.load, shards, window)
+                report = self._report(region, shards, window)
                 self._send(region.coordinator, name, report)
 
-    def _report(self, kind: str, shards: Mapping[str, ShardWork], window: LoadWindow) -> ShardLoads:
-        node = self._node(window)
+    def _report(
+        self, region: RegionShell, shards: Mapping[str, ShardWork], window: LoadWindow
+    ) -> ShardLoads:
+        node, kind = self._node(window), region.settings.load
         own = total(shards)
-        spare = spare_of(kind, own, node)
-        return ShardLoads(self._me, loads_of(kind, shards, node), kind, spare, own.messages)
+        return ShardLoads(
+            self._me,
+            loads_of(kind, shards, node),
+            kind,
+            spare_of(kind, own, node),
+            rate=own.messages,
+            busy=own.time if region.sampling.timed else None,
+            waiting=own.waiting,
+            expected=self._expected(region),
+        )
+
+    def _expected(self, region: RegionShell) -> float:
+        """Return the messages per second that the user expects of a type."""
+        instances = region.entity_type.interface.instances
+        if instances is None:
+            return 0.0
+        try:
+            expected = instances.expected_now()
+        except ConfigError as e:
+            if region.name not in self._failed:
+                self._failed.add(region.name)
+                log.warning("%s: %s", region.name, e.message)
+            return 0.0
+        self._failed.discard(region.name)
+        return expected
 
     def _window(self, tick: int) -> LoadWindow:
         regions = self._regions.values()
@@ -136,3 +174,9 @@ class LoadReports:
             at_start=self._at_start,
             limit=self._limit,
         )
+
+
+def _is_timed(region: RegionShell) -> bool:
+    """True if the number of a type's instances follows the time of its handlers."""
+    instances = region.entity_type.interface.instances
+    return instances is not None and instances.timed

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from shardbus import Entity, ShardBus, handler
+from shardbus import Entity, Instances, ShardBus, handler
 from shardbus.admin.pages import AdminPages
 from shardbus.config.settings import LOADS
 from shardbus.ids import shard_of
+from shardbus.sharding.coordinator import instance_rows
 from tests.loopback.nodes import Nodes, hosts
 from tests.waiting import until
 
@@ -125,3 +126,34 @@ async def test_S3_20_shards_with_long_handlers_are_spread(nodes: Nodes) -> None:
     assert all(row["load"] > 0 for row in shown["shards"] if row["shard"] in slow)
     sending.cancel()
     await asyncio.wait([sending])
+
+
+async def test_S3_49_more_instances_for_handlers_that_take_long(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_rows, "RISES_AFTER_S", 0.1)
+    bus = ShardBus("market")
+
+    @bus.entity(
+        "price",
+        shards=SHARDS,
+        rebalance_interval=0.5,
+        instances=Instances(most=2, busy_per_instance=0.005),
+    )
+    class Price(Entity):
+        @handler
+        def work(self) -> int:
+            time.sleep(0.02)
+            return self.context.instance
+
+    await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    acme = client.ref(Price, "ACME")
+    assert await acme.work() == 1
+    answered: set[int] = set()
+
+    async def two() -> bool:
+        answered.add(await acme.to("random").work())
+        return len(answered) == 2
+
+    await until(two, "a second instance")

@@ -8,9 +8,11 @@ that finds no node without a row of its shard has no home.
     nodes come ──> N grows ──> rows are wanted ──> homes
     nodes go ───> SHRINK_AFTER_S ──> N shrinks ──> rows above it stop, and get no home
 
-With `per_instance`, N follows the load as well, which regions report (`LoadInstances`): after
-`RISES_AFTER_S` of more load than the instances are enough for, and after `FALLS_AFTER_S` of less
-than half of that. So a gust of load changes nothing.
+With `per_instance` and its like, N follows the load as well, which regions report
+(`LoadInstances`): after `RISES_AFTER_S` of more load than the instances are enough for, and after
+`FALLS_AFTER_S` of less than half of that. So a gust of load changes nothing. What a user expects
+counts like messages that arrive. While a region of an earlier release leaves a figure out that
+matters, N does not fall.
 
 A coordinator that takes over finds N in the table: the highest row. The number is sent to every
 region and proxy once, and again when it changes; regions pass it on to their clients.
@@ -24,7 +26,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from shardbus.ids import NodeId
-from shardbus.sharding.instances import Instances, row_of, split_row
+from shardbus.sharding.instances import Instances, TypeLoad, row_of, split_row
 from shardbus.sharding.messages import ShardLoads
 from shardbus.sharding.table import ShardTable
 
@@ -39,21 +41,22 @@ FALLS_AFTER_S = 300.0
 class LoadInstances:
     """The number of instances that the load of a type calls for. `count` is at least 1."""
 
-    __slots__ = ("_per_instance", "_since", "_too_many", "count", "loads")
+    __slots__ = ("_instances", "_since", "_too_many", "count", "loads")
 
-    def __init__(self, per_instance: float) -> None:
+    def __init__(self, instances: Instances) -> None:
         self.count = 1
-        self.loads: dict[NodeId, float] = {}
-        """Messages per second of the type at each node, as reported last."""
-        self._per_instance = per_instance
+        self.loads: dict[NodeId, TypeLoad] = {}
+        """The load of the type at each node, as reported last."""
+        self._instances = instances
         self._since: float | None = None
         """Since when the load has called for another number; below, in which direction."""
         self._too_many = False
 
     def record(self, report: ShardLoads) -> None:
-        """Record what a region reports, in messages per second whatever the unit of its loads."""
+        """Record what a region reports of the whole type, whatever the unit of its loads."""
         rate = sum(report.loads.values()) if report.rate is None else report.rate
-        self.loads[report.node] = rate
+        load = TypeLoad(rate, report.busy, report.waiting, report.expected)
+        self.loads[report.node] = load
 
     def forget_others(self, nodes: Iterable[NodeId]) -> None:
         """Forget the loads of nodes that are not among these."""
@@ -61,18 +64,29 @@ class LoadInstances:
 
     def update(self, now: float) -> None:
         """Compare the load with what the instances are enough for."""
-        if not self._per_instance:
+        if not self._instances.follows_load:
             return
-        load = sum(self.loads.values())
-        enough = self.count * self._per_instance
-        too_few, too_many = load > enough, self.count > 1 and load < enough / 2
+        wanted = self._instances.called_for(self._total())
+        lacking = any(map(self._instances.lacks, self.loads.values()))
+        too_few = wanted > self.count
+        too_many = self.count > 1 and wanted < self.count / 2 and not lacking
         if not (too_few or too_many):
             self._since = None
         elif self._since is None or too_many is not self._too_many:
             self._since, self._too_many = now, too_many
         due = self.deadline()
         if due is not None and now >= due:
-            self.count, self._since = max(1, ceil(load / self._per_instance)), None
+            self.count, self._since = max(1, ceil(wanted)), None
+
+    def _total(self) -> TypeLoad:
+        """Return the load at all nodes together."""
+        loads = self.loads.values()
+        return TypeLoad(
+            sum(load.rate for load in loads),
+            sum(load.busy or 0.0 for load in loads),
+            sum(load.waiting or 0.0 for load in loads),
+            max((load.expected for load in loads), default=0.0),
+        )
 
     def deadline(self) -> float | None:
         """Return when the number changes if the load stays as it is."""
@@ -88,7 +102,7 @@ class InstanceRows:
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
-        self.by_load = LoadInstances(instances.per_instance)
+        self.by_load = LoadInstances(instances)
         self.count = 0
         self._fewer_since: float | None = None
         self._informed: dict[NodeId, int] = {}
@@ -103,7 +117,8 @@ class InstanceRows:
     def load(self, rows: Iterable[str]) -> None:
         """Take over the rows of a table."""
         self.count = max((split_row(row)[1] for row in rows), default=0)
-        self.by_load.count = max(1, self.count)  # until the loads show otherwise
+        if self._instances.follows_load:
+            self.by_load.count = max(1, self.count)  # until the loads show otherwise
 
     def update(self, nodes: int, now: float) -> bool:
         """Use this number of nodes that may host; 0 if it is not known. Returns True if N has
@@ -112,7 +127,7 @@ class InstanceRows:
         if nodes < 1:
             self._fewer_since = None
             return False
-        wanted = self._instances.wanted(nodes, self.by_load.count * self._instances.per_instance)
+        wanted = self._instances.bounded(nodes, self.by_load.count)
         if wanted >= self.count:
             self._fewer_since = None
         elif self._fewer_since is None:

@@ -37,6 +37,29 @@ def test_N_is_within_its_bounds() -> None:
     by_load = Instances(most=4, per_instance=100.0)
     assert [by_load.wanted(9, load) for load in (0, 100, 101, 350, 1e9)] == [1, 1, 2, 4, 4]
     assert by_load.wanted(2, 1e9) == 2
+    assert [by_load.bounded(9, n) for n in (0, 1, 3, 9)] == [1, 1, 3, 4]
+
+
+def test_an_exact_number_follows_no_load() -> None:
+    exact = Instances(exact=3, per_instance=1.0, busy_per_instance=1.0)
+    assert (exact.follows_load, exact.timed) == (False, False)
+    assert (Instances().follows_load, Instances().timed) == (False, False)
+    for limit in ("per_instance", "busy_per_instance", "waiting_per_instance"):
+        limits: dict[str, Any] = {limit: 1.0}
+        one = Instances(**limits)
+        assert (one.follows_load, one.timed) == (True, limit == "busy_per_instance")
+
+
+def test_what_is_expected_is_a_number_or_a_function_that_returns_one() -> None:
+    assert Instances(per_instance=1.0, expected=50).expected_now() == 50
+    found: list[Any] = [7.5, -1, None, True]
+    asked = Instances(per_instance=1.0, expected=lambda: found.pop(0))
+    assert asked.expected_now() == 7.5
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="expected is"):
+            asked.expected_now()
+    with pytest.raises(ConfigError, match="expected failed: IndexError: pop from empty list"):
+        asked.expected_now()
 
 
 @pytest.mark.parametrize(
@@ -47,6 +70,11 @@ def test_N_is_within_its_bounds() -> None:
         ({"most": True}, "no whole number"),
         ({"per_instance": -1}, "per_instance is -1"),
         ({"per_instance": float("nan")}, "per_instance is nan"),
+        ({"busy_per_instance": "1"}, "busy_per_instance is '1'"),
+        ({"waiting_per_instance": -0.5}, "waiting_per_instance is -0.5"),
+        ({"per_instance": 1.0, "expected": -1}, "expected is -1"),
+        ({"expected": 5.0}, "expected without per_instance"),
+        ({"expected": lambda: 5.0}, "expected without per_instance"),
         ({"survive": 2}, "no function of nodes"),
         ({"survive": lambda n: -1}, "is -1"),
         ({"survive": lambda n: 0.5}, "is 0.5"),

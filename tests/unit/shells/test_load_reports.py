@@ -9,6 +9,7 @@ import pytest
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
+from shardbus.sharding.instances import Instances
 from shardbus.sharding.messages import ShardLoads
 from shardbus.shells.load_reports import REPORTS, LoadReports
 from shardbus.shells.load_sampling import LoadSampling
@@ -19,13 +20,16 @@ INTERVAL = 10.0
 DUE = int(1000 * INTERVAL / REPORTS) // CoarseClock.TICK_MS
 
 
-def region(name: str, load: str = "messages", within: Any = None) -> Any:
+def region(
+    name: str, load: str = "messages", within: Any = None, instances: Instances | None = None
+) -> Any:
     """A region of which the reports use only these parts. An entity is named by its shard."""
     made: Any = SimpleNamespace(
         name=name,
         hosts=True,
         inner=[],
         coordinator=COORDINATOR,
+        entity_type=SimpleNamespace(interface=SimpleNamespace(instances=instances)),
         settings=ShardingSettings(load=load, rebalance_interval=INTERVAL),
         sampling=LoadSampling(lambda entity_id: entity_id[0]),
         router=SimpleNamespace(region=SimpleNamespace(registered=True)),
@@ -85,7 +89,9 @@ def test_S3_20_a_type_by_load_reports_its_shards_to_its_coordinator() -> None:
     node.switch("page")
     node.window()
     node.handle("page", "aaaaab" * 10)
-    assert node.window() == [ShardLoads(ME, {"a": 10.0, "b": 2.0}, "messages", 1.0, 12.0)]
+    assert node.window() == [
+        ShardLoads(ME, {"a": 10.0, "b": 2.0}, "messages", 1.0, 12.0, waiting=7.0)
+    ]
     assert [sent[:2] for sent in node.sent] == [(COORDINATOR, "page")]
 
 
@@ -131,7 +137,7 @@ def test_what_lives_within_a_type_counts_for_it() -> None:
     node.window()
     node.handle("order", "a" * 5)
     node.handle("item", "a" * 20)
-    assert node.window() == [ShardLoads(ME, {"a": 5.0}, "messages", 1.0, 5.0)]
+    assert node.window() == [ShardLoads(ME, {"a": 5.0}, "messages", 1.0, 5.0, waiting=14.0)]
 
 
 @pytest.mark.parametrize("reason", ["proxy", "unregistered", "no coordinator", "early"])
@@ -154,3 +160,31 @@ def test_types_that_are_not_balanced_by_load_are_not_sampled() -> None:
     node.switch("page")
     assert [one.sampling.on for one in node.regions.values()] == [True, False]
     assert not node.regions["page"].sampling.timed
+
+
+def test_S3_49_handlers_are_timed_if_the_instances_follow_them() -> None:
+    node = Reporter(region("page", instances=Instances(busy_per_instance=0.5)), region("other"))
+    node.switch("page")
+    assert [one.sampling.timed for one in node.regions.values()] == [True, True]
+    node.window()
+    [report] = node.window()
+    assert (report.kind, report.busy, report.waiting) == ("messages", 0.0, 7.0)
+    node = Reporter(region("page", instances=Instances(per_instance=5.0)))
+    node.switch("page")
+    node.window()
+    [report] = node.window()
+    assert (node.regions["page"].sampling.timed, report.busy) == (False, None)
+
+
+def test_S3_49_what_the_user_expects_is_reported_and_a_failure_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers: list[Any] = [100, -1, -1, 30.0, -1]
+    instances = Instances(per_instance=5.0, expected=lambda: answers.pop(0))
+    node = Reporter(region("page", instances=instances))
+    node.switch("page")
+    node.window()
+    assert [node.window()[0].expected for _ in range(5)] == [100, 0.0, 0.0, 30.0, 0.0]
+    assert [line.getMessage() for line in caplog.records] == [
+        "page: instances: expected is -1, no number from 0"
+    ] * 2
