@@ -91,6 +91,15 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ),
     ("node", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
     ("shutdown_phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
+    ("pod_deletion_cost", "the pod of this node has the deletion cost %s"): _event(
+        "deletion_cost_written", "cost"
+    ),
+    ("pod_deletion_cost", "the deletion cost is not written yet: %s"): _event(
+        "deletion_cost_delayed", "error"
+    ),
+    ("pod_deletion_cost", "the deletion cost of the pod stays as it is: %s"): _event(
+        "deletion_cost_given_up", "error"
+    ),
     ("rejoining", "this node was downed, and rejoins once its store answers: %s"): _event(
         "rejoin_waits", "error"
     ),

@@ -365,4 +365,18 @@ LOOP_LAG = _declare(
     "",
     "time since the application's loop last completed an iteration",
 )
+POD_DELETION_COST = _declare(
+    GAUGE,
+    Group.NODE,
+    "pod_deletion_cost",
+    "",
+    "the deletion cost that this node has written to its pod (`kubernetes.deletion_costs`)",
+)
+KUBERNETES_ERRORS = _declare(
+    COUNTER,
+    Group.NODE,
+    "kubernetes_errors",
+    "",
+    "attempts to annotate the pod of this node that failed; the log has the reason",
+)
 BUILD_INFO = _declare(GAUGE, Group.NODE, "build_info", "version", "1")

@@ -206,7 +206,11 @@ class _Collector:
         errors = _plain_counter(catalogue.STORE_ERRORS, node.states.errors)
         build = _gauge(catalogue.BUILD_INFO)
         build.add_metric([VERSION], 1)
-        return [lag, vitals, failed, errors, build]
+        cost, pod = _gauge(catalogue.POD_DELETION_COST), node.pod_cost
+        if pod is not None and pod.written is not None:
+            cost.add_metric([], pod.written)
+        refused = _plain_counter(catalogue.KUBERNETES_ERRORS, pod.failures if pod else 0)
+        return [lag, vitals, failed, errors, cost, refused, build]
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:

@@ -19,6 +19,7 @@ from shardbus.node.shutdown_phases import Phases
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.sharding.events import Note
 from shardbus.shells.cluster_thread import MembershipRunner
+from shardbus.shells.pod_deletion_cost import PodDeletionCost
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.vitals import VitalsSampler
@@ -47,6 +48,7 @@ class AdminServices(Protocol):
     other_clusters: tuple[OtherCluster, ...]
     on_leave: Callable[[], None] | None
     phases: Phases
+    pod_cost: PodDeletionCost | None
     recent_events: RecentEvents
     refused: RefusedTells
     rpc: NodeRpc

@@ -551,6 +551,26 @@ class TracingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """What a node does at the API server of Kubernetes: by default nothing."""
+
+    deletion_costs: int = count(
+        0,
+        "the oldest nodes whose pods get a deletion cost, so that a Deployment that shrinks or is "
+        "replaced removes them last; such as 3",
+        high=1000,
+        off=True,
+    )
+    pod: str = text("", "name of this node's pod: metadata.name of the downward API")
+    namespace: str = text("", "namespace of the pod; empty is that of the service account")
+    api: str = text("", "HOST:PORT of the API server; empty is what Kubernetes tells each pod")
+    service_account: str = text(
+        "/var/run/secrets/kubernetes.io/serviceaccount",
+        "folder of the service account: token, ca.crt and namespace",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a node."""
 
@@ -563,3 +583,4 @@ class Settings:
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     log: LogSettings = field(default_factory=LogSettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)

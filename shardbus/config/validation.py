@@ -8,6 +8,7 @@ Source: S1.25.
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 from shardbus.bounds import ID_CHARACTERS_MAX
@@ -15,15 +16,19 @@ from shardbus.config.seeds import parse_seeds
 from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
+    KubernetesSettings,
     Settings,
     ShardingSettings,
     StoreSettings,
 )
 from shardbus.errors import ConfigError
+from shardbus.ids import Address
 
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
 TOKEN_CHARACTERS_MIN = 16
+KUBERNETES_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+"""The name of a pod or a namespace: it becomes a part of a path."""
 SUSPEND_S_MIN = 0.2
 """The shortest `cluster.suspend_after`, in seconds: four ticks of the gate in front of entities."""
 
@@ -81,6 +86,7 @@ def check(settings: Settings) -> None:
             "waiting while the coordinator still finishes"
         )
     _check_http(http)
+    _check_kubernetes(settings.kubernetes)
 
 
 def _check_discovery(cluster: ClusterSettings, store: StoreSettings) -> None:
@@ -122,6 +128,28 @@ def _check_suspension(cluster: ClusterSettings) -> None:
             f"consent three times within it, so one late answer would suspend it",
             hint=f"set it to at least {SUSPEND_S_MIN:g} s",
         )
+
+
+def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
+    """Check that a node whose pod gets a deletion cost knows its pod."""
+    if kubernetes.deletion_costs and not kubernetes.pod:
+        raise ConfigError(
+            "kubernetes.deletion_costs is set without kubernetes.pod",
+            hint="set SHARDBUS_KUBERNETES__POD from metadata.name of the downward API",
+        )
+    for what, name in (("pod", kubernetes.pod), ("namespace", kubernetes.namespace)):
+        if name and not KUBERNETES_NAME.fullmatch(name):
+            raise ConfigError(
+                f"kubernetes.{what} is {name!r:.80}, which is no name in Kubernetes",
+                hint="names have small letters, digits, dots and hyphens",
+            )
+    if kubernetes.api:
+        try:
+            Address.parse(kubernetes.api)
+        except ConfigError as error:
+            raise ConfigError(
+                f"kubernetes.api: {error.message}", hint="write HOST:PORT, as in 10.96.0.1:443"
+            ) from None
 
 
 def _check_http(http: HttpSettings) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -69,6 +70,7 @@ from shardbus.sharding.messages import Home
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.discovery import Discovery
 from shardbus.shells.load_reports import LoadReports
+from shardbus.shells.pod_deletion_cost import PodDeletionCost
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.shells.state_expiry import EXPIRE_STATES, StateExpiry
@@ -84,6 +86,7 @@ from shardbus.transport.drop_reports import DropTallies, Origin, RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.kubernetes_api import PodApi
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.permissions import JOIN_ANSWERS, JOIN_REQUESTS, authorize
 from shardbus.transport.send_buffer import SendBufferLimit
@@ -157,6 +160,8 @@ class Node:
         self.on_leave: Callable[[], None] | None = None
         self.tracer: Tracer | None = None
         """Set at the start, if tracing is enabled."""
+        self.pod_cost: PodDeletionCost | None = None
+        """Set at the start, if this node's pod gets a deletion cost."""
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
@@ -195,6 +200,7 @@ class Node:
         uid = self.environment.uid
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
+        self.pod_cost = self._make_pod_cost()
         await self.store.start()
         self._store_identity = await self.store.identity()
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
@@ -259,6 +265,12 @@ class Node:
         )
         endpoint.set_members(())
         return endpoint
+
+    def _make_pod_cost(self) -> PodDeletionCost | None:
+        settings = self.settings.kubernetes
+        if not settings.deletion_costs:
+            return None
+        return PodDeletionCost(settings.deletion_costs, PodApi(settings, os.environ).annotate)
 
     def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
         parent = entity_type.interface.within
@@ -486,6 +498,8 @@ class Node:
             region.set_zones(zones)
         for singleton in self.singletons.values():
             singleton.update(view)
+        if self.pod_cost is not None:
+            self.pod_cost.on_view(view)
         ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
         if ready and not self.cluster_stops.done():
             self.cluster_stops.set_result(None)
@@ -750,6 +764,8 @@ class Node:
         self.vitals.stop()
         self._reassertions.cancel()
         self.expiry.stop()
+        if self.pod_cost is not None:
+            self.pod_cost.stop()
         for singleton in self.singletons.values():
             singleton.close()
         self.session_loss.closing()

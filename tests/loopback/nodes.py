@@ -18,6 +18,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
+    KubernetesSettings,
     NodeSettings,
     SecuritySettings,
     Settings,
@@ -47,7 +48,7 @@ class Nodes:
         self.own: dict[str, Any] = {}
         """Settings of section `node` for those that start from now on."""
         self.store, self.security = StoreSettings(), SecuritySettings()
-        self.tracing = TracingSettings()
+        self.tracing, self.kubernetes = TracingSettings(), KubernetesSettings()
         self._cluster = cluster
         self._clients: list[AsyncClient] = []
 
@@ -77,6 +78,7 @@ class Nodes:
             store=self.store,
             security=self.security,
             tracing=self.tracing,
+            kubernetes=self.kubernetes,
         )
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, self.open_store())

@@ -1,5 +1,5 @@
 """The objects of `deploy/kubernetes` fit the schemas of Kubernetes, agree with each other, and
-start a node that this package understands."""
+start a node that this package understands; so does the component `deletion-cost`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from shardbus import ShardBus
+from shardbus.config.loading import from_environment, load
 from shardbus.config.settings import Settings
 from shardbus.node.served_node import AFTERWARDS_S
 from shardbus.node.shutdown_phases import Phases
@@ -22,16 +23,17 @@ PLACE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 FOLDER = PLACE / "base"
 EXAMPLE = yaml.safe_load((PLACE / "example" / "kustomization.yaml").read_text(encoding="utf-8"))
 BASE = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+COMPONENT = PLACE / "deletion-cost"
 VERSIONS = ("1.29", "1.34")
 VARIABLE = "$(POD_IP)"
 
 
+def of_file(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
 def objects() -> list[dict[str, Any]]:
-    return [
-        found
-        for name in BASE["resources"]
-        for found in yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))
-    ]
+    return [found for name in BASE["resources"] for found in of_file(FOLDER / name)]
 
 
 def one(kind: str, name: str = "shardbus") -> dict[str, Any]:
@@ -59,6 +61,52 @@ def test_the_schemas_of_kubernetes_accept_every_object(version: str) -> None:
 def test_every_file_belongs_to_the_base() -> None:
     files = {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     assert files == set(BASE["resources"])
+
+
+[ROLE, BINDING] = of_file(COMPONENT / "role.yaml")
+[COSTS] = of_file(COMPONENT / "deployment.yaml")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_accept_the_right_to_write_deletion_costs(version: str) -> None:
+    for each in (ROLE, BINDING):
+        kubernetes_validate.validate(each, version, strict=True)
+    [given] = COSTS["spec"]["template"]["spec"]["containers"]
+    merged = one("Deployment")
+    pod = merged["spec"]["template"]["spec"]
+    pod["automountServiceAccountToken"] = True
+    pod["containers"][0]["env"] += given["env"]
+    kubernetes_validate.validate(merged, version, strict=True)
+
+
+def test_the_component_gives_the_pods_that_right_and_no_other() -> None:
+    [component] = of_file(COMPONENT / "kustomization.yaml")
+    assert component["kind"] == "Component"
+    files = {path.name for path in COMPONENT.glob("*.yaml")} - {"kustomization.yaml"}
+    assert files == {*component["resources"], *(patch["path"] for patch in component["patches"])}
+    assert ROLE["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
+    assert BINDING["roleRef"]["name"] == ROLE["metadata"]["name"]
+    account = one("ServiceAccount")["metadata"]["name"]
+    assert BINDING["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert POD["spec"]["serviceAccountName"] == account
+
+
+def test_the_component_patches_the_pods_of_the_base() -> None:
+    """Kustomize merges by the names of the Deployment and of the container."""
+    deployment, pod = one("Deployment"), COSTS["spec"]["template"]["spec"]
+    assert COSTS["metadata"]["name"] == deployment["metadata"]["name"]
+    [container] = pod["containers"]
+    assert container["name"] == CONTAINER["name"]
+    assert pod["automountServiceAccountToken"] is True
+    given = {entry["name"]: entry for entry in container["env"]}
+    assert not given.keys() & ENVIRONMENT.keys()
+    fields = {"metadata.name": "shardbus-7c5d-x2x9z"}
+    values = {
+        name: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for name, entry in given.items()
+    }
+    kubernetes = load(from_environment(values)).kubernetes
+    assert (kubernetes.deletion_costs, kubernetes.pod) == (3, "shardbus-7c5d-x2x9z")
 
 
 def test_selectors_and_names_of_ports_meet_the_pods() -> None:

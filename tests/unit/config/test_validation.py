@@ -171,3 +171,26 @@ def test_off_the_loopback_http_needs_a_token_or_the_word_insecure() -> None:
 def test_http_settings_that_contradict_each_other(of: HttpSettings, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check(Settings(http=of))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "words"),
+    [
+        (["deletion_costs=3"], "without kubernetes.pod; set SHARDBUS_KUBERNETES__POD"),
+        (["deletion_costs=3", "pod=../secrets/a"], "kubernetes.pod is '../secrets/a'"),
+        (["pod=Shop"], "kubernetes.pod is 'Shop'"),
+        (["pod=-a"], "kubernetes.pod is '-a'"),
+        (["namespace=a/b"], "kubernetes.namespace is 'a/b'"),
+        (["api=10.96.0.1"], "kubernetes.api: not an address: '10.96.0.1'; write HOST:PORT"),
+        (["deletion_costs=1001"], "1001"),
+    ],
+)
+def test_a_node_whose_pod_has_a_cost_knows_its_pod(assignments, words):
+    text = refusal(*from_assignments([f"kubernetes.{each}" for each in assignments]))
+    assert words in text
+
+
+def test_a_pod_with_a_cost_needs_no_more_than_its_name():
+    given = ["kubernetes.deletion_costs=3", "kubernetes.pod=shop-7c5d.x-2"]
+    assert load(from_assignments(given)).kubernetes.deletion_costs == 3
+    assert load(from_assignments(["kubernetes.deletion_costs=off"])).kubernetes.deletion_costs == 0

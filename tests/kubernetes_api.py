@@ -1,0 +1,107 @@
+"""An API server of Kubernetes that knows pods and their annotations: TLS on the loopback, tokens,
+answers that a test orders, and the files that a pod has of its service account."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import ssl
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tests.certificates import Certificates
+
+REASONS = {200: "OK", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 409: "Conflict"}
+FORBIDDEN = (
+    'pods "a" is forbidden: User "system:serviceaccount:shop:shardbus" cannot patch resource '
+    '"pods" in API group "" in the namespace "shop"'
+)
+MESSAGES = {403: FORBIDDEN, 409: "the object has been modified"}
+SILENCE = 0
+"""In place of a status: no answer at all."""
+NO_HTTP = -1
+
+
+class KubernetesApi:
+    """Serves the pods of `namespace`. `orders` has statuses that it answers with, one after the
+    other, before it does its work; `token` is the one that it accepts."""
+
+    def __init__(self, folder: Path, namespace: str = "shop") -> None:
+        self.certificates = Certificates(folder / "api")
+        self.namespace, self.token = namespace, "first.token"
+        self.annotations: dict[str, dict[str, str]] = {}
+        self.orders: list[int] = []
+        self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.address = ""
+        self.account = folder / "account"
+        self.account.mkdir()
+        (self.account / "namespace").write_text(namespace)
+        (self.account / "ca.crt").write_bytes(self.certificates.authority.read_bytes())
+        self.rotate(self.token)
+
+    def rotate(self, token: str) -> None:
+        """Accept another token, and write it into the pod's file."""
+        self.token = token
+        (self.account / "token").write_text(token)
+
+    def add(self, pod: str) -> None:
+        """Let there be a pod."""
+        self.annotations[pod] = {}
+
+    async def __aenter__(self) -> KubernetesApi:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.certificates.certificate, self.certificates.key)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._ends = asyncio.Event()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ends.set()
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii")
+            first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            body = json.loads(await reader.readexactly(int(headers["content-length"])))
+            self.requests.append((first, headers, body))
+            status = self.orders.pop(0) if self.orders else self._patch(first, headers, body)
+            if status == SILENCE:
+                await self._ends.wait()
+            elif status == NO_HTTP:
+                writer.write(b"220 mail.example ESMTP\r\n\r\n")
+            else:
+                writer.write(self._answer(status))
+            await writer.drain()
+        writer.close()
+
+    def _patch(self, first: str, headers: dict[str, str], body: Any) -> int:
+        path = rf"PATCH /api/v1/namespaces/{self.namespace}/pods/([^/?]+)(\?\S+)? HTTP/1\.1"
+        found = re.fullmatch(path, first)
+        if headers["authorization"] != f"bearer {self.token}":
+            return 401
+        if found is None or found[1] not in self.annotations:
+            return 404
+        if headers["content-type"] != "application/strategic-merge-patch+json":
+            return 415
+        self.annotations[found[1]] |= body["metadata"]["annotations"]
+        return 200
+
+    @staticmethod
+    def _answer(status: int) -> bytes:
+        """In chunks, as Go's server answers with a body of unknown length."""
+        found = {"kind": "Status", "message": MESSAGES.get(status, "busy"), "code": status}
+        text = json.dumps({"kind": "Pod"} if status == 200 else found).encode()
+        head = f"HTTP/1.1 {status} {REASONS.get(status, 'Reason')}\r\n"
+        headers = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        return f"{head}{headers}{len(text):x}\r\n".encode() + text + b"\r\n0\r\n\r\n"

@@ -1,0 +1,232 @@
+"""Nodes annotate their pods at an API server, over TLS: the oldest node has the highest cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.admin.metrics import render
+from shardbus.config.settings import KubernetesSettings
+from shardbus.errors import ConfigError
+from shardbus.node.node import Node
+from shardbus.shells.pod_deletion_cost import ANNOTATION
+from shardbus.transport import kubernetes_api
+from shardbus.transport.kubernetes_api import PodApi
+from tests.certificates import Certificates
+from tests.kubernetes_api import NO_HTTP, SILENCE, KubernetesApi
+from tests.loopback.nodes import Nodes, http
+from tests.waiting import until
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[KubernetesApi]:
+    async with KubernetesApi(tmp_path) as server:
+        server.add("a")
+        yield server
+
+
+def settings(api: KubernetesApi, pod: str = "a", costs: int = 3) -> KubernetesSettings:
+    return KubernetesSettings(costs, pod, api=api.address, service_account=str(api.account))
+
+
+def pod_of(api: KubernetesApi) -> PodApi:
+    return PodApi(settings(api), {})
+
+
+def application() -> ShardBus:
+    bus = ShardBus("shop")
+
+    @bus.entity("counter", shards=4)
+    class Counter(Entity):
+        @handler
+        def add(self, amount: int) -> int:
+            return amount
+
+    return bus
+
+
+# One request
+
+
+async def test_an_annotation_is_set_and_the_others_stay(api: KubernetesApi) -> None:
+    api.annotations["a"]["other"] = "1"
+    assert await pod_of(api).annotate(ANNOTATION, "300") is None
+    assert api.annotations["a"] == {"other": "1", ANNOTATION: "300"}
+    [(line, headers, _)] = api.requests
+    assert line == "PATCH /api/v1/namespaces/shop/pods/a?fieldManager=shardbus HTTP/1.1"
+    assert headers["host"] == api.address
+
+
+async def test_the_address_is_what_kubernetes_tells_a_pod(api: KubernetesApi) -> None:
+    host, port = api.address.split(":")
+    told = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    assert await PodApi(replace(settings(api), api=""), told).annotate("x", "1") is None
+    with pytest.raises(ConfigError, match="this process is in no pod"):
+        PodApi(replace(settings(api), api=""), {})
+
+
+@pytest.mark.parametrize(
+    ("status", "final", "words"),
+    [
+        (400, True, "answers 400: busy"),
+        (401, False, "does not accept the token of"),
+        (403, False, "cannot patch resource"),
+        (404, True, "has no pod 'a' of namespace 'shop'"),
+        (409, False, "answers 409: the object has been modified"),
+        (422, True, "answers 422: busy"),
+        (429, False, "answers 429: busy"),
+        (500, False, "answers 500: busy"),
+        (503, False, "answers 503: busy"),
+        (NO_HTTP, False, "is incomplete or is not HTTP"),
+        (302, True, "answers 302"),
+    ],
+)
+async def test_refusals(api: KubernetesApi, status: int, final: bool, words: str) -> None:
+    api.orders = [status]
+    failure = await pod_of(api).annotate("x", "1")
+    assert failure is not None
+    assert (failure.final, words in failure.text) == (final, True), failure
+    assert "\n" not in failure.text
+    assert api.token not in failure.text
+
+
+async def test_a_missing_right_names_the_role(api: KubernetesApi) -> None:
+    api.orders = [403]
+    failure = await pod_of(api).annotate("x", "1")
+    assert failure is not None
+    assert "a Role must let the service account of this pod patch pods" in failure.text
+    [place] = re.findall(r"deploy/\S+?(?=,| )", failure.text)
+    assert (Path(__file__).resolve().parents[2] / place).is_dir()
+
+
+async def test_an_api_server_that_stays_silent(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "ANSWER_WITHIN_S", 0.2)
+    api.orders = [SILENCE]
+    failure = await pod_of(api).annotate("x", "1")
+    assert failure is not None
+    assert failure.text == f"no answer of {api.address} within 0.2 s"
+    assert not failure.final
+
+
+async def test_nothing_listens(api: KubernetesApi) -> None:
+    failure = await PodApi(replace(settings(api), api="127.0.0.1:1"), {}).annotate("x", "1")
+    assert failure is not None
+    assert "cannot reach 127.0.0.1:1" in failure.text
+
+
+async def test_a_token_that_kubernetes_replaces_is_read_again(api: KubernetesApi) -> None:
+    pod = pod_of(api)
+    assert await pod.annotate("x", "1") is None
+    api.token = "second.token"
+    failure = await pod.annotate("x", "2")
+    assert failure is not None
+    assert not failure.final
+    api.rotate("second.token")
+    assert await pod.annotate("x", "2") is None
+    assert api.annotations["a"] == {"x": "2"}
+
+
+async def test_another_authority_is_not_trusted(api: KubernetesApi, tmp_path: Path) -> None:
+    own = (api.account / "ca.crt").read_bytes()
+    foreign = Certificates(tmp_path / "foreign").authority.read_bytes()
+    (api.account / "ca.crt").write_bytes(foreign)
+    failure = await pod_of(api).annotate("x", "1")
+    assert failure is not None
+    assert f"the certificate of {api.address} is not trusted" in failure.text
+    assert not api.requests, "the token was sent to a server that is not the API server"
+    (api.account / "ca.crt").write_bytes(own)
+    assert await pod_of(api).annotate("x", "1") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("token", None, "token cannot be read: No such file or directory"),
+        ("token", b"", "has no token"),
+        ("token", b"two\r\nX-Header: 1", "has no token"),
+        ("token", b"\xff\xfe", "it is no text"),
+        ("ca.crt", None, "ca.crt cannot be read"),
+        ("ca.crt", b"nothing", "has no certificates"),
+    ],
+)
+async def test_files_that_cannot_be_used(
+    api: KubernetesApi, name: str, content: bytes | None, words: str
+) -> None:
+    pod = pod_of(api)
+    (api.account / name).unlink()
+    if content is not None:
+        (api.account / name).write_bytes(content)
+    failure = await pod.annotate("x", "1")
+    assert failure is not None
+    assert words in failure.text
+    assert not api.requests
+
+
+def test_a_namespace_that_is_none_stops_the_start(tmp_path: Path) -> None:
+    given = KubernetesSettings(1, "a", api="127.0.0.1:1", service_account=str(tmp_path))
+    with pytest.raises(ConfigError, match="namespace cannot be read"):
+        PodApi(given, {})
+    (tmp_path / "namespace").write_text("../kube-system")
+    with pytest.raises(ConfigError, match="has no namespace"):
+        PodApi(given, {})
+
+
+# Nodes
+
+
+def costs(api: KubernetesApi) -> list[str]:
+    return [pod.get(ANNOTATION, "") for _, pod in sorted(api.annotations.items())]
+
+
+async def test_the_oldest_nodes_have_the_highest_costs(api: KubernetesApi) -> None:
+    nodes, bus = Nodes(), application()
+    async with nodes:
+        started: list[Node] = []
+        for pod in "abcd":
+            api.add(pod)
+            nodes.kubernetes = settings(api, pod, costs=2)
+            started.append(await nodes.start(bus))
+        await until(lambda: costs(api) == ["200", "100", "0", "0"], "costs by age")
+        await nodes.leave(started[0])
+        await until(lambda: costs(api) == ["200", "200", "100", "0"], "the next have aged")
+        page = render(started[1]).decode()  # type: ignore[arg-type]
+        assert "\nshardbus_pod_deletion_cost 200.0\n" in page
+        assert "\nshardbus_kubernetes_errors_total 0.0\n" in page
+
+
+async def test_a_node_works_without_the_right(
+    api: KubernetesApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.orders = [403] * 100
+    nodes, bus = Nodes(), application()
+    async with nodes:
+        nodes.kubernetes = settings(api)
+        node = await nodes.start(bus)
+        await until(lambda: api.requests, "an attempt")
+        async with http(node) as client:
+            assert (await client.get("/readyz")).status_code == 200
+            counter = r"shardbus_kubernetes_errors_total [1-9]"
+
+            async def counted() -> bool:
+                return bool(re.search(counter, (await client.get("/metrics")).text))
+
+            await until(counted, "the failure in the metrics")
+        client = await nodes.client(node)
+        assert await client.ask("counter", "c", "add", 3) == 3
+    assert "a Role must let the service account" in caplog.text
+
+
+async def test_a_node_that_is_not_asked_to_asks_nothing(api: KubernetesApi) -> None:
+    nodes = Nodes()
+    async with nodes:
+        nodes.kubernetes = replace(settings(api), deletion_costs=0)
+        node = await nodes.start(application())
+        assert node.pod_cost is None
+    assert not api.requests
