@@ -12,6 +12,7 @@ ShardBusError
 │   ├── StaleFence           a newer activation loaded or wrote
 │   └── StateTooLarge        a state above the limit, not sent to the store
 ├── Refused                the cluster refuses this node or client
+│   └── StateChanged         the stored state is not the one that the operator has read
 ├── ReentrancyError        an entity waits for itself; `.cycle`
 └── RequestError           a tell or an ask failed; `.definite`: the handler certainly did not run
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
@@ -141,6 +142,11 @@ class StateTooLarge(StoreError):
 
 class Refused(ShardBusError):
     """The cluster refuses this node or client: its cluster name, protocol or settings differ."""
+
+
+class StateChanged(Refused):
+    """The stored state of an entity is not of the revision that the operator has read. Nothing was
+    written: read it again."""
 
 
 class ReentrancyError(ShardBusError):

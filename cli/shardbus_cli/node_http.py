@@ -93,13 +93,15 @@ class NodeHttp:
         asked = {key: value for key, value in query.items() if value is not None}
         return self._ask("POST", path, asked, accepted=())[1]
 
-    def post_json(self, body: str, *path: str) -> str:
+    def post_json(self, body: str, *path: str, **query: object) -> str:
         """Return the text of the answer to a write that sends JSON."""
-        return self._ask("POST", path, {}, accepted=(), body=body)[1]
+        asked = {key: value for key, value in query.items() if value is not None}
+        return self._ask("POST", path, asked, accepted=(), body=body)[1]
 
-    def delete(self, *path: str) -> str:
+    def delete(self, *path: str, **query: object) -> str:
         """Return the text of the answer to a removal."""
-        return self._ask("DELETE", path, {}, accepted=())[1]
+        asked = {key: value for key, value in query.items() if value is not None}
+        return self._ask("DELETE", path, asked, accepted=())[1]
 
     def parse(self, text: str) -> dict[str, Any]:
         """Return an answer as an object.

@@ -1,5 +1,6 @@
-"""`state list`, `state show` and `state check`: what entities have saved, read from the store.
-Nothing is written, so they may run beside nodes. `state_changes` has the commands that write.
+"""`state list`, `state show` and `state check`: what entities have saved, read from the store, or
+by a node. Nothing is written, so they may run beside nodes. `state_changes` has the commands that
+write.
 
 `state check` reads every stored state by the classes of an application, as its nodes would: run it
 with the new version before it is rolled out. Exit code 5 if one cannot be read.
@@ -96,12 +97,28 @@ def list_(
 def show(
     kind: Type,
     entity_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")],
-    store: StoreUrl,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            envvar="SHARDBUS_STORE__URL",
+            help="State store. Default: ask a node.",
+        ),
+    ] = None,
     cluster: Cluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
-    """Show the stored state of one entity, as JSON."""
+    """Show the stored state of one entity, as JSON; through a node with the operator's token."""
     import asyncio
+
+    if store is None:
+        asked = NodeHttp(node)
+        text = asked.get("v1", "state", kind, entity_id)
+        if not asked.parse(text)["bytes"]:
+            raise _no_state(kind, entity_id)
+        output.data(text)
+        return
 
     async def one(opened: StateStore) -> bytes | None:
         [data] = await opened.read_states(kind, [entity_id])
@@ -109,8 +126,12 @@ def show(
 
     data = asyncio.run(_with_store(store, cluster or _name(node), one))
     if data is None:
-        raise CommandFailure(f"{kind} {entity_id!r} has no stored state", code=ExitCode.REFUSED)
+        raise _no_state(kind, entity_id)
     output.data(json.dumps(_row(entity_id, data)))
+
+
+def _no_state(kind: str, entity_id: str) -> CommandFailure:
+    return CommandFailure(f"{kind} {entity_id!r} has no stored state", code=ExitCode.REFUSED)
 
 
 @app.command()
@@ -183,19 +204,9 @@ async def _checked(listed: StateStore, kind: EntityType) -> dict[str, Any]:
 
 def _row(entity_id: str, data: bytes) -> dict[str, Any]:
     """Return a stored state for people: its value as JSON."""
-    from shardbus.errors import SchemaError
-    from shardbus.wire.plain_json import to_json
-    from shardbus.wire.schema import decode_value
-    from shardbus.wire.stored_state import split
+    from shardbus.wire.shown_state import shown
 
-    row: dict[str, Any] = {"id": entity_id, "version": None, "bytes": len(data)}
-    try:
-        row["version"], value = split(data)
-        row["state"] = to_json(decode_value(value))
-    except (SchemaError, ValueError) as error:
-        row["state"] = None
-        row["unreadable"] = str(error)
-    return row
+    return {"id": entity_id, **shown(data)}
 
 
 def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:

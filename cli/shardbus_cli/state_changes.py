@@ -46,6 +46,12 @@ Store = Annotated[
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="State store.")
 ]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", metavar="TEXT", help="Only if `state show` still has it; not with --store."
+    ),
+]
 Application = Annotated[
     str | None,
     typer.Option(
@@ -59,6 +65,7 @@ def set_(
     entity_id: Id,
     state: Annotated[str, typer.Argument(metavar="JSON", help="The state, as `show` prints it.")],
     store: Store = None,
+    revision: Revision = None,
     application: Application = None,
     cluster: Cluster = None,
     node: NodeUrl = NODE_URL,
@@ -72,8 +79,10 @@ def set_(
     except ValueError as error:
         raise CommandFailure(f"the state is no JSON: {error}", code=ExitCode.USAGE) from None
     if store is None:
-        output.data(NodeHttp(node).post_json(state, "v1", "state", kind, entity_id))
+        path = ("v1", "state", kind, entity_id)
+        output.data(NodeHttp(node).post_json(state, *path, revision=revision))
         return
+    _check_by_node(revision)
     bus = _app(application)
     known = bus.types.get(kind) if bus is not None else None
     if bus is not None and (known is None or known.states is None):
@@ -86,14 +95,16 @@ def remove(
     kind: Type,
     entity_id: Id,
     store: Store = None,
+    revision: Revision = None,
     application: Application = None,
     cluster: Cluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Remove the state of one entity, which starts again without one."""
     if store is None:
-        output.data(NodeHttp(node).delete("v1", "state", kind, entity_id))
+        output.data(NodeHttp(node).delete("v1", "state", kind, entity_id, revision=revision))
         return
+    _check_by_node(revision)
     _write_here(store, cluster, node, _app(application), kind, entity_id, None)
 
 
@@ -327,6 +338,11 @@ async def _lines(
                     yield line_of(StoredEntity(kind, entity_id, shard, None))
             if cursor is None:
                 break
+
+
+def _check_by_node(revision: str | None) -> None:
+    if revision is not None:
+        raise CommandFailure("--revision is not for --store", code=ExitCode.USAGE)
 
 
 def _write_here(

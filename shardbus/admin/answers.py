@@ -91,6 +91,7 @@ class NodeAnswers:
             self.stop,
             self.limit,
             self.change_state,
+            self.change_state_if,
             self.shutdown_region,
             self.checkup,
             self.reload_keys,
@@ -219,13 +220,26 @@ class NodeAnswers:
     ) -> dict[str, Any]:
         """Make the encoded plain value the state of an entity whose shard is here; None removes the
         state. `operator` names who asks, for the log."""
+        return await self.change_state_if(name, shard, entity_id, value, operator, "")
+
+    async def change_state_if(
+        self,
+        name: str,
+        shard: str,
+        entity_id: str,
+        value: bytes | None,
+        operator: str,
+        revision: str,
+    ) -> dict[str, Any]:
+        """As `change_state`, but only if the stored state has this revision; empty is any. A
+        question of its own, which a node of an earlier release refuses."""
         region = region_of(self._node.regions, name)
         codec = region.entity_type.states
         try:
             if codec is None:
                 raise ConfigError(f"{name!r} has no state")
             data = None if value is None else codec.of_plain(decode_value(value))
-            await region.host.change_state(shard, entity_id, data)
+            await region.host.change_state(shard, entity_id, data, revision)
         except ShardBusError as e:
             return _refusal(e)
         size = 0 if data is None else len(data)

@@ -47,6 +47,7 @@ from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.paths import ancestors
 from shardbus.routing.refs import start_entity
+from shardbus.sharding.events import Note
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.sharding.intents import split_intents
 from shardbus.sharding.messages import Home
@@ -55,6 +56,8 @@ from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.plain_json import from_json
 from shardbus.wire.schema import encode_value
+from shardbus.wire.shown_state import as_text, shown
+from shardbus.wire.stored_state import StateCodec
 
 STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
@@ -68,6 +71,8 @@ ENTITIES_MAX = 1000
 """Entities on one page."""
 HOME_WITHIN_MS = 1500
 """For a shard to get a home, before a state in it is changed."""
+STATE_SHOWN_MAX = 256 * 1024
+"""Bytes of the value of a stored state on a page, before it is JSON."""
 PACE = ("paused", "held", "moving", "moves_at_a_time")
 _STATES = {
     "begin": "handing_off",
@@ -380,6 +385,7 @@ class AdminPages:
                 "coordinator_role": region.coordinator_role,
                 "remember": region.settings.remember,
                 "handoff": region.settings.handoff,
+                "state": region.entity_type.states is not None,
                 "hosted_here": region.hosts,
                 "coordinator": str(region.coordinator) if region.coordinator else None,
                 "active_entity_limit": region.host.passivator.limit,
@@ -935,23 +941,40 @@ class AdminPages:
         rows = [{"id": one, "shard": shard or _shard_of(region, one)} for one in ids]
         return {"type": type, "stored": rows, "next": following}
 
-    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
+    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+        """The stored state of an entity, from this node's store. The log names who has read it."""
+        self._codec(type)
+        shard = self._region(type).router.route_of(id).shard
+        [data] = await self._node.store.read_states(type, [id])
+        row = await asyncio.to_thread(shown, data, STATE_SHOWN_MAX)
+        self._node.note(type, Note("state_read", f"of {id!r:.100}: by {operator:.100}"))
+        return {"type": type, "id": id, "shard": shard, **(as_text(row) if text else row)}
+
+    async def set_state(
+        self, type: str, id: str, state: object, operator: str, revision: str
+    ) -> Json:
         """Let the owner of an entity replace its state."""
+        codec = self._codec(type)
+        try:
+            plain = from_json(state)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the state: {error}") from None
+        codec.of_plain(plain)  # the owner may have another release, and checks it again
+        return await self._change_state(type, id, encode_value(plain), operator, revision)
+
+    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
+        """Let the owner of an entity remove its state."""
+        return await self._change_state(type, id, None, operator, revision)
+
+    def _codec(self, type: str) -> StateCodec:
         codec = self._region(type).entity_type.states
         if codec is None:
             raise ConfigError(f"{type!r} has no state")
-        try:
-            plain = from_json(state)
-        except ValueError as error:
-            raise ConfigError(f"the state: {error}") from None
-        codec.of_plain(plain)  # the owner may have another release, and checks it again
-        return await self._change_state(type, id, encode_value(plain), operator)
+        return codec
 
-    async def remove_state(self, type: str, id: str, operator: str) -> Json:
-        """Let the owner of an entity remove its state."""
-        return await self._change_state(type, id, None, operator)
-
-    async def _change_state(self, type: str, id: str, value: bytes | None, operator: str) -> Json:
+    async def _change_state(
+        self, type: str, id: str, value: bytes | None, operator: str, revision: str
+    ) -> Json:
         """Let the home of an entity change its state. Without a home, a start of the entity
         allocates one; it may fail, by the very state that is to be replaced."""
         region = self._region(type)
@@ -962,11 +985,11 @@ class AdminPages:
         home = machine.home_of(shard)
         if home is None:
             raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
-        answer = agreed(
-            await self._node.rpc.ask(
-                home.node, "change_state", type, shard, id, value, operator, of=type
-            )
-        )
+        asked = [type, shard, id, value, operator]
+        question = "change_state"
+        if revision:
+            question, asked = "change_state_if", [*asked, revision]
+        answer = agreed(await self._node.rpc.ask(home.node, question, *asked, of=type))
         return {
             "type": type,
             "id": id,

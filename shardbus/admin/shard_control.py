@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from shardbus.errors import AskTimeout, ConfigError, Refused, ShardBusError, StoreUnavailable
+from shardbus.errors import (
+    AskTimeout,
+    ConfigError,
+    Refused,
+    ShardBusError,
+    StateChanged,
+    StoreUnavailable,
+)
 from shardbus.ids import Address, NodeId
 from shardbus.node.rpc import NodeRpc
 from shardbus.shells.region import RegionShell, region_of
 
 REFUSALS: Mapping[str, type[ShardBusError]] = {
-    error.__name__: error for error in (AskTimeout, ConfigError, Refused, StoreUnavailable)
+    error.__name__: error
+    for error in (AskTimeout, ConfigError, Refused, StateChanged, StoreUnavailable)
 }
 """Errors of a coordinator that its asker raises again, by name."""
 

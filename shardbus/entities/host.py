@@ -451,14 +451,18 @@ class Host:
         if self.gate.is_shut():
             await self.gate.passed()
 
-    async def change_state(self, shard: str, entity_id: str, data: bytes | None) -> None:
-        """Make this the state of an entity, for an operator; None removes it.
+    async def change_state(
+        self, shard: str, entity_id: str, data: bytes | None, revision: str = ""
+    ) -> None:
+        """Make this the state of an entity, for an operator; None removes it. `revision` is that of
+        the state to be replaced, empty for any.
 
         Raises:
             Refused: the shard is not here, or moves, or the entity is busy. Nothing was changed.
+            StateChanged: another state is stored. Nothing was changed.
             AskTimeout: the store has not answered; the state may be changed. StateTooLarge.
         """
-        change = StateChange(self.kind, data, self.save)
+        change = StateChange(self.kind, data, revision, self._load_stored, self.save)
         while True:
             hosted = self.shards.get(shard)
             if hosted is None or hosted.stopping is not None or self.gate.is_shut():
@@ -466,16 +470,21 @@ class Host:
                 raise Refused(f"shard {shard!r:.100} of {self.name} moves or waits now", hint=hint)
             activation = self.find(entity_id, shard)
             if activation is None:
-                await self._change_at_rest(hosted, entity_id, data)
+                await self._change_at_rest(hosted, entity_id, change)
                 return
             if await change.make(self.runner, activation):
                 return
 
-    async def _change_at_rest(self, hosted: Shard, entity_id: str, data: bytes | None) -> None:
+    async def _load_stored(self, activation: Activation) -> bytes | None:
+        """Read what is stored of an entity, and raise its stored fence to that of the shard."""
+        shard = activation.shard
+        return await self._keeper.load(self.name, shard.shard, activation.key, shard.fence)
+
+    async def _change_at_rest(self, hosted: Shard, entity_id: str, change: StateChange) -> None:
         """Save the state of an entity that does not run. Messages wait for it meanwhile."""
         activation = self.activate(hosted, entity_id, "operator", begins=False)
         try:
-            await self.save(activation, data)
+            await change.save(activation)
         finally:
             if activation.state is LifeState.LISTING:
                 self._go_on(hosted, activation)

@@ -8,6 +8,11 @@ An entity that does not run is not started for it, since its stored state may be
 read: it waits in state LISTING, with the messages that arrive, until the store has the new state.
 It goes away again if no message has come, unless its type is remembered: then it starts.
 
+A change may name the revision of the stored state that the operator has read. The owner then loads
+what is stored, before it saves, and refuses the change if that is another one. Between the two
+nothing else can save: the owner handles one message at a time, and the load raises the stored
+fence above that of every earlier owner.
+
 Source: docs/how-to/keep-state.md.
 """
 
@@ -20,22 +25,28 @@ from typing import Any
 from shardbus.entities.activation import Activation, LifeState, Message
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.runner import EntityRunner, StateReplaced
-from shardbus.errors import AskTimeout, Refused
+from shardbus.errors import AskTimeout, Refused, StateChanged
 from shardbus.transport.drop_reports import Origin
+from shardbus.wire.stored_state import revision_of
 
 WITHIN_S = 2.5
 """For an entity to come to the change. Less than the asking node waits."""
 LOOK_S = 0.05
 """Between two looks at whether the activation has ended."""
 
+Load = Callable[[Activation], Awaitable[bytes | None]]
 Save = Callable[[Activation, bytes | None], Awaitable[None]]
 
 
 class StateChange:
-    """One change: a state as it is stored, or None to remove it. `save` writes it."""
+    """One change: a state as it is stored, or None to remove it. `load` reads what is stored,
+    `save` writes. `revision` is that of the state to be replaced, empty for any."""
 
-    def __init__(self, kind: EntityType, data: bytes | None, save: Save) -> None:
-        self._kind, self._data, self._save = kind, data, save
+    def __init__(
+        self, kind: EntityType, data: bytes | None, revision: str, load: Load, save: Save
+    ) -> None:
+        self._kind, self._data, self._revision = kind, data, revision
+        self._load, self._save = load, save
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = self._over = False
         self.until = asyncio.get_running_loop().time() + WITHIN_S
@@ -65,7 +76,13 @@ class StateChange:
     async def _replace(self, entity: Any, activation: Activation) -> None:
         """Save the state, as the handler of a message. Raises StateReplaced, so that the entity
         starts again."""
-        if self._over:
+        try:
+            await self.check(activation)
+        except Exception as error:  # the entity itself has not failed
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
+            return
+        if self._over or activation.state is LifeState.GONE:
             return
         self._begun, codec = True, self._kind.states
         try:
@@ -80,6 +97,24 @@ class StateChange:
             self._outcome.set_result(None)
         if activation.stopping is None:
             raise StateReplaced
+
+    async def check(self, activation: Activation) -> None:
+        """Compare what is stored with the revision that the operator has read.
+
+        Raises:
+            StateChanged: it is another one. Errors of a load.
+        """
+        if not self._revision or self._over:
+            return
+        if revision_of(await self._load(activation)) != self._revision:
+            name = f"{self._kind.name} {activation.key!r:.100}"
+            hint = "read it again, and change that"
+            raise StateChanged(f"the stored state of {name} has changed meanwhile", hint=hint)
+
+    async def save(self, activation: Activation) -> None:
+        """Check and save for an entity that does not run."""
+        await self.check(activation)
+        await self._save(activation, self._data)
 
     def _late(self, activation: Activation) -> Exception:
         name = f"{self._kind.name} {activation.key!r:.100}"

@@ -217,16 +217,28 @@ class NodeApi(Protocol):
         """A page of about `limit` entities with a stored state."""
         ...
 
-    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
-        """Let the owner of an entity replace its state by this JSON value. `operator` names the
-        client, for the log.
+    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+        """The stored state of an entity: its version, size and revision, and its value as JSON, or
+        the text of that JSON. `operator` names the client, for the log.
 
         Raises:
-            ConfigError: it does not fit the class. Refused: the entity is busy, or its shard moves.
+            ConfigError: the type has no state.
         """
         ...
 
-    async def remove_state(self, type: str, id: str, operator: str) -> Json:
+    async def set_state(
+        self, type: str, id: str, state: object, operator: str, revision: str
+    ) -> Json:
+        """Let the owner of an entity replace its state by this JSON value. `operator` names the
+        client, for the log. `revision` is that of the state to be replaced, empty for any.
+
+        Raises:
+            ConfigError: it does not fit the class. Refused: the entity is busy, or its shard moves.
+            StateChanged: another state is stored.
+        """
+        ...
+
+    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
         """Let the owner of an entity remove its state. Raises as `set_state`."""
         ...
 

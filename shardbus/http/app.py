@@ -26,8 +26,9 @@
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon ends that
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no new ones
     POST /v1/rebalance/{type}                check the balance now; ?pause=true &moves=N
+    GET  /v1/state/{type}/{id}               what is stored; needs the operator's token; ?text=true
     POST /v1/state/{type}/{id}               the state as JSON in the body; the owner saves it
-    DELETE /v1/state/{type}/{id}             the owner removes the state
+    DELETE /v1/state/{type}/{id}             the owner removes it; both: ?revision=, that was read
     POST /v1/limit/{type}                    ?limit=N, 0 for none; on all nodes, or on ?node=NODE
     POST /v1/stop/{type}                     ?shard=S ...: until a message arrives
     GET  /v1/explain/{type}                  ?shard=S: its home and its history
@@ -62,7 +63,7 @@ from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError, Refused, ShardBusError
 from shardbus.http.api import Checks, Json, NodeApi
 from shardbus.http.errors import on_defect, on_http_error, on_known_error
-from shardbus.http.guard import Guard, check_write
+from shardbus.http.guard import Guard, check_operator, check_write
 from shardbus.http.page import page_routes
 from shardbus.ids import check_id
 
@@ -115,6 +116,7 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/places/{rest:path}", pages.place, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
             Route("/v1/stored/{rest:path}", pages.stored),
+            Route("/v1/state/{rest:path}", pages.state),
             Route("/v1/state/{rest:path}", pages.set_state, methods=["POST"]),
             Route("/v1/state/{rest:path}", pages.remove_state, methods=["DELETE"]),
             Route("/v1/where/{rest:path}", pages.where),
@@ -323,18 +325,26 @@ class _Pages:
             )
         )
 
+    async def state(self, request: Request) -> Response:
+        check_operator(request, self.settings, "stored states are for operators")
+        text = _flag(request.query_params.get("text", "false"), "text")
+        found = self.node.state(*_type_and_id(request), _client(request), text=text)
+        return await _answer(found)
+
     async def set_state(self, request: Request) -> Response:
         check_write(request, self.settings)
         name, entity_id = _type_and_id(request)
         try:
             state = msgspec.json.decode(await _body(request))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"the body is no JSON: {error}") from None
-        return await _answer(self.node.set_state(name, entity_id, state, _client(request)))
+        who, revision = _client(request), request.query_params.get("revision", "")
+        return await _answer(self.node.set_state(name, entity_id, state, who, revision))
 
     async def remove_state(self, request: Request) -> Response:
         check_write(request, self.settings)
-        return await _answer(self.node.remove_state(*_type_and_id(request), _client(request)))
+        who, revision = _client(request), request.query_params.get("revision", "")
+        return await _answer(self.node.remove_state(*_type_and_id(request), who, revision))
 
     async def act(self, request: Request) -> Response:
         node, _, action = "/".join(_after(request, 2)).rpartition("/")

@@ -17,6 +17,7 @@ from shardbus.errors import (
     ConfigError,
     Refused,
     ShardBusError,
+    StateChanged,
     StoreError,
     UnknownEntityType,
 )
@@ -24,6 +25,7 @@ from shardbus.errors import (
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownEntityType, 404, "unknown_entity_type"),
     (ConfigError, 400, "bad_request"),
+    (StateChanged, 409, "state_changed"),
     (Refused, 409, "refused"),
     (AskTimeout, 504, "timeout"),
     (TimeoutError, 504, "timeout"),

@@ -5,7 +5,7 @@ probes needs a bearer token, of an operator (`http.token`) or of a reader (`http
 one is set; without `security.insecure` a node starts there only with one. A reader's token is also
 asked for on the loopback. Tokens are compared in constant time.
 
-Three rules keep out web pages that the operator visits:
+These rules keep out web pages that the operator visits, and readers:
 
 - **Host check.** A page whose own name was rebound to this node's address sends that name. Bound to
   the loopback, the node answers only to a loopback name in Host; elsewhere to an address, a
@@ -16,6 +16,7 @@ Three rules keep out web pages that the operator visits:
   request for another origin's page, such as an image tag, is refused before the page does any work.
 - **The page** `/ui` is files without data (`page`). It needs no token: it asks the person for one.
   A link on another site may open it, but nothing else there may use it.
+- **Stored states** are read with the operator's token, also on the loopback.
 - **Writes** need `http.write` and the operator's token. A page cannot send an Authorization header
   across origins without a preflight request, and no page here allows it.
 
@@ -198,9 +199,20 @@ def check_write(request: Request, settings: HttpSettings) -> None:
         raise Forbidden(
             "this node's HTTP is read-only", hint="start it with http.write = true and http.token"
         )
+    check_operator(request, settings, "a reader may not write")
+
+
+def check_operator(request: Request, settings: HttpSettings, why: str) -> None:
+    """Return if the request has the operator's token. `why` a reader's token is refused.
+
+    Raises:
+        Forbidden: the token is missing or wrong, or the node has none.
+    """
+    if not settings.token:
+        raise Forbidden(f"{why}: this node has no token for them", hint="start it with http.token")
     role = bearer(request.headers.get("authorization", ""), settings)
     if role == "reader":
-        raise Forbidden("a reader may not write", hint="send http.token, the operator's token")
+        raise Forbidden(why, hint="send http.token, the operator's token")
     if role != "operator":
         raise Forbidden(
             "the bearer token is missing or wrong",

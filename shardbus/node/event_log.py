@@ -30,6 +30,7 @@ NOTEWORTHY = frozenset(
         "succession",
         "lease_refused",
         "lease_kept",
+        "state_read",
     }
 )
 """Notes logged at INFO; the other notes are counted, and logged at DEBUG."""

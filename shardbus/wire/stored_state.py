@@ -22,6 +22,7 @@ Source: docs/how-to/keep-state.md.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 import zlib
@@ -43,6 +44,8 @@ COMPRESSED_MIN = 1024
 """Bytes of a state that are worth the time."""
 INFLATED_MAX = 64 * 2**20
 """Bytes of a state, at most, before it is compressed and after it is inflated."""
+NO_STATE = "none"
+"""The revision of an entity without a stored state."""
 Migration = Callable[[Any], Any]
 """Turns the plain value of one version into that of the next."""
 
@@ -137,6 +140,12 @@ def _unknown(given: object, read: object, path: str) -> str:
             if found := _unknown(one, other, f"{path}[{n}]"):
                 return found
     return ""
+
+
+def revision_of(data: bytes | None) -> str:
+    """Return a short text for what is stored: another state has another one. An operator who
+    changes a state names the revision that was read, so that no save in between is undone."""
+    return NO_STATE if data is None else hashlib.sha256(data).hexdigest()[:32]
 
 
 def split(data: bytes) -> tuple[int, bytes]:

@@ -9,10 +9,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from shardbus.config.settings import HttpSettings
+from shardbus.errors import StateChanged
 from shardbus.histograms import LATENCY_BOUNDS
 from shardbus.http.api import Json
 from shardbus.http.app import create_app
 from shardbus.http.server import Server
+from shardbus.wire.plain_json import from_json
+from shardbus.wire.schema import encode_value
+from shardbus.wire.shown_state import as_text, shown
+from shardbus.wire.stored_state import revision_of
 from tests.unit.http.http_kit import FakeNode
 
 TYPE = "cart"
@@ -40,6 +45,8 @@ class Fleet(FakeNode):
         self.zone = "east"
         self.posted: list[tuple[str, ...]] = []
         self.looked: list[str] = []
+        self.saved: dict[str, bytes] = {}
+        self.failure_of_save: Exception | None = None
         self._events: set[asyncio.Queue[Json]] = set()
 
     # ---- what tests do
@@ -97,7 +104,13 @@ class Fleet(FakeNode):
             "write": self.write,
             "latency_bounds": LATENCY_BOUNDS,
             "types": [
-                {"type": name, "within": [], "shards": len(self.rows), "coordinator": self.names[0]}
+                {
+                    "type": name,
+                    "within": [],
+                    "shards": len(self.rows),
+                    "coordinator": self.names[0],
+                    "state": name == TYPE,
+                }
                 for name in self.types_
             ],
             "nodes": [self._row(n, name) for n, name in enumerate(self.names)],
@@ -239,6 +252,30 @@ class Fleet(FakeNode):
             "settled": True,
             "held": "",
         }
+
+    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+        assert text, "a browser reads no numbers of a state"
+        self.looked.append(f"state of {id}")
+        return {"type": type, "id": id, "shard": "7", **as_text(shown(self.saved.get(id), 5_000))}
+
+    async def set_state(
+        self, type: str, id: str, state: object, operator: str, revision: str
+    ) -> Json:
+        return self._save(type, id, encode_value(from_json(state)), revision)
+
+    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
+        return self._save(type, id, None, revision)
+
+    def _save(self, type: str, id: str, data: bytes | None, revision: str) -> Json:
+        if self.failure_of_save is not None:
+            raise self.failure_of_save
+        if revision != revision_of(self.saved.get(id)):
+            raise StateChanged(f"the stored state of {type} {id!r} has changed meanwhile")
+        if data is None:
+            del self.saved[id]
+        else:
+            self.saved[id] = data
+        return {"type": type, "id": id, "node": self.names[0], "bytes": len(data or b"")}
 
     async def serve(self, node: str, service: str) -> Json:
         self.posted.append((node, service))

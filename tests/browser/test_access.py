@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.browser.synthetic import Served
+from shardbus.config.settings import HttpSettings
+from shardbus.wire.schema import encode_value
+from tests.browser.conftest import Serve
+from tests.browser.synthetic import Fleet
 from tests.browser.windows import Windows, live
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
+OPERATOR = "the operator of this test"
 VIEWS = ("cluster", "entities", "trouble", "events", "settings")
 
 
@@ -26,11 +30,33 @@ async def violations(page: Any) -> list[str]:
     ]
 
 
+async def stored_state(page: Any, fleet: Fleet) -> dict[str, list[str]]:
+    """Return what axe finds while a stored state is shown, edited, refused and removed."""
+    fleet.saved = {one: encode_value({"items": {"tea": 2}}) for one in fleet.ids}
+    await page.get_by_role("button", name="Token").click()
+    await page.get_by_role("textbox", name="Token").fill(OPERATOR)
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Show the stored state").click()
+    await page.get_by_role("button", name="Edit").wait_for()
+    found = {"stored": await violations(page)}
+    await page.get_by_role("button", name="Edit").click()
+    await page.get_by_role("textbox", name="The state as JSON").fill("{")
+    await page.get_by_role("button", name="Save").click()
+    await page.locator(".stored .failure").wait_for()
+    found["editing"] = await violations(page)
+    await page.get_by_role("button", name="Cancel").click()
+    await page.get_by_role("button", name="Remove…").click()
+    found["removal"] = await violations(page)
+    await page.keyboard.press("Escape")
+    return found
+
+
 @pytest.mark.parametrize("width", [1280, 380])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_no_view_is_closed_to_anybody(
-    windows: Windows, fleet: Served, scheme: str, width: int
+    windows: Windows, serve: Serve, scheme: str, width: int
 ) -> None:
+    fleet = await serve(Fleet(nodes=3, shards=24), HttpSettings(write=True, token=OPERATOR))
     # axe itself needs what the policy forbids; every other test runs under the policy.
     page = await windows.open(fleet.url, width=width, color_scheme=scheme, bypass_csp=True)
     await live(page)
@@ -48,6 +74,7 @@ async def test_no_view_is_closed_to_anybody(
             await page.get_by_role("button", name="List those in memory").click()
             await page.locator("#entity-list .long-row").nth(1).click()
             await page.get_by_role("button", name="Ask again").wait_for()
+            found |= await stored_state(page, fleet.fleet)
         found[view] = await violations(page)
     await page.goto(f"{fleet.url}#cluster")
     await page.get_by_role("button", name="As a table").click()

@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.test_cluster import SETTINGS, TOKEN, url_of
+from tests.browser.test_stored_state import look_up, press
 from tests.browser.windows import Windows, shows
-from tests.process.app import Page
+from tests.process import app
 from tests.process.nodes import ROOT, Processes
 from tests.waiting import until
 
@@ -22,7 +25,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 FOLDER = os.environ.get("PICTURES", "")
 BYTES_MAX = 200_000
-ENTITIES, POINTS = 400, 14
+ENTITIES, POINTS, SHARDS = 400, 14, "120"
 WINDOWS = {
     "dashboard-light": {"color_scheme": "light", "width": 1180, "height": 1240},
     "dashboard-dark": {"color_scheme": "dark", "width": 1180, "height": 900},
@@ -30,13 +33,26 @@ WINDOWS = {
 }
 
 
-async def send(lab: Processes, ends: asyncio.Event) -> None:
+def application(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The application of the process tests with as many shards as the nodes here declare."""
+    monkeypatch.setenv("APP_SHARDS", SHARDS)
+    spec = importlib.util.spec_from_file_location("app_of_pictures", str(app.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, made)
+    spec.loader.exec_module(made)
+    return made
+
+
+async def send(lab: Processes, types: Any, ends: asyncio.Event) -> None:
     """Send to entities of every shard until the pictures are taken."""
     async with lab.client() as client:
         seq = 0
+        await client.ref(types.Account, "savings-1").add(120)
         while not ends.is_set():
             seq += 1
-            asks = (client.ref(Page, f"page-{n}").hit(1, seq) for n in range(ENTITIES))
+            asks = (client.ref(types.Page, f"page-{n}").hit(1, seq) for n in range(ENTITIES))
             await asyncio.gather(*asks, return_exceptions=True)
             await asyncio.sleep(0.3)
 
@@ -48,13 +64,16 @@ def points(page: Any) -> Any:
     )
 
 
-async def test_the_pictures_of_the_docs(windows: Windows, lab: Processes, tmp_path: Path) -> None:
+async def test_the_pictures_of_the_docs(
+    windows: Windows, lab: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = application(monkeypatch)
     for n in range(5):
         zone = f"node.zone={'east' if n % 2 else 'west'}"
-        await lab.start(settings=(*SETTINGS, zone, "node.version=2.4.1"), APP_SHARDS="120")
+        await lab.start(settings=(*SETTINGS, zone, "node.version=2.4.1"), APP_SHARDS=SHARDS)
     await lab.agree()
     ends = asyncio.Event()
-    sending = asyncio.create_task(send(lab, ends))
+    sending = asyncio.create_task(send(lab, types, ends))
     folder = ROOT / FOLDER if FOLDER else tmp_path
     folder.mkdir(exist_ok=True)
     pages = {name: await windows.open(url_of(lab.all[0]), **how) for name, how in WINDOWS.items()}
@@ -77,6 +96,13 @@ async def test_the_pictures_of_the_docs(windows: Windows, lab: Processes, tmp_pa
             await page.locator("#map-title").scroll_into_view_if_needed()
             await page.evaluate("scrollTo(0, document.querySelector('#nodes').offsetTop - 110)")
         await take(page, folder / f"{name}.png")
+    await look_up(first, url_of(lab.all[0]), "savings-1", "account")
+    await press(first, "Token")
+    await first.get_by_role("textbox", name="Token").fill(TOKEN)
+    await first.keyboard.press("Enter")
+    await press(first, "Show the stored state")
+    await press(first, "Edit")
+    await take(first.locator("#entity-detail"), folder / "dashboard-state.png")
     ends.set()
     await sending
 

@@ -19,6 +19,7 @@ from shardbus.ids import shard_of
 from shardbus.node.node import Node
 from shardbus.store.protocol import Save
 from shardbus.wire.schema import decode_value, encode_value
+from shardbus.wire.stored_state import NO_STATE
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
@@ -218,3 +219,80 @@ async def test_only_an_operator_changes_states(nodes: Nodes) -> None:
         "next": None,
     }
     assert await client.ref(cart, "c").show() == {"tea": 1}
+
+
+async def test_B149_a_stored_state_is_read_and_the_reader_is_named(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, cart = application()
+    node = await nodes.start(bus)
+    client = await nodes.client()
+    await client.ref(cart, "c").add("tea")
+    async with operator(node) as http:
+        with caplog.at_level(logging.INFO, "shardbus.node"):
+            page = (await http.get("/v1/state/cart/c")).json()
+        text = (await http.get("/v1/state/cart/c?text=true")).json()
+        none = (await http.get("/v1/state/cart/new")).json()
+        http.headers["authorization"] = "Bearer another token"
+        assert (await http.get("/v1/state/cart/c")).status_code == 403
+    assert page["state"] == {"items": {"tea": 1}, "note": {"$bytes": ""}}
+    assert (page["shard"], page["version"]) == (shard_of("c", SHARDS), 1)
+    assert json.loads(text["text"]) == page["state"]
+    assert text["revision"] == page["revision"]
+    assert (none["bytes"], none["state"], none["revision"]) == (0, None, NO_STATE)
+    assert "state read of 'c': by operator at 127.0.0.1" in caplog.text
+
+
+async def test_B149_a_change_replaces_only_the_state_that_was_read(nodes: Nodes) -> None:
+    bus, cart = application()
+    nodes_ = await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    for n in range(6):
+        await client.ref(cart, f"c{n}").add("tea")
+    heard.clear()
+    async with operator(nodes_[0]) as http:
+        for n in range(6):  # some live on the other node
+            path = f"/v1/state/cart/c{n}"
+            read = (await http.get(path)).json()["revision"]
+            assert await client.ref(cart, f"c{n}").add("tea") == 2
+            for method in ("POST", "DELETE"):
+                body = json.dumps({"items": {}}) if method == "POST" else None
+                refused = await http.request(method, f"{path}?revision={read}", content=body)
+                assert refused.status_code == 409
+                assert refused.json()["error"]["code"] == "state_changed"
+            assert stored(nodes, f"c{n}")["items"] == {"tea": 2}
+            assert heard == [], "an entity goes on as it was"
+            now = (await http.get(path)).json()["revision"]
+            set_ = await http.post(f"{path}?revision={now}", json={"items": {"milk": n}})
+            assert set_.status_code == 200, set_.text
+            heard.clear()
+    for n in range(6):
+        assert await client.ref(cart, f"c{n}").add("milk") == n + 1
+
+
+async def test_B149_an_entity_at_rest_is_compared_under_the_fence_of_its_home(
+    nodes: Nodes,
+) -> None:
+    bus, cart = application()
+    node = await nodes.start(bus)
+    client = await nodes.client()
+    shard = shard_of("rests", SHARDS)
+    new = next(f"n{n}" for n in range(1000) if shard_of(f"n{n}", SHARDS) == shard)
+    await client.ref(cart, "rests").add("tea")
+    host = node.regions["cart"].host
+    host.active["rests"]._host.stopper.leave(host.active["rests"], StopReason.STOPPED)
+    await until(lambda: "rests" not in host.active, "an entity at rest")
+    async with operator(node) as http:
+        for entity_id in ("rests", new):
+            path = f"/v1/state/cart/{entity_id}"
+            for wrong in (NO_STATE if entity_id == "rests" else "7f", "7f"):
+                refused = await http.post(f"{path}?revision={wrong}", json={})
+                assert refused.status_code == 409, refused.text
+            assert entity_id not in host.active
+            read = (await http.get(path)).json()["revision"]
+            set_ = await http.post(f"{path}?revision={read}", json={"items": {"tea": 3}})
+            assert set_.status_code == 200, set_.text
+            assert await client.ref(cart, entity_id).show() == {"tea": 3}
+    late = Save("cart", shard, "rests", host.shards[shard].fence - 1, encode_value({}), 2)
+    [refused] = await node.store.save_states([late])
+    assert refused is not None, "an earlier home saves nothing in between"

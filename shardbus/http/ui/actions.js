@@ -15,7 +15,7 @@ export class Actions {
   /** `types` returns the names of the types that have a table of their own. */
   constructor(api, { types, ondone }) {
     Object.assign(this, { api, types, ondone, dialog: $("dialog") });
-    this.dialog.addEventListener("close", () => this.opener?.isConnected && this.opener.focus());
+    this.dialog.addEventListener("close", () => (this.opener?.isConnected ? this.opener : $("main")).focus({ preventScroll: true }));
   }
 
   open(title, ...content) {
@@ -48,6 +48,17 @@ export class Actions {
     sends.allow();
   }
 
+  /** Ask to remove the stored state of an entity, if it is still the one that was read. */
+  removal(type, id, revision, done) {
+    const says = (answer) => {
+      done();
+      return `Done: ${visible(address(answer.node))} has removed it.`;
+    };
+    const sends = this.#confirm("Remove it", () => this.api.remove(["state", type, id], { revision }), says);
+    this.open(["Remove the state of ", name(id)], h("p", {}, "Its owner removes what is stored, between two messages, and the entity starts again without a state. There is no way back: copy the state before if you may need it."), ...sends.parts);
+    sends.allow();
+  }
+
   /** Ask to send dropped messages of a type and reason again; those that would be sent are shown. */
   async replay(wanted) {
     const path = ["dead-letters", "replay"];
@@ -60,7 +71,7 @@ export class Actions {
       found = await this.api.post(path, { ...wanted, dry_run: true });
     } catch (failure) {
       if (!(failure instanceof Failure)) throw failure;
-      return shown.replaceChildren(this.#refusal(failure));
+      return shown.replaceChildren(this.refusal(failure));
     }
     const table = h("table", { class: "lines" });
     fill(table, [
@@ -72,8 +83,8 @@ export class Actions {
     if (found.letters.length) sends.allow();
   }
 
-  /** Why a command was refused, with a way to give the token. */
-  #refusal(failure) {
+  /** Why a request was refused, with a way to give the token. */
+  refusal(failure) {
     const denied = failure.status === 401 || failure.status === 403;
     return h("p", { class: "failure" }, `${visible(failure.message, 500)}. ${visible(failure.hint, 500)}`, denied ? h("button", { type: "button", onclick: () => this.token() }, "Give the token") : null);
   }

@@ -8,9 +8,9 @@ const WITHIN_MS = 8_000;
 const EVENT_BYTES_MAX = 8 * 2 ** 20;
 
 export class Failure extends Error {
-  constructor(status, message, hint = "") {
+  constructor(status, message, hint = "", code = "") {
     super(message);
-    Object.assign(this, { status, hint });
+    Object.assign(this, { status, hint, code });
   }
 }
 
@@ -35,11 +35,16 @@ export class Api {
     return this.#ask("GET", parts, query);
   }
 
-  async post(parts, query = {}) {
-    return this.#ask("POST", parts, query);
+  /** Send a command, with a text of JSON as its body if there is one. */
+  async post(parts, query = {}, body = null) {
+    return this.#ask("POST", parts, query, body);
   }
 
-  async #ask(method, parts, query) {
+  async remove(parts, query = {}) {
+    return this.#ask("DELETE", parts, query);
+  }
+
+  async #ask(method, parts, query, sent = null) {
     const asked = new URLSearchParams();
     for (const [key, value] of Object.entries(query)) {
       for (const one of [value].flat()) if (one !== null && one !== "") asked.append(key, one);
@@ -48,14 +53,15 @@ export class Api {
     const url = `v1/${parts.map(encodePart).join("/")}${text ? `?${text}` : ""}`;
     let answer;
     try {
-      answer = await fetch(url, { method, headers: this.headers, cache: "no-store", signal: AbortSignal.timeout(WITHIN_MS) });
+      const headers = sent === null ? this.headers : { ...this.headers, "content-type": "application/json" };
+      answer = await fetch(url, { method, headers, body: sent, cache: "no-store", signal: AbortSignal.timeout(WITHIN_MS) });
     } catch {
       throw new Failure(0, "this node does not answer", "It may have ended: open the page of another node.");
     }
     const body = await answer.json().catch(() => null);
     if (answer.ok && body) return body;
     const error = body?.error ?? {};
-    throw new Failure(answer.status, error.message ?? `status ${answer.status}`, error.hint ?? "");
+    throw new Failure(answer.status, error.message ?? `status ${answer.status}`, error.hint ?? "", error.code ?? "");
   }
 
   /** Read events until the stream ends. A header carries the token, so this is not an EventSource. */

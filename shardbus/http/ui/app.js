@@ -440,12 +440,17 @@ const actions = new Actions(api, {
     maps.run();
     letters.run();
     if (what === "token") {
+      entities.stored?.again();
       stream.run();
       show();
     }
   },
 });
-const entities = new Entities(api, { announce, go: (view) => { location.hash = view; }, token: () => actions.token(), writes: () => state.overview?.write ?? false });
+const entities = new Entities(api, {
+  actions, announce, go: (view) => { location.hash = view; },
+  hasState: (type) => state.overview?.types.find((one) => one.type === type)?.state ?? false,
+  writes: () => state.overview?.write ?? false,
+});
 
 function show() {
   const wanted = location.hash.slice(1);

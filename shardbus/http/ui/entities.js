@@ -2,6 +2,7 @@
 // them in detail.
 
 import { $, LongList, fill, h, name } from "./dom.js";
+import { StoredState } from "./stored.js";
 import { address, clock, count, number, seconds, visible } from "./model.js";
 
 const PAGE = 200;
@@ -25,8 +26,9 @@ export const changeRows = [
 ];
 
 export class Entities {
-  constructor(api, { announce, go, token, writes }) {
-    Object.assign(this, { api, announce, go, token, writes, rows: [], next: null, asked: null });
+  /** `hasState` and `writes` say whether a type has a state, and whether commands are on. */
+  constructor(api, { actions, announce, go, hasState, writes }) {
+    Object.assign(this, { api, actions, announce, go, hasState, writes, rows: [], next: null, asked: null, stored: null });
     this.list = new LongList($("entity-list"), [
       { title: "id", of: (row) => name(row.instance ? `${row.id}~${row.instance}` : row.id) },
       { title: "shard", of: (row) => name(row.shard, 40) },
@@ -87,6 +89,7 @@ export class Entities {
   async show(type, id) {
     const place = $("entity-detail");
     place.hidden = false;
+    this.stored = null;
     place.replaceChildren(h("p", { class: "muted" }, "Asking…"));
     let found;
     try {
@@ -107,12 +110,14 @@ export class Entities {
       ["coordinator", found.coordinator ? name(address(found.coordinator)) : "–"],
       ["waiting here", `${number(found.buffered.messages)} messages of its type, ${number(found.buffered.bytes)} bytes`],
     ];
+    this.stored = this.hasState(type) ? new StoredState(this.api, { type, id, actions: this.actions, announce: this.announce, writes: this.writes }) : null;
     place.replaceChildren(
       h("h3", {}, name(type, 60), " ", name(id)),
       ...(found.causes ? [h("h4", {}, "Why it is slow"), causeList(found.causes, found.figures)] : []),
       h("dl", {}, facts.map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)])),
       h("h4", {}, "How its shard moved"),
       h("div", { class: "scrolls" }, history),
+      ...(this.stored ? [this.stored.place] : []),
       h("div", { class: "row" }, h("button", { type: "button", onclick: () => this.show(type, id) }, "Ask again"), h("button", { type: "button", onclick: () => { place.hidden = true; } }, "Close")),
     );
     this.announce(`Details of ${visible(id, 80)}`);

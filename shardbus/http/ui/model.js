@@ -14,6 +14,7 @@ const LAG_S = 0.25;
 // ---- texts
 
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+const HIDDEN_IN_JSON = new RegExp(HIDDEN.source.replace("\\u0000-\\u001f", ""), "g"); // its lines and their indents stay
 
 /** A text of a node as people should see it: controls and marks of direction as their numbers, the
  * end of a very long one cut. */
@@ -24,6 +25,10 @@ export function visible(text, most = TEXT_MAX) {
   );
   return plain.length > most ? `${plain.slice(0, most)}… (${plain.length} characters)` : plain;
 }
+
+/** JSON in which marks that have no shape of their own are written as escapes: the same value. They
+ * stand in strings only, because JSON allows them nowhere else. */
+export const escaped = (json) => String(json).replace(HIDDEN_IN_JSON, (mark) => `\\u${mark.codePointAt(0).toString(16).padStart(4, "0")}`);
 
 /** host:port of a node's name. */
 export const address = (node) => String(node ?? "").split("#")[0];

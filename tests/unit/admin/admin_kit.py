@@ -196,7 +196,7 @@ class FakeNode:
             router=router,
             coordinator=ME,
             coordinator_role="",
-            entity_type=SimpleNamespace(interface=interface),
+            entity_type=SimpleNamespace(interface=interface, states=None),
             stranger=None,
             missing="the type is unknown there",
             sampling=SimpleNamespace(hot_spots=SimpleNamespace(row=lambda: {"messages": 3.0})),

@@ -12,6 +12,8 @@ from shardbus.errors import (
     Refused,
 )
 from shardbus.http.api import Check, Checks, Json
+from shardbus.wire.schema import encode_value
+from shardbus.wire.shown_state import shown
 from shardbus_cli.main import run
 
 ME = "127.0.0.1:7355#00000000000000aa"
@@ -115,11 +117,19 @@ class FakeNode:
         row = {"id": f"{prefix}\x1b[31mé", "shard": shard or "7"}
         return {"type": type, "stored": [row], "next": "abc" if cursor is None else None}
 
-    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
+    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+        data = None if id == "gone" else encode_value({"n": 1})
+        return {"type": type, "id": id, "shard": "7", **shown(data)}
+
+    async def set_state(
+        self, type: str, id: str, state: object, operator: str, revision: str
+    ) -> Json:
+        if revision not in ("", "abc"):
+            raise shardbus.errors.StateChanged(f"{id!r} has changed meanwhile", hint="read it")
         return {"type": type, "id": id, "state": state, "removed": False}
 
-    async def remove_state(self, type: str, id: str, operator: str) -> Json:
-        return {"type": type, "id": id, "removed": True}
+    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
+        return {"type": type, "id": id, "removed": True, "revision": revision}
 
     async def explain(self, type: str, id: str) -> Json:
         page: Json = {"type": type, "id": id, "because": "least shards", "history": None}

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -102,6 +103,7 @@ def test_states_are_listed_and_shown(url: str, capsys: pytest.CaptureFixture[str
         "id": "r",
         "version": 1,
         "bytes": 22,
+        "revision": ANY,
         "state": {"$map": [["items", [{"$bytes": "AP8="}]], [7, 1.5]]},
     }
     assert json.loads(capsys.readouterr().out) == {"type": "raw", "states": [row], "more": False}

@@ -32,3 +32,23 @@ def test_a_state_is_changed_by_the_operators_token(shell, url, monkeypatch):
     }
     assert shell("state", "remove", "cart", "a/b") == ExitCode.OK
     assert json.loads(shell.out)["removed"] is True
+
+
+def test_a_state_is_shown_and_changed_only_if_it_is_still_the_one_that_was_read(
+    shell, url, monkeypatch
+):
+    assert shell("state", "show", "cart", "a/b") == ExitCode.REFUSED
+    assert shell.err.count("\n") == 1
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("state", "show", "cart", "a/b") == ExitCode.OK
+    assert json.loads(shell.out)["state"] == {"n": 1}
+    assert shell("state", "show", "cart", "gone") == ExitCode.REFUSED
+    assert "cart 'gone' has no stored state" in shell.err
+    change = ("state", "set", "cart", "a/b", "{}", "--revision")
+    assert shell(*change, "abc") == ExitCode.OK
+    assert shell(*change, "older") == ExitCode.REFUSED
+    assert "has changed meanwhile" in shell.err
+    assert shell("state", "remove", "cart", "a/b", "--revision", "abc") == ExitCode.OK
+    assert json.loads(shell.out)["revision"] == "abc"
+    assert shell(*change, "abc", "--store", "sqlite:///x.db") == ExitCode.USAGE
+    assert "--revision is not for --store" in shell.err

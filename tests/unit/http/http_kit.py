@@ -136,11 +136,16 @@ class FakeNode:
     ) -> Json:
         return await self.answer("stored", type, shard, prefix, limit, cursor)
 
-    async def set_state(self, type: str, id: str, state: object, operator: str) -> Json:
-        return await self.answer("set_state", type, id, state, operator)
+    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+        return await self.answer("state", type, id, operator, text)
 
-    async def remove_state(self, type: str, id: str, operator: str) -> Json:
-        return await self.answer("remove_state", type, id, operator)
+    async def set_state(
+        self, type: str, id: str, state: object, operator: str, revision: str
+    ) -> Json:
+        return await self.answer("set_state", type, id, state, operator, revision)
+
+    async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
+        return await self.answer("remove_state", type, id, operator, revision)
 
     async def limits(self, type: str) -> Json:
         return await self.answer("limits", type)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardbus.config.settings import HttpSettings
 from shardbus.http.api import Json
 from shardbus.http.app import STREAMS_MAX, create_app
-from tests.unit.http.http_kit import BEARER, ME, WRITE, FakeNode, client_of
+from tests.unit.http.http_kit import BEARER, ME, OPERATOR, READER, WRITE, FakeNode, client_of
 from tests.waiting import turns, until
 
 
@@ -165,23 +165,43 @@ async def test_B85_limits_are_read_by_all_and_written_by_few(node):
 
 
 async def test_stored_ids_are_read_and_states_are_written_by_few(node, monkeypatch):
-    monkeypatch.setattr("shardbus.http.app.BODY_MAX", 100)
+    monkeypatch.setattr("shardbus.http.app.BODY_MAX", 10_000)
     async with client_of(node, WRITE) as client:
         assert (await client.get("/v1/stored/x?prefix=a&limit=2000")).status_code == 200
         for method in ("POST", "DELETE"):
             assert (await client.request(method, "/v1/state/x/a%2Fb")).status_code == 403
         answer = await client.post("/v1/state/x/a%2Fb", json={"n": 1}, headers=BEARER)
         assert answer.status_code == 200
-        for bad in (b"nonsense", b"[" + b"1," * 60 + b"1]"):
+        for bad in (b"nonsense", b"[" + b"1," * 6_000 + b"1]", b"[" * 9_000):
             answer = await client.post("/v1/state/x/a", content=bad, headers=BEARER)
             assert answer.status_code == 400
-        assert (await client.delete("/v1/state/x/a", headers=BEARER)).status_code == 200
+        assert (await client.delete("/v1/state/x/a?revision=7f", headers=BEARER)).status_code == 200
     who = "operator at 127.0.0.1"
     assert node.asked == [
         ("stored", "x", None, "a", 1000, None),
-        ("set_state", "x", "a/b", {"n": 1}, who),
-        ("remove_state", "x", "a", who),
+        ("set_state", "x", "a/b", {"n": 1}, who, ""),
+        ("remove_state", "x", "a", who, "7f"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "token", "status", "why"),
+    [
+        (HttpSettings(), OPERATOR, 403, "this node has no token"),
+        (HttpSettings(token=OPERATOR), "", 403, "missing or wrong"),
+        (HttpSettings(token=OPERATOR), "another", 403, "missing or wrong"),
+        (HttpSettings(token=OPERATOR, reader_token=READER), READER, 403, "are for operators"),
+        (HttpSettings(token=OPERATOR), OPERATOR, 200, ""),
+    ],
+)
+async def test_B149_a_stored_state_is_read_by_operators_alone(node, settings, token, status, why):
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    async with client_of(node, settings) as client:
+        answer = await client.get("/v1/state/x/a%2Fb?text=true", headers=headers)
+    assert answer.status_code == status
+    assert why in answer.text
+    expected = [("state", "x", "a/b", "operator at 127.0.0.1", True)] if status == 200 else []
+    assert node.asked == expected
 
 
 async def test_B166_dead_letters_are_read_by_all_and_replayed_by_few(node):
