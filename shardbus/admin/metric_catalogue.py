@@ -300,12 +300,19 @@ HANDOFFS = _declare(
     "moves that ended (`stopped`, or `owner_gone`) and deadlines that passed in one "
     "(`overdue`), on the coordinator's node",
 )
+REBALANCES = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "rebalances",
+    _TYPE,
+    "shards that were chosen to move for balance, on the coordinator's node",
+)
 SHARDING_NOTES = _declare(
     COUNTER,
     Group.ENTITIES,
     "sharding_notes",
     f"{_TYPE} kind",
-    "other notes of regions and coordinators, such as `rebalance` (shards planned to move)",
+    "other notes of regions and coordinators, such as `rows_dropped`",
 )
 
 # ---- the store

@@ -32,6 +32,8 @@ from shardbus.shells.message_account import account_of
 
 VERSION = "0.1.0"
 
+REBALANCE = "rebalance"
+"""The note of a coordinator that has chosen shards to move for balance."""
 ALERTED = dict.fromkeys(("mailbox_full", "unconfirmed", "buffer_full", "hop_limit"), 0)
 """Reasons of drops that are there from the start: Prometheus sees no increase of a series that
 begins with its first drop."""
@@ -159,10 +161,13 @@ class _Collector:
 
     def _moves(self) -> Iterable[Metric]:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)
+        rebalances = _counter(catalogue.REBALANCES)
+        for name in self._node.singletons:
+            rebalances.add_metric([name], self._node.notes.get((name, REBALANCE), 0))
         for (name, what), count in sorted(self._node.notes.items()):
             if what.startswith("handoff_"):
                 handoffs.add_metric([name, what.removeprefix("handoff_")], count)
-            else:
+            elif what != REBALANCE:
                 notes.add_metric([name, what], count)
         declared = catalogue.HANDOFF_DURATION
         moves = HistogramMetricFamily(
@@ -175,7 +180,7 @@ class _Collector:
             if coordinator is not None:
                 history = coordinator.history
                 moves.add_metric([name], _buckets(history.moved), history.moved_seconds)
-        return [notes, handoffs, moves]
+        return [notes, rebalances, handoffs, moves]
 
     def _cluster(self) -> Iterable[Metric]:
         node = self._node

@@ -448,6 +448,7 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
     text = AdminPages(second).metrics().decode()
     assert f'{name}_bucket{{entity_type="counter",le="+Inf"}} 3.0' in text
     assert f'{name}_count{{entity_type="counter"}} 3.0' in text
+    assert 'shardbus_rebalances_total{entity_type="counter"} 3.0' in text
     for page in ("explain", "entities"):
         await get(second, f"/v1/{page}/counter?shard=nothing", 400)
     await get(second, f"/v1/entities/counter?shard={shard}")

@@ -1,8 +1,8 @@
 """A real Prometheus reads real nodes, and its rules find what a test breaks.
 
 The rules and the queries are those of `deploy/`, made from the declarations of the metrics; only
-the times for which an alert must hold are shorter here. Grafana itself does not run: that its
-dashboard is one is checked by its structure, and each of its queries by Prometheus.
+the times for which an alert must hold are shorter here. Grafana itself does not run: its own types
+read the dashboard (`tests/unit/test_docs.py`), and Prometheus answers each of its queries.
 """
 
 from __future__ import annotations

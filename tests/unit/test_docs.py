@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 import typer
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 import shardbus
 from shardbus.admin.metric_catalogue import METRICS
@@ -180,6 +183,31 @@ def test_every_metric_has_a_panel_and_every_alert_names_metrics_that_exist() -> 
         named = re.findall(r"shardbus_\w+", alert.expr)
         assert named or alert.name == "ShardbusNodeDown"
         assert {name.removesuffix("_bucket") for name in named} <= names
+
+
+def test_grafanas_own_types_know_every_word_of_the_dashboard() -> None:
+    plugins.register_default_plugins()
+    given = json.loads(text("../deploy/grafana/shardbus.json"))
+    assert list(unknown_to_grafana(given)) == []
+    first = next(at for at, panel in enumerate(given["panels"]) if panel["type"] != "row")
+    given["panels"][first]["fieldConfig"]["defaults"]["units"] = "s"
+    assert list(unknown_to_grafana(given)) == [f".panels[{first}].fieldConfig.defaults.units"]
+
+
+def unknown_to_grafana(given: Any) -> Iterator[str]:
+    """What is lost or changed when Grafana's types read a dashboard. They add their defaults."""
+    yield from lost(given, json.loads(JSONEncoder().encode(Dashboard.from_json(given))))
+
+
+def lost(given: Any, read: Any, place: str = "") -> Iterator[str]:
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            yield from lost(value, read.get(key), f"{place}.{key}")
+    elif isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        for at, (value, kept) in enumerate(zip(given, read, strict=True)):
+            yield from lost(value, kept, f"{place}[{at}]")
+    elif given != read:
+        yield place
 
 
 def test_figures_of_the_comparison_are_those_of_the_page_of_performance() -> None:
