@@ -6,6 +6,7 @@
 #   make test-pythons [ENVIRONMENTS='3.13 lowest']
 #                                   the suite of make test on each Python, and on the oldest and
 #                                   newest dependencies, one after the other
+#   make test-upgrade WHEEL=old.whl  this tree beside another build, in rolling restarts both ways
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
@@ -43,13 +44,14 @@ SEED :=
 ONLY :=
 ENVIRONMENTS :=
 URL :=
+WHEEL :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
 PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
+.PHONY: demo test test-long test-pythons test-upgrade mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
 .PHONY: report screenshots clean
 
 demo: .venv/examples.stamp
@@ -64,6 +66,10 @@ test-long: .venv/all.stamp
 test-pythons: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python -m tests.supply.pythons $(ENVIRONMENTS) $(if $(PYTEST_FLAGS),-- $(PYTEST_FLAGS))
+
+test-upgrade: .venv/all.stamp
+	@test -n '$(WHEEL)' || { echo 'make: name the wheel of the other build: make test-upgrade WHEEL=old.whl' >&2; exit 1; }
+	NEIGHBOUR='$(abspath $(WHEEL))' $(BIN)/python -m pytest -m long tests/process/test_upgrades.py $(PYTEST_FLAGS)
 
 mutants: .venv/all.stamp
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)

@@ -42,7 +42,7 @@ ANSWER_WITHIN_S = 5.0
 ANSWER_BYTES_MAX = 65_536
 FILE_BYTES_MAX = 65_536
 TEXT_MAX = 200
-MAY_BE_OVER_SOON = frozenset({401, 403, 408, 409, 429})
+BUSY = frozenset({408, 409, 429})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class PodApi:
             return ApiFailure(
                 f"the API server has no {pod}; set kubernetes.pod from metadata.name", final=True
             )
-        final = status < 500 and status not in MAY_BE_OVER_SOON
+        final = status < 500 and status not in BUSY
         return ApiFailure(f"the API server answers {status}: {reason}", final)
 
     def _token(self) -> str:

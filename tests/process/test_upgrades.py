@@ -4,12 +4,15 @@ and downwards: every message is handled once, in order.
 There is no release yet that is older. The neighbour is this tree with a membership protocol one
 higher that still speaks this one, and without a feature: its decoder refuses what a build with the
 feature says to its like. Its greetings of sessions say neither versions nor features.
+
+With a wheel in `NEIGHBOUR`, as `make test-upgrade WHEEL=...` sets it, the neighbour is that wheel.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -98,6 +101,10 @@ CHANGES = (
 def neighbour(tmp_path: Path) -> str:
     """What PYTHONPATH is for a node of the neighbouring version."""
     tree = tmp_path / "neighbour"
+    if wheel := os.environ.get("NEIGHBOUR"):
+        with zipfile.ZipFile(wheel) as packages:
+            packages.extractall(tree)
+        return os.pathsep.join(map(str, (tree, ROOT)))
     for name in ("shardbus", "cli"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, before, after in CHANGES:
