@@ -171,12 +171,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ),
     ("outage", "the store %s %s%s"): _event("store_away", "store error -"),
     ("outage", "the store %s works again, after %.0f s"): _event("store_works", "store seconds"),
-    ("postgres", "%s"): _event("store_settings"),
-    ("postgres", "the settings of the store %s are in order again"): _event(
-        "store_settings_in_order", "store"
-    ),
     ("redis", "%s"): _event("store_settings"),
-    ("redis", "the settings of the store %s are in order again"): _event(
+    ("server_watch", "%s"): _event("store_settings"),
+    ("server_watch", "the settings of the store %s are in order again"): _event(
         "store_settings_in_order", "store"
     ),
     ("sqlite_worker", "the thread of the store %s failed"): _event("store_thread_failed", "store"),

@@ -15,6 +15,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from shardbus.errors import StoreUnavailable
+from shardbus.store.trouble import Trouble
+
 log = logging.getLogger("shardbus.store")
 
 REPEAT_S = 60.0
@@ -40,6 +43,19 @@ class Outage:
         if new or now - self._logged >= REPEAT_S:
             self._logged = now
             log.warning("the store %s %s%s", self._shown, what, f"; {hint}" if hint else "")
+
+    def no_answer(
+        self, seconds: float, trouble: Trouble | None, *, in_doubt: bool
+    ) -> StoreUnavailable:
+        """Note that a call got no answer in time; return its error. `trouble`: why the calls
+        before it failed, None if they did not. `in_doubt`: the server may have run it."""
+        trouble = trouble or Trouble("does not respond")
+        self.failed(trouble.what, trouble.hint)
+        return StoreUnavailable(
+            f"{self._shown} gave no answer within {seconds:g} s: it {trouble.what}",
+            hint=trouble.hint,
+            definite=not in_doubt,
+        )
 
     def answered(self) -> None:
         """Note that a write was answered. A full store answers reads."""

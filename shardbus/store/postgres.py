@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -37,13 +36,9 @@ from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import Row, check_fence, epoch_of, table_of
 from shardbus.store.server_clock import ServerClock, clock_offset
+from shardbus.store.server_watch import PROBE_S, ServerWatch
 from shardbus.store.urls import mask_url
-from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.store")
-
-PROBE_S = 2.0
-"""Between two calls that only ask whether the server is there, and which it is."""
 ATTEMPTS = 5
 """How often a step is tried that finds its row changed by others meanwhile."""
 CHUNK_SAVES = 1000
@@ -68,13 +63,12 @@ class PostgresStore:
         self._shown = mask_url(url)
         self._durability = parsed.durability
         self._connect = parsed.connector(timeout)
-        self._check_every = check_every
-        self.problems: tuple[str, ...] = ()
         self._mark: str | None = None
         self._clock = ServerClock(2 * PROBE_S)
         self.clock_offset: float | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._tasks = TaskSet()
+        self._watch = ServerWatch(
+            self._shown, self._probe, self._find_problems, check_every=check_every
+        )
         self._link = PostgresLink(
             self._connect,
             self._prepare,
@@ -90,15 +84,15 @@ class PostgresStore:
         self._link.open()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
-        if self._watch is None:
-            self._watch = self._tasks.spawn(self._watch_server(), name="shardbus-postgres-watch")
+        self._watch.start()
 
     async def close(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait([watch])
+        await self._watch.close()
         await self._link.close()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._watch.problems
 
     @property
     def on_new_server(self) -> Callable[[], None]:
@@ -142,19 +136,6 @@ class PostgresStore:
             if connection is not None:
                 await close_connection(connection, self._timeout / 2)
 
-    async def _watch_server(self) -> None:
-        """Call the server every `PROBE_S`, so that an idle node notices another server too, and
-        check its settings every `check_every`."""
-        due = self._check_every
-        while True:
-            await asyncio.sleep(min(PROBE_S, self._check_every))
-            due -= min(PROBE_S, self._check_every)
-            with contextlib.suppress(StoreUnavailable):
-                await self._probe()
-                if due <= 0:
-                    due = self._check_every
-                    await self._check_again()
-
     async def _probe(self) -> None:
         """Call the server, and notice whether it is another one, or has lost all rows."""
         asked_at, began = machine_clock(), time.time()
@@ -168,18 +149,13 @@ class PostgresStore:
         else:
             self._link.meet(row["server"])
 
-    async def _check_again(self) -> None:
-        """Check the server's settings, and keep what is wrong in `problems`."""
-        problems: tuple[str, ...] = ()
+    async def _find_problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the server's settings."""
         try:
             await self._check(create=False)
         except ConfigError as error:
-            problems = (str(error),)
-        for problem in set(problems) - set(self.problems):
-            log.error("%s", problem)
-        if self.problems and not problems:
-            log.info("the settings of the store %s are in order again", self._shown)
-        self.problems = problems
+            return (str(error),)
+        return ()
 
     async def identity(self, known: str = "") -> str:
         text = known or new_identity()

@@ -64,13 +64,10 @@ from shardbus.store.rows import (
     table_of,
 )
 from shardbus.store.server_clock import ServerClock, clock_offset
+from shardbus.store.server_watch import PROBE_S, ServerWatch
 from shardbus.store.urls import mask_url
-from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.store")
-
-PROBE_S = 2.0
-"""Between two calls that only ask whether the server is there, and which it is."""
 
 LANES = 32
 """Lanes of loads and saves in a cluster."""
@@ -104,15 +101,14 @@ class RedisStore:
         self._shown = mask_url(url)
         self._durability, self._replicas = parsed.durability, parsed.replicas
         self._connect = connect or parsed.connector(timeout)
-        self._check_every = check_every
-        self._problems: tuple[str, ...] = ()
         self._marks: dict[str, bytes] = {}
         """The text that each key of a probe had last."""
         one = parsed.kind != "redis+cluster"
         self._clock = ServerClock(2 * PROBE_S) if one else None
         self.clock_offset: float | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._tasks = TaskSet()
+        self._watch = ServerWatch(
+            self._shown, self._probe, self._find_problems, check_every=check_every
+        )
         self._session = RedisSession(secrets.token_hex(SESSION_WIDTH // 2), self._shown)
         self._on_new_server: Callable[[], None] = lambda: None
         self._session.on_new_server = self._new_server
@@ -168,8 +164,7 @@ class RedisStore:
         await self._check_version()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
-        if self._watch is None:
-            self._watch = self._tasks.spawn(self._watch_server(), name="shardbus-redis-watch")
+        self._watch.start()
 
     async def _check_version(self) -> None:
         """Refuse a store whose keys are of another version.
@@ -222,10 +217,7 @@ class RedisStore:
             ) from None
 
     async def close(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait([watch])
+        await self._watch.close()
         await self._link.close()
         await self._second_link.close()
         await self._scan.close()
@@ -245,20 +237,7 @@ class RedisStore:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return self._problems
-
-    async def _watch_server(self) -> None:
-        """Call the server every `PROBE_S`, so that an idle node notices another server too, and
-        check its settings every `check_every`."""
-        due = self._check_every
-        while True:
-            await asyncio.sleep(min(PROBE_S, self._check_every))
-            due -= min(PROBE_S, self._check_every)
-            with contextlib.suppress(StoreUnavailable):
-                await self._probe()
-                if due <= 0:
-                    due = self._check_every
-                    await self._check_again()
+        return self._watch.problems
 
     async def _probe(self) -> None:
         """Call the server, and notice whether it is another one, or has lost all keys. The client
@@ -297,8 +276,8 @@ class RedisStore:
         self._new_server()
         return True
 
-    async def _check_again(self) -> None:
-        """Check the servers' settings, and keep what is wrong in `problems`."""
+    async def _find_problems(self) -> tuple[str, ...]:
+        """Return what is wrong with the servers' settings."""
         problems: tuple[str, ...] = ()
         for connect, shown in self._masters():
             client = connect()
@@ -311,11 +290,7 @@ class RedisStore:
                     raise
             finally:
                 await _close(client)
-        for problem in set(problems) - set(self._problems):
-            log.error("%s", problem)
-        if self._problems and not problems:
-            log.info("the settings of the store %s are in order again", self._shown)
-        self._problems = problems
+        return problems
 
     async def identity(self, known: str = "") -> str:
         text, force = known or new_identity(), "1" if known else "0"
@@ -657,7 +632,7 @@ class RedisStore:
         self, pattern: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
         """Return keys of this pattern, and the next cursor, None at the end."""
-        if self._watch is None:
+        if not self._watch.running:
             raise StoreUnavailable(f"the store {self._shown} is not open")
         return await self._scan.page(pattern, cursor, limit)
 

@@ -212,12 +212,8 @@ class RedisLink:
             async with asyncio.timeout(self._timeout):
                 return await call.answer
         except TimeoutError:
-            trouble = self._trouble or Trouble("does not respond")
-            self._outage.failed(trouble.what, trouble.hint)
-            raise StoreUnavailable(
-                f"{self._shown} gave no answer within {self._timeout:g} s: it {trouble.what}",
-                hint=trouble.hint,
-                definite=not call.in_doubt,
+            raise self._outage.no_answer(
+                self._timeout, self._trouble, in_doubt=call.in_doubt
             ) from None
 
     def bounce(
