@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.admin.pages import AdminPages
+from shardbus.config.settings import (
+    ClusterSettings,
+    DowningSettings,
+    NodeSettings,
+    Settings,
+    SingletonSettings,
+)
+from shardbus.ids import NodeId
+from shardbus.membership.member import Member, Status
+from shardbus.membership.singleton.messages import MembershipSeen
 from shardbus.membership.singleton.singleton import SingletonState
+from shardbus.membership.view import MembershipView
 from shardbus.node.node import Node
 from shardbus.sharding import messages
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
-from shardbus.store.memory import MemoryStore
+from shardbus.store.memory import MemoryData, MemoryStore
 from tests.loopback.nodes import Nodes
+from tests.ports import free_port
 from tests.waiting import until
 
 GRACEFUL = "succession oldest: the oldest, and no older one rules"
@@ -255,3 +268,34 @@ async def test_B60_any_node_may_coordinate_a_type_with_a_role(nodes: Nodes) -> N
     await asking.stop()
     assert rulers([first, worker]) == [first]
     assert not first.regions["counter"].host.shards
+
+
+async def test_S2_80_the_settings_of_a_node_are_those_of_its_singletons() -> None:
+    """The wait for a node that leaves, and the margin after one that was cut off and downed."""
+    bus, _ = application()
+    bus.entity("other")(type("Other", (Entity,), {}))
+    settings = Settings(
+        node=NodeSettings(port=free_port(), gossip_port=free_port()),
+        cluster=ClusterSettings(
+            downing=DowningSettings(down_removal_margin=7.0),
+            singleton=SingletonSettings(silence_timeout=30.0, hand_over_retry_interval=60.0),
+        ),
+    )
+    node = Node("shop", bus.types, settings, MemoryStore(MemoryData()))
+    await node.start()
+    other = Member(NodeId("a", 1, 1), 1, status=Status.UP, up_number=1)
+    mine = Member(node.me, 1, status=Status.UP, up_number=2)
+    both = MembershipView(node.me, (other, mine))
+    leaves = replace(both, members=(replace(other, status=Status.LEAVING), mine))
+    cut_off = replace(both, unreachable=(other.node,))
+    alone = MembershipView(node.me, (mine,))
+    for name, views, due in (
+        ("counter", (both, leaves), 40.0),
+        ("other", (both, cut_off, alone), 17.0),
+    ):
+        singleton = node.singletons[name].singleton
+        for view in views:
+            singleton.handle(MembershipSeen(view), 10.0)
+        assert singleton.state is SingletonState.BECOMING_OLDEST
+        assert singleton.deadline() == due
+    await node.close()

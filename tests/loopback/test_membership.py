@@ -432,6 +432,7 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
     async with Nodes(hasty) as nodes:
         trio = await nodes.cluster(application(), 3)
         deaf = trio[2]
+        assert {node.stalled_peers._after for node in trio} == {1.0}
         events = trio[1].subscriptions.subscribe()
         heard = deaf.endpoint.incoming._on_frame
 

@@ -317,6 +317,7 @@ async def test_S2_5_a_weakly_up_node_hosts_nothing_before_it_is_up() -> None:
         await until(lambda: first.view and second.me in first.view.unreachable, "suspicion")
         third = await nodes.start(application(), up=False, **FAST)
         await until(lambda: third.view and third.view.status is Status.WEAKLY_UP, "weakly up")
+        assert third.regions["counter"].coordinator is None, "it must not register yet"
         assert await ask_all(first, "add", IDS[:5]) == [1] * 5
         assert loads([third]) == [0]
         assert not third.regions["counter"].router.region.registered

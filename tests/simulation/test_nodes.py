@@ -17,7 +17,7 @@ import pytest
 from shardbus.config.settings import ClusterSettings
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.errors import StaleEpoch, StoreUnavailable
-from shardbus.ids import Address, Host, NodeId, Port, Uid
+from shardbus.ids import Address, NodeId
 from shardbus.membership.events import RecordEpoch
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.network import SimPubSub, partition
@@ -396,7 +396,7 @@ def test_the_end_of_a_process_behind_a_wall_is_noticed_late() -> None:
 def asked(server: StoreServer, timeline: Timeline, *works: Any) -> list[Any]:
     """What one process hears from the store, one call after the other."""
     loop = virtual(timeline)
-    store = SimStore(server, loop, lambda: NodeId(Host("n1"), Port(1), Uid(1)))
+    store = SimStore(server, loop, lambda: NodeId("n1", 1, 1))
     heard: list[Any] = []
 
     async def ask() -> None:

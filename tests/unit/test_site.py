@@ -67,6 +67,16 @@ def test_the_navigation_holds_every_page_once() -> None:
     assert listed[0] == "index.md"
 
 
+@pytest.mark.parametrize("listing", ["docs/README.md", "docs/how-to/README.md"])
+def test_a_table_of_contents_names_every_page_below_it(listing: str) -> None:
+    here = ROOT / listing
+    text = here.read_text(encoding="utf-8")
+    below = (path.relative_to(here.parent) for path in here.parent.rglob("*.md"))
+    assert [
+        str(path) for path in below if path.name != "README.md" and f"({path})" not in text
+    ] == []
+
+
 def test_the_build_is_strict_and_takes_nothing_from_elsewhere() -> None:
     for line in ("strict: true", "font: false", "anchors: warn", "omitted_files: warn"):
         assert line in CONFIGURATION

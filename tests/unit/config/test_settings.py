@@ -44,6 +44,12 @@ def test_defaults_are_those_of_the_seeds():
     assert (cluster.gossip_time_to_live, cluster.gossip_partition_breaker) == (2.0, 0.0)
     assert (detector.heartbeat_interval, detector.expected_response_after) == (1.0, 1.0)
     assert (detector.threshold, detector.max_sample_size, detector.monitored_by) == (8.0, 1000, 9)
+    assert (cluster.seed_node_timeout, cluster.allow_weakly_up_members) == (5.0, 7.0)
+    assert cluster.gossip_different_view_probability == 0.8
+    assert cluster.reduce_gossip_different_view_probability == 400
+    assert (sharding.passivate_after, sharding.allocation) == (120.0, "least-shards")
+    assert sharding.entity_recovery_constant_rate_frequency == 0.1
+    assert sharding.entity_recovery_constant_rate_number_of_entities == 5
     assert load() == settings
 
 

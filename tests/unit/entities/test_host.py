@@ -309,14 +309,17 @@ async def test_an_entity_cut_off_while_it_passivates_is_not_started_again(
     assert log.rows == [1, ("e", StopReason.PASSIVATION)]
 
 
-async def test_an_entity_cut_off_at_a_passivation_starts_again_while_its_shard_stays() -> None:
-    b = bench(log := Log())
+@pytest.mark.parametrize("handoff_timeout", [60.0, 20.0])
+async def test_an_entity_cut_off_at_a_passivation_starts_again_while_its_shard_stays(
+    handoff_timeout: float,
+) -> None:
+    b = bench(log := Log(), handoff_timeout=handoff_timeout)
     log.end_gate.clear()
     await b.ask("e", "passivate", 1)
     waiting = b.ask("e", "hit", 2)
     first = b.activation("e")
     LivePage.alive["e"] = 0  # its code does not count any more
-    b.pass_ticks(55 * 20 - 1)
+    b.pass_ticks(int(handoff_timeout - 5) * 20 - 1)
     assert b.activation("e") is first
     b.pass_ticks(1)
     await turns()

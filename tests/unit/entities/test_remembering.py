@@ -123,6 +123,24 @@ async def test_C14_TSU7_only_passivation_is_forgetting() -> None:
     assert made.host.counts.started["remembered"] == 2
 
 
+async def test_S2_69_an_entity_that_stopped_otherwise_returns_after_the_backoff_of_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, _ = await bench(entity_restart_backoff=7.5)
+    loop, pauses = asyncio.get_running_loop(), []
+    later = loop.call_later
+
+    def spy(delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        return later(0.0, *args, **kwargs)
+
+    await made.ask("a", "hit", 1)
+    monkeypatch.setattr(loop, "call_later", spy)
+    await made.ask("a", "stop")
+    await until(lambda: made.entity("a") is not None, "it to come back")
+    assert 7.5 in pauses
+
+
 async def test_an_entity_that_gets_a_message_while_it_passivates_is_not_forgotten() -> None:
     made, store = await bench()
     await made.ask("a", "hit", 1)
@@ -272,5 +290,7 @@ async def test_S2_78_TSU11_the_constant_strategy_starts_a_number_at_a_time() -> 
     await until(lambda: again.host.entities, "the first few")
     await turns(50)
     assert (again.host.entities, again.host.recovery.waiting) == (3, 17)
+    wait = again.host.recovery._due - asyncio.get_running_loop().time()
+    assert 3000.0 < wait <= 3600.0
     assert await again.ask("e19", "hit", 7) == 7
     assert again.host.entities == 4

@@ -232,3 +232,30 @@ def test_S1_35_rounds_come_once_per_interval() -> None:
     assert 10.0 <= first < 13.0
     exchange.tick(first)
     assert exchange._round_at == first + 3.0
+
+
+@pytest.mark.parametrize(
+    ("probability", "reduce_above", "partners"),
+    [
+        (1.0, 400, {C}),  # B has seen the version, C has not
+        (0.01, 400, {B, C}),
+        (1.0, 1, {B, C}),  # with three nodes the probability is a tenth of it
+    ],
+)
+def test_S1_37_S1_38_rounds_prefer_nodes_without_the_version_as_the_settings_say(
+    probability: float, reduce_above: int, partners: set[NodeId]
+) -> None:
+    settings = replace(
+        SETTINGS,
+        gossip_different_view_probability=probability,
+        reduce_gossip_different_view_probability=reduce_above,
+    )
+    exchange = GossipExchange(A, settings, Random(1))
+    exchange.start(copy("ab", a=1), 0.0)
+    found = {
+        effect.to
+        for now in range(1, 60)
+        for effect in exchange.tick(float(now))
+        if isinstance(effect, Publish)
+    }
+    assert found == partners

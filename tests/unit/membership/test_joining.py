@@ -232,12 +232,13 @@ def test_the_seed_that_answers_first_gets_the_join() -> None:
     assert one.tick(10.6).send == (join,)
 
 
-def test_without_a_welcome_the_seeds_are_asked_anew() -> None:
-    one = joiner(retry_unsuccessful_join_after=10.0)
+@pytest.mark.parametrize("setting", [10.0, 4.0])
+def test_without_a_welcome_the_seeds_are_asked_anew(setting: float) -> None:
+    one = joiner(retry_unsuccessful_join_after=setting)
     one.start(0.0)
     one.on_ack(T, InitAck(GREETING), 1.0)
-    assert asked(one.tick(10.9).send) == []
-    assert asked(one.tick(11.0).send) == list(SEEDS)
+    assert asked(one.tick(setting + 0.9).send) == []
+    assert asked(one.tick(setting + 1.0).send) == list(SEEDS)
 
 
 def test_a_seed_that_changed_its_mind_is_left() -> None:
@@ -301,11 +302,12 @@ def test_B2_only_who_is_in_no_cluster_says_so(
     assert progress.step is (JoinStep.NONE if answer else JoinStep.DROP)
 
 
-def test_the_first_seed_founds_a_cluster_when_nobody_answers_in_time() -> None:
-    first = joiner(S)
+@pytest.mark.parametrize("setting", [5.0, 2.0])
+def test_the_first_seed_founds_a_cluster_when_nobody_answers_in_time(setting: float) -> None:
+    first = joiner(S, seed_node_timeout=setting)
     first.start(0.0)
-    assert first.tick(4.9).step is JoinStep.NONE
-    assert first.tick(5.0).step is JoinStep.FOUND_CLUSTER
+    assert first.tick(setting - 0.1).step is JoinStep.NONE
+    assert first.tick(setting).step is JoinStep.FOUND_CLUSTER
 
 
 def test_another_seed_never_does() -> None:

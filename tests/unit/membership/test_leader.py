@@ -7,8 +7,10 @@ from itertools import product
 
 import pytest
 
+from shardbus.config.settings import ClusterSettings
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import (
+    Leadership,
     act_on_convergence,
     enough_members,
     leader_of,
@@ -130,3 +132,23 @@ def test_weakly_up_needs_an_up_member_and_reachability() -> None:
 def test_TC25_one_that_leaves_before_it_came_up_has_joined(status: Status, counts: bool) -> None:
     copy = replace(state(), members={A: member(A, J, 0), B: member(B, status, 0)})
     assert enough_members(copy, 2, {}) is counts
+
+
+@pytest.mark.parametrize("setting", [7.0, 3.0])
+def test_S1_49_members_become_weakly_up_after_the_time_of_the_setting(setting: float) -> None:
+    duties = Leadership(A, ClusterSettings(allow_weakly_up_members=setting))
+    duties.start(10.0)
+    copy = unreachable(state(a=U, b=J, c=J), C)
+    assert duties.act(copy, 10.0) is copy
+    assert duties.act(copy, 10.0 + setting - 0.01) is copy
+    assert duties.act(copy, 10.0 + setting).members[B].status is W
+
+
+@pytest.mark.parametrize("setting", [1.0, 4.0])
+def test_S1_30_the_leader_checks_at_the_interval_of_the_setting(setting: float) -> None:
+    """It acts when its state changes; the interval is the safety net."""
+    duties = Leadership(A, ClusterSettings(leader_actions_interval=setting))
+    duties.start(10.0)
+    assert duties.deadline() == 10.0 + setting
+    duties.act(state(a=U), 10.0 + setting)
+    assert duties.deadline() == 10.0 + 2 * setting

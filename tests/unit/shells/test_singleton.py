@@ -71,6 +71,15 @@ class World:
             self.shell.ended("t")
 
 
+async def test_S2_76_calls_of_the_store_have_the_timeout_of_the_types_settings() -> None:
+    settings = ShardingSettings(updating_state_timeout=7.5)
+    region: Any = SimpleNamespace(name="t", coordinator_role="", settings=settings)
+    node: Any = SimpleNamespace(me=ME, store=None, states=None, note=lambda *_: None)
+    make: Any = None
+    shell = SingletonShell(region, make, node, 0.0, SingletonSettings())
+    assert shell.coordinator._store_timeout == 7.5
+
+
 STOPPED = msg.InstanceStopped()
 
 

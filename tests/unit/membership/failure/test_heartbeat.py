@@ -54,6 +54,18 @@ def test_TU7_the_ring_is_the_same_everywhere_and_for_ever() -> None:
     assert watched(ME, NODES, [], 4) == watched(ME, NODES[::-1], [], 4)
 
 
+def test_S1_21_the_ring_spreads_neighbours_by_address() -> None:
+    """Nodes of one rack have neighbouring addresses. Most are watched from elsewhere."""
+    place = {node: n for n, node in enumerate(sorted(NODES))}
+    close = total = 0
+    for node in NODES:
+        for other in watched(node, NODES, [], 3):
+            distance = abs(place[node] - place[other])
+            close += min(distance, len(NODES) - distance) <= 3
+            total += 1
+    assert close < total / 2
+
+
 def test_TU8_a_beat_a_second_and_silence_becomes_a_verdict() -> None:
     hb = heartbeats()
     verdicts: list[tuple[float, Verdict]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from shardbus.errors import Refused
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.allocation.strategies import AllocationStrategy, External, LeastShard
+from shardbus.sharding.allocation.strategies import AllocationStrategy, External, LeastShard, Move
 from shardbus.sharding.coordinator.coordinator import COALESCE_S, Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.instance_rows import SHRINK_AFTER_S, InstanceRows
@@ -365,6 +366,27 @@ def test_a_late_region_does_not_hold_up_a_move_and_gets_no_shard() -> None:
     assert driver.writes[-1].homes == {"2": (A, FENCE + 2)}, "B may still await its echo"
 
 
+@pytest.mark.parametrize("setting", [5.0, 3.0])
+def test_S2_66_regions_have_the_time_of_the_setting_to_acknowledge(setting: float) -> None:
+    driver = CoordinatorDriver(ShardingSettings(begin_handoff_timeout=setting), live=(A,))
+    home = move(driver)
+    ack(driver, A, home)
+    hand_off = (A, msg.HandOff(1, (home,)))
+    assert hand_off not in driver.wait(setting - 0.01)
+    assert hand_off in driver.wait(0.01)
+
+
+@pytest.mark.parametrize("setting", [60.0, 25.0])
+def test_S2_66_an_owner_has_the_time_of_the_setting_to_stop_a_shard(setting: float) -> None:
+    driver = CoordinatorDriver(ShardingSettings(handoff_timeout=setting), live=(A,))
+    home = move(driver)
+    ack(driver, A, home)
+    hand_off = (A, msg.HandOff(1, (home,)))
+    assert hand_off in ack(driver, B, home)
+    assert hand_off not in driver.wait(setting - 0.01)
+    assert hand_off in driver.wait(0.01)
+
+
 def test_an_owner_that_does_not_stop_keeps_the_shard_until_it_stops_or_dies() -> None:
     driver = CoordinatorDriver(live=(A, C))
     home = move(driver)
@@ -451,6 +473,17 @@ def test_a_region_that_does_not_confirm_gets_host_shard_again_and_then_loses_the
     assert driver.writes[-1].homes == {"1": (B, FENCE + 1)}
 
 
+@pytest.mark.parametrize("setting", [10.0, 4.0])
+def test_S2_67_a_region_has_the_time_of_the_setting_to_confirm(setting: float) -> None:
+    driver = CoordinatorDriver(ShardingSettings(shard_start_timeout=setting))
+    driver.register(A, B)
+    driver.ask(A, "1")
+    driver.persisted()
+    again = (A, msg.HostShard(1, (driver.coordinator.table.homes["1"],)))
+    assert again not in driver.wait(setting - 0.01)
+    assert again in driver.wait(0.01)
+
+
 def test_a_leaving_region_hands_off_within_the_bound_and_is_confirmed_when_it_is_empty() -> None:
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=2))
     driver.register(A, B)
@@ -523,6 +556,25 @@ def test_nothing_is_rebalanced_while_a_member_is_unreachable_or_joining() -> Non
     assert driver.wait(60) == []
     driver.handle(ev.MembersChanged((A, B)))
     assert {name for _, name in names(driver.wait(COALESCE_S))} == {"BeginHandOff"}
+
+
+@pytest.mark.parametrize("setting", [10.0, 4.0])
+def test_S2_70_the_balance_is_checked_at_the_interval_of_the_setting(setting: float) -> None:
+    checks: list[object] = []
+
+    class Watched(LeastShard):
+        def rebalance(self, *arguments: Any) -> list[Move]:
+            checks.append(arguments)
+            return []
+
+    settings = ShardingSettings(rebalance_interval=setting)
+    driver = CoordinatorDriver(settings, strategy=Watched())
+    driver.register(A, B)
+    driver.home("1")
+    driver.wait(3 * setting)
+    checks.clear()
+    driver.wait(3 * setting)
+    assert len(checks) == 3
 
 
 def test_an_unfit_node_gets_no_new_shard() -> None:
