@@ -1,7 +1,8 @@
 """`report`: one file with everything that others need to find a fault.
 
     cluster/   the pages that one node has for the whole cluster, and of each type its shards
-    nodes/     of each member its settings, metrics, health, membership, log: what only it knows
+    nodes/     of each member its settings, metrics, health, membership, tasks, log: what only it
+               knows
     doctor     what the doctor found, and what explains the entities and shards that it names
     versions   of this command and of every member
 
@@ -43,7 +44,7 @@ CLUSTER_PAGES = (
     "dead-letters",
 )  # fmt: skip
 TYPE_PAGES = ("shards", "limit", "places")
-NODE_PAGES = ("cluster", "settings", "gossip", "downing", "log")
+NODE_PAGES = ("cluster", "settings", "gossip", "downing", "tasks", "log")
 METRICS = ("metrics",)
 AT_ONCE, TYPES, SUBJECTS, MEMBERS = 8, 100, 20, 200
 """Members that are asked at once; types, explained subjects and members of a report, at most."""
@@ -61,7 +62,7 @@ summary.json    what is in the report     missing.json  what is not, and why
 doctor.json     what the doctor found
 cluster/        pages of the whole cluster, as the asked node has them; below explain/ the entities
                 and shards that the doctor names
-nodes/          pages that only the member itself has
+nodes/          pages that only the member itself has: among them tasks.json, where its tasks wait
 versions.json   of this command and of every member
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,9 @@ from shardbus.admin.overview import ClusterOverview
 from shardbus.admin.services import AdminServices
 from shardbus.admin.setting_rows import rows_of
 from shardbus.admin.shard_control import ShardControl, address_of, agreed
+from shardbus.admin.shared_answer import SharedAnswer
 from shardbus.admin.slowness import EntityPlace, causes
+from shardbus.admin.task_stacks import task_stacks
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -73,6 +75,8 @@ HOME_WITHIN_MS = 1500
 """For a shard to get a home, before a state in it is changed."""
 STATE_SHOWN_MAX = 256 * 1024
 """Bytes of the value of a stored state on a page, before it is JSON."""
+TASKS_FRESH_S = 1.0
+"""For which readers share the list of tasks."""
 PACE = ("paused", "held", "moving", "moves_at_a_time")
 _STATES = {
     "begin": "handing_off",
@@ -215,6 +219,7 @@ class AdminPages:
         self._shard_control = ShardControl(node.regions, node.rpc)
         self._overview = ClusterOverview(node, self._facts)
         self._letters = LetterPages(node)
+        self._tasks = SharedAnswer(self._list_tasks, TASKS_FRESH_S)
 
     @property
     def cluster_name(self) -> str:
@@ -364,6 +369,13 @@ class AdminPages:
             "events": events,
             "silent": [str(n) for n in asked if n not in answers],
         }
+
+    async def tasks(self) -> Json:
+        """Where the tasks of this node wait; readers share it for a second."""
+        return {"node": str(self._node.me), **await self._tasks.get()}
+
+    def _list_tasks(self) -> Awaitable[Json]:
+        return task_stacks(self._node.loop, self._node.regions.values())
 
     async def log_lines(self) -> Json:
         """The last lines of this node's log, as JSON objects; none if the application writes the

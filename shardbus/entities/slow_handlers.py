@@ -41,6 +41,11 @@ REPORTS_MAX = 20
 FRAMES_MAX = 6
 ASKS_MAX = 3
 WAITED, BLOCKED = "waited", "blocked"
+WALKED_MAX = 500
+"""Frames of one task that are looked at."""
+_AWAITING = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"))
+"""Of coroutines and generators: their frame, and what they await. Python does not tell which
+asynchronous generator a coroutine is in, so a stack ends there."""
 _OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
 """Files of this package and of asyncio, left out of reports."""
 
@@ -158,13 +163,21 @@ def suspended(eager: EagerTask) -> list[str]:
 
 def suspended_frames(eager: EagerTask) -> list[tuple[FrameType, int]]:
     """Return the frames of the code of a task that waits, each with its line, innermost last."""
+    return frames_of(eager.coroutine)
+
+
+def frames_of(coroutine: Any) -> list[tuple[FrameType, int]]:
+    """Return the frames of a coroutine and of what it awaits, each with its line, innermost last;
+    at most `WALKED_MAX`."""
     frames: list[tuple[FrameType, int]] = []
-    inner: Any = eager.coroutine
-    while inner is not None:
-        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+    while coroutine is not None and len(frames) < WALKED_MAX:
+        kind = next((kind for kind in _AWAITING if hasattr(coroutine, kind[0])), None)
+        if kind is None:
+            break
+        frame, awaited = (getattr(coroutine, name) for name in kind)
         if frame is not None:
             frames.append((frame, frame.f_lineno))
-        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+        coroutine = awaited
     return frames
 
 

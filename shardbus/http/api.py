@@ -98,6 +98,10 @@ class NodeApi(Protocol):
         first."""
         ...
 
+    async def tasks(self) -> Json:
+        """The stacks of this node's tasks, handlers that wait, and threads, in groups."""
+        ...
+
     async def log_lines(self) -> Json:
         """The last lines of this node's log."""
         ...

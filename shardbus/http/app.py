@@ -20,6 +20,7 @@
     GET  /v1/checkup                         what `shardbus doctor` compares
     GET  /v1/events                          server-sent events; the first is a snapshot
     GET  /v1/events/recent                   ?within=SECONDS &limit=: the last ones of every member
+    GET  /v1/tasks                           where the tasks of this node wait
     GET  /v1/log                             the last lines of this node's log
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
     POST /v1/nodes/{node}/down               ?force=true: remove it at once
@@ -104,6 +105,7 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/checkup", pages.checkup),
             Route("/v1/events", pages.events),
             Route("/v1/events/recent", pages.recent_events),
+            Route("/v1/tasks", pages.tasks),
             Route("/v1/log", pages.log_lines),
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/partitions/{rest:path}", pages.partitions),
@@ -210,6 +212,9 @@ class _Pages:
         seconds = _number(query.get("within", str(SINCE_MAX)), "within", 1, SINCE_MAX)
         limit = _number(query.get("limit", str(PAGE_MAX)), "limit", 1, PAGE_MAX)
         return await _answer(self.node.recent_events(float(seconds), limit))
+
+    async def tasks(self, request: Request) -> Response:
+        return await _answer(self.node.tasks())
 
     async def log_lines(self, request: Request) -> Response:
         return await _answer(self.node.log_lines())

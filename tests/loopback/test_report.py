@@ -16,6 +16,8 @@ from shardbus_cli.main import run
 from tests.loopback.nodes import Nodes
 from tests.loopback.test_doctor import http_of
 from tests.loopback.test_node_http import IDS, get, two
+from tests.loopback.test_state_changes import application, heard
+from tests.waiting import until
 
 
 async def shell(*words: str) -> int:
@@ -81,6 +83,25 @@ async def test_a_report_has_what_could_be_read_and_says_what_could_not(
         assert json.loads(files[name]) is not None
 
 
+async def test_a_handler_that_waits_is_in_the_list_of_tasks(nodes: Nodes) -> None:
+    bus, cart = application()
+    node = await nodes.start(bus)
+    client = await nodes.client()
+    waiting = [asyncio.ensure_future(client.ref(cart, f"c{n}").wait("open")) for n in range(3)]
+    host = node.regions["cart"].host
+    await until(lambda: len(host.runner.running_handlers.tasks) == 3, "three handlers")
+    page = await get(node, "/v1/tasks")
+    heard.append(("gate", "open"))
+    await asyncio.gather(*waiting)
+    found = [g for g in page["groups"] if any("Cart.wait" in place for place in g["stack"])]
+    names = [name for group in found for name in group["names"]]
+    assert sorted(names) == [f"wait of cart 'c{n}'" for n in range(3)]
+    assert sum(group["count"] for group in found) == 3
+    assert {group["state"] for group in found} <= {"waiting", "ready"}
+    assert (page["node"], page["left_out"]) == (str(node.me), 0)
+    assert any(row["stack"] for row in page["threads"])
+
+
 async def test_every_member_is_read_and_a_dead_one_is_named(
     nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -95,12 +116,12 @@ async def test_every_member_is_read_and_a_dead_one_is_named(
         )
         assert await shell("report", "--node", asked.url, "--out", str(out)) == ExitCode.OK
     files, missing = files_of(out), json.loads(files_of(out)["missing.json"])
-    assert len([name for name in missing if name.startswith(_folder(second))]) == 8
+    assert len([name for name in missing if name.startswith(_folder(second))]) == 9
     assert all(f"no node at http://{dead}" in why for why in missing.values())
     here = {name.rpartition("/")[2] for name in files if name.startswith(_folder(first))}
     assert here == {
-        "cluster.json", "settings.json", "gossip.json", "downing.json", "log.json", "readyz.json",
-        "livez.json", "metrics.txt",
+        "cluster.json", "settings.json", "gossip.json", "downing.json", "tasks.json", "log.json",
+        "readyz.json", "livez.json", "metrics.txt",
     }  # fmt: skip
     assert "shardbus_build_info" in files[f"{_folder(first)}/metrics.txt"]
     told = capsys.readouterr().out

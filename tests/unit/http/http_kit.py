@@ -72,6 +72,9 @@ class FakeNode:
     async def recent_events(self, seconds: float, most: int) -> Json:
         return await self.answer("recent_events", seconds, most)
 
+    async def tasks(self) -> Json:
+        return await self.answer("tasks")
+
     async def log_lines(self) -> Json:
         return await self.answer("log_lines")
 

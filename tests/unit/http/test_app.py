@@ -30,6 +30,7 @@ from tests.waiting import turns, until
         ("/v1/events/recent", ["recent_events", 999_999_999.0, 1000]),
         ("/v1/events/recent?within=5&limit=9", ["recent_events", 5.0, 9]),
         ("/v1/log", ["log_lines"]),
+        ("/v1/tasks", ["tasks"]),
         ("/v1/map/counter", ["shard_map", "counter", ""]),
         ("/v1/map/counter?known=3.7", ["shard_map", "counter", "3.7"]),
         ("/v1/downing", ["downing"]),
