@@ -44,7 +44,7 @@ from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
 from shardbus.errors import ConfigError, NodeLost, Refused, ShardBusError
 from shardbus.membership.events import DOWNED, LEFT
-from shardbus.node.app_version import with_version
+from shardbus.node.app_version import version_source, with_version
 from shardbus.node.downing_log import check_downing
 from shardbus.node.node import Node
 from shardbus.node.rejoining import contacts, named, store_answers
@@ -140,7 +140,8 @@ class EmbeddedNode:
                 f"a node of {self._bus.name!r} runs in this process already",
                 hint="one ShardBus runs one node; make another ShardBus",
             )
-        own = await with_version(self._settings.node, self._bus.version_source)
+        source = version_source(self._settings.kubernetes, self._bus.version_source)
+        own = await with_version(self._settings.node, source)
         self._settings = replace(self._settings, node=own)
         self._begin_incarnation()
         served = ServedNode(self._bus, self._settings, administer)

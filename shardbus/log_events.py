@@ -91,6 +91,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ),
     ("node", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
     ("shutdown_phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
+    ("app_version", "the revision of the Deployment is not known yet: %s"): _event(
+        "revision_unknown", "error"
+    ),
     ("pod_deletion_cost", "the pod of this node has the deletion cost %s"): _event(
         "deletion_cost_written", "cost"
     ),

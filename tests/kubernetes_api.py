@@ -1,12 +1,11 @@
-"""An API server of Kubernetes that knows pods and their annotations: TLS on the loopback, tokens,
-answers that a test orders, and the files that a pod has of its service account."""
+"""An API server of Kubernetes that knows the metadata of pods and ReplicaSets: TLS on the loopback,
+tokens, answers that a test orders, and the files that a pod has of its service account."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import re
 import ssl
 from pathlib import Path
 from types import TracebackType
@@ -22,17 +21,20 @@ FORBIDDEN = (
 MESSAGES = {403: FORBIDDEN, 409: "the object has been modified"}
 SILENCE = 0
 """In place of a status: no answer at all."""
-NO_HTTP = -1
+NO_HTTP, CARRY_OUT = -1, -2
 
 
 class KubernetesApi:
-    """Serves the pods of `namespace`. `orders` has statuses that it answers with, one after the
-    other, before it does its work; `token` is the one that it accepts."""
+    """Serves one namespace. `orders` has statuses that it answers with, one after the other, before
+    it does its work; `token` is the one that it accepts."""
 
     def __init__(self, folder: Path, namespace: str = "shop") -> None:
         self.certificates = Certificates(folder / "api")
         self.namespace, self.token = namespace, "first.token"
         self.annotations: dict[str, dict[str, str]] = {}
+        self.owners: dict[str, list[dict[str, Any]]] = {}
+        self.replicas: dict[str, dict[str, str]] = {}
+        """The annotations of each ReplicaSet."""
         self.orders: list[int] = []
         self.requests: list[tuple[str, dict[str, str], Any]] = []
         self.address = ""
@@ -47,9 +49,11 @@ class KubernetesApi:
         self.token = token
         (self.account / "token").write_text(token)
 
-    def add(self, pod: str) -> None:
-        """Let there be a pod."""
+    def add(self, pod: str, revision: str = "1") -> None:
+        """Let there be a pod of a Deployment."""
         self.annotations[pod] = {}
+        self.owners[pod] = [{"kind": "ReplicaSet", "name": f"shop-{revision}", "controller": True}]
+        self.replicas[f"shop-{revision}"] = {"deployment.kubernetes.io/revision": revision}
 
     async def __aenter__(self) -> KubernetesApi:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -73,35 +77,49 @@ class KubernetesApi:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("ascii")
             first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in lines)
-            body = json.loads(await reader.readexactly(int(headers["content-length"])))
+            length = int(headers.get("content-length", "0"))
+            body = json.loads(await reader.readexactly(length)) if length else None
             self.requests.append((first, headers, body))
-            status = self.orders.pop(0) if self.orders else self._patch(first, headers, body)
+            found: dict[str, Any] = {}
+            status = self.orders.pop(0) if self.orders else CARRY_OUT
+            if status == CARRY_OUT:
+                status, found = self._carry_out(first, headers, body)
             if status == SILENCE:
                 await self._ends.wait()
             elif status == NO_HTTP:
                 writer.write(b"220 mail.example ESMTP\r\n\r\n")
             else:
-                writer.write(self._answer(status))
+                writer.write(self._answer(status, found))
             await writer.drain()
         writer.close()
 
-    def _patch(self, first: str, headers: dict[str, str], body: Any) -> int:
-        path = rf"PATCH /api/v1/namespaces/{self.namespace}/pods/([^/?]+)(\?\S+)? HTTP/1\.1"
-        found = re.fullmatch(path, first)
+    def _carry_out(
+        self, first: str, headers: dict[str, str], body: Any
+    ) -> tuple[int, dict[str, Any]]:
+        """Return the status of the answer, and the metadata of the object."""
         if headers["authorization"] != f"bearer {self.token}":
-            return 401
-        if found is None or found[1] not in self.annotations:
-            return 404
-        if headers["content-type"] != "application/strategic-merge-patch+json":
-            return 415
-        self.annotations[found[1]] |= body["metadata"]["annotations"]
-        return 200
+            return 401, {}
+        method, path, _ = first.split(" ")
+        place = f"/api/v1/namespaces/{self.namespace}/pods/"
+        sets = f"/apis/apps/v1/namespaces/{self.namespace}/replicasets/"
+        name = path.partition("?")[0].rpartition("/")[2]
+        if method == "GET" and path == sets + name and name in self.replicas:
+            return 200, {"name": name, "annotations": self.replicas[name]}
+        if not path.startswith(place + name) or name not in self.annotations:
+            return 404, {}
+        if method == "PATCH":
+            if headers["content-type"] != "application/strategic-merge-patch+json":
+                return 415, {}
+            self.annotations[name] |= body["metadata"]["annotations"]
+        owners = self.owners[name]
+        return 200, {"name": name, "ownerReferences": owners, "annotations": self.annotations[name]}
 
     @staticmethod
-    def _answer(status: int) -> bytes:
+    def _answer(status: int, metadata: dict[str, Any]) -> bytes:
         """In chunks, as Go's server answers with a body of unknown length."""
-        found = {"kind": "Status", "message": MESSAGES.get(status, "busy"), "code": status}
-        text = json.dumps({"kind": "Pod"} if status == 200 else found).encode()
+        failed = {"kind": "Status", "message": MESSAGES.get(status, "busy"), "code": status}
+        found = {"kind": "PartialObjectMetadata", "metadata": metadata}
+        text = json.dumps(found if status == 200 else failed).encode()
         head = f"HTTP/1.1 {status} {REASONS.get(status, 'Reason')}\r\n"
         headers = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         return f"{head}{headers}{len(text):x}\r\n".encode() + text + b"\r\n0\r\n\r\n"

@@ -561,6 +561,9 @@ class KubernetesSettings:
         high=1000,
         off=True,
     )
+    revision: bool = flag(
+        False, "the version of this node is the revision of the Deployment that its pod is of"
+    )
     pod: str = text("", "name of this node's pod: metadata.name of the downward API")
     namespace: str = text("", "namespace of the pod; empty is that of the service account")
     api: str = text("", "HOST:PORT of the API server; empty is what Kubernetes tells each pod")

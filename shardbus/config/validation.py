@@ -17,6 +17,7 @@ from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
     KubernetesSettings,
+    NodeSettings,
     Settings,
     ShardingSettings,
     StoreSettings,
@@ -87,6 +88,11 @@ def check(settings: Settings) -> None:
         )
     _check_http(http)
     _check_kubernetes(settings.kubernetes)
+    if settings.kubernetes.revision and node.version != NodeSettings().version:
+        raise ConfigError(
+            f"kubernetes.revision is on, and node.version is {node.version!r:.60}",
+            hint="leave one of them out: a node has one version",
+        )
 
 
 def _check_discovery(cluster: ClusterSettings, store: StoreSettings) -> None:
@@ -131,12 +137,13 @@ def _check_suspension(cluster: ClusterSettings) -> None:
 
 
 def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
-    """Check that a node whose pod gets a deletion cost knows its pod."""
-    if kubernetes.deletion_costs and not kubernetes.pod:
-        raise ConfigError(
-            "kubernetes.deletion_costs is set without kubernetes.pod",
-            hint="set SHARDBUS_KUBERNETES__POD from metadata.name of the downward API",
-        )
+    """Check that a node that asks the API server about its pod knows which one that is."""
+    for name in ("deletion_costs", "revision"):
+        if getattr(kubernetes, name) and not kubernetes.pod:
+            raise ConfigError(
+                f"kubernetes.{name} is set without kubernetes.pod",
+                hint="set SHARDBUS_KUBERNETES__POD from metadata.name of the downward API",
+            )
     for what, name in (("pod", kubernetes.pod), ("namespace", kubernetes.namespace)):
         if name and not KUBERNETES_NAME.fullmatch(name):
             raise ConfigError(

@@ -4,27 +4,79 @@ A member keeps its version for life, and other nodes place shards by it from the
 an application that has to fetch the version, from a file of the image or from the platform, is
 asked before the node listens and joins.
 
-    `node.version` is set  ──> that version, whatever else could give one
-    `@bus.version`         ──> its result, within `node.version_timeout`; without, no start
-    neither                ──> 0.0.0
+    `node.version` is set     ──> that version, whatever else could give one
+    `kubernetes.revision`     ──> the revision of the Deployment, by the API server of Kubernetes
+    `@bus.version`            ──> its result
+    none of them              ──> 0.0.0
 
-Source: docs/how-to/operate.md.
+One that must be fetched is there within `node.version_timeout`, or the node does not start.
+
+Source: docs/how-to/operate.md; B.147.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shardbus.config.settings import NodeSettings
+from shardbus.backoff import doubling
+from shardbus.config.settings import KubernetesSettings, NodeSettings
 from shardbus.errors import ConfigError
 from shardbus.sharding.versions import LENGTH_MAX
+from shardbus.transport.kubernetes_api import PodApi
 
 VersionSource = Callable[[], Any]
 """Returns a version or an awaitable of one; None for no version."""
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 5.0
+"""Between two questions to the API server."""
+
+log = logging.getLogger("shardbus.node")
+
+
+def version_source(
+    kubernetes: KubernetesSettings, application: VersionSource | None
+) -> VersionSource | None:
+    """Return what gives the version of this node, if `node.version` does not.
+
+    Raises:
+        ConfigError: the revision is asked for, and this process is in no pod.
+    """
+    return DeploymentRevision(kubernetes) if kubernetes.revision else application
+
+
+class DeploymentRevision:
+    """Gives the revision of the Deployment of this node's pod.
+
+    Raises:
+        ConfigError: this process is in no pod.
+    """
+
+    def __init__(self, kubernetes: KubernetesSettings) -> None:
+        self._pod = PodApi(kubernetes, os.environ)
+
+    async def __call__(self) -> str:
+        """Return the revision. The caller sets the deadline.
+
+        Raises:
+            ConfigError: the pod has none, or the API server does not find it.
+        """
+        failures, reported = 0, ""
+        while True:
+            found = await self._pod.revision()
+            if isinstance(found, str):
+                return found
+            if found.final:
+                raise ConfigError(found.text)
+            failures += 1
+            if found.text != reported:
+                log.warning("the revision of the Deployment is not known yet: %s", found.text)
+            reported = found.text
+            await asyncio.sleep(doubling(PAUSE_FIRST_S, PAUSE_MAX_S, failures))
 
 
 async def with_version(settings: NodeSettings, source: VersionSource | None) -> NodeSettings:

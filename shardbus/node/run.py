@@ -45,7 +45,7 @@ from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
-from shardbus.node.app_version import with_version
+from shardbus.node.app_version import version_source, with_version
 from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
@@ -197,7 +197,8 @@ class _NodeRun:
             loop.add_signal_handler(number, signals.stop)
         if self._settings.security.secret:
             loop.add_signal_handler(signal.SIGHUP, self._rekey)
-        versioned = with_version(self._settings.node, bus.version_source)
+        source = version_source(self._settings.kubernetes, bus.version_source)
+        versioned = with_version(self._settings.node, source)
         own = await _unless_stopped(versioned, signals)
         if own is None:
             return OK

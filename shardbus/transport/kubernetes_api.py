@@ -1,9 +1,11 @@
-"""Annotates this process's own pod, at the API server of Kubernetes.
+"""Asks the API server of Kubernetes about this process's own pod, and annotates it.
 
-One request, a strategic merge patch of the pod's metadata, over TLS: a connection of its own, one
-deadline for all of it, and nothing is kept between two requests. The token and the certificates of
-the API server are read from the files of the service account each time, because Kubernetes replaces
-them while the pod runs.
+    annotate    a strategic merge patch of the pod's annotations
+    revision    the pod's owner is a ReplicaSet, which has the revision of the Deployment
+
+Each request has a connection of its own, over TLS, and one deadline for all of it; nothing is kept
+between two requests. The token and the certificates of the API server are read from the files of
+the service account each time, because Kubernetes replaces them while the pod runs.
 
     answer                               failure
     2xx                                  none
@@ -11,9 +13,9 @@ them while the pod runs.
     another status                       final: the same request fails again
     none, or not in time, or no HTTP     may be over soon
 
-Not here: what is written and when it is repeated (`shells.pod_deletion_cost`).
+Not here: what is written and when it is repeated (`shells.pod_deletion_cost`, `node.app_version`).
 
-Source: docs/how-to/deploy.md; B.146.
+Source: docs/how-to/deploy.md; B.146, B.147.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from shardbus.config.settings import KubernetesSettings
 from shardbus.config.validation import KUBERNETES_NAME
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
 
 ANSWER_WITHIN_S = 5.0
 """From the first byte of the connection to the last of the answer."""
-ANSWER_BYTES_MAX = 65_536
-FILE_BYTES_MAX = 65_536
+ANSWER_BYTES_MAX, READ_BYTES, FILE_BYTES_MAX = 2**20, 65_536, 65_536
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+MERGE_PATCH = "application/strategic-merge-patch+json"
+REVISION = "deployment.kubernetes.io/revision"
 TEXT_MAX = 200
 BUSY = frozenset({408, 409, 429})
 
@@ -61,76 +65,105 @@ class PodApi:
     """
 
     def __init__(self, settings: KubernetesSettings, environ: Mapping[str, str]) -> None:
-        self._account, self._pod = Path(settings.service_account), settings.pod
+        self._account, self._name = Path(settings.service_account), settings.pod
         self._api = Address.parse(settings.api) if settings.api else _told(environ)
         self._namespace = settings.namespace or self._own_namespace()
+        self._pod = f"/api/v1/namespaces/{self._namespace}/pods/{self._name}"
 
     async def annotate(self, name: str, value: str) -> ApiFailure | None:
         """Set one annotation of the pod. Returns None if the API server has done so."""
+        change = {"metadata": {"annotations": {name: value}}}
+        answer = await self._ask("PATCH", f"{self._pod}?fieldManager=shardbus", change)
+        return answer if isinstance(answer, ApiFailure) else None
+
+    async def revision(self) -> str | ApiFailure:
+        """Return the revision of the Deployment that has made the pod."""
+        pod = await self._ask("GET", self._pod)
+        if isinstance(pod, ApiFailure):
+            return pod
+        owners = [one for one in _list(pod, "ownerReferences") if one.get("controller")]
+        kind, name = (str(owners[0].get(key)) for key in ("kind", "name")) if owners else ("", "")
+        if kind != "ReplicaSet" or not KUBERNETES_NAME.fullmatch(name):
+            owner = f"a {kind}" if kind else "nothing"
+            return ApiFailure(f"pod {self._name!r} belongs to {owner}, not to a Deployment", True)
+        path = f"/apis/apps/v1/namespaces/{self._namespace}/replicasets/{name}"
+        replicas = await self._ask("GET", path)
+        if isinstance(replicas, ApiFailure):
+            return replicas
+        annotations = replicas.get("annotations")
+        found = annotations.get(REVISION) if isinstance(annotations, dict) else None
+        if not isinstance(found, str) or not re.fullmatch(r"[0-9]{1,18}", found):
+            return ApiFailure(f"ReplicaSet {name!r} has no revision of a Deployment", True)
+        return found
+
+    async def _ask(
+        self, method: str, path: str, change: object = None
+    ) -> dict[str, Any] | ApiFailure:
+        """Return the metadata of the object that the API server answers with."""
         try:
             async with asyncio.timeout(ANSWER_WITHIN_S):
-                return await self._patch({"metadata": {"annotations": {name: value}}})
+                answer = await self._exchange(method, path, change)
+                response = _response(answer)
+                if not 200 <= response.status < 300:
+                    return self._failure(response, f"{method.lower()} {path.split('/')[-2]}")
+                found = json.loads(response.read())["metadata"]
+                return found if isinstance(found, dict) else {}
         except TimeoutError:
             return ApiFailure(f"no answer of {self._api} within {ANSWER_WITHIN_S:g} s")
         except ShardBusError as error:
             return ApiFailure(str(error))
         except ssl.SSLCertVerificationError as error:
-            return ApiFailure(
-                f"the certificate of {self._api} is not trusted: {error.verify_message}"
-            )
-        except (EOFError, HTTPException, ValueError, asyncio.LimitOverrunError):
+            why = error.verify_message
+            return ApiFailure(f"the certificate of {self._api} is not trusted: {why}")
+        except (HTTPException, ValueError, LookupError, TypeError):
             return ApiFailure(f"the answer of {self._api} is incomplete or is not HTTP")
         except OSError as error:
             return ApiFailure(f"cannot reach {self._api}: {error.strerror or error}")
 
-    async def _patch(self, change: object) -> ApiFailure | None:
-        request, trusted = self._request(json.dumps(change).encode()), self._trusted()
-        host, port = self._api
-        reader, writer = await asyncio.open_connection(
-            host, port, ssl=trusted, limit=ANSWER_BYTES_MAX
-        )
+    async def _exchange(self, method: str, path: str, change: object) -> bytes:
+        """Return the whole answer, head and body, of at most `ANSWER_BYTES_MAX`."""
+        body = b"" if change is None else json.dumps(change).encode()
+        request, trusted = self._head(method, path, len(body)) + body, self._trusted()
+        reader, writer = await asyncio.open_connection(*self._api, ssl=trusted)
         try:
             writer.write(request)
             await writer.drain()
-            head = await reader.readuntil(b"\r\n\r\n")
-            if 200 <= _response(head).status < 300:
-                return None
-            body = bytearray()
-            while len(body) < ANSWER_BYTES_MAX and (read := await reader.read(ANSWER_BYTES_MAX)):
-                body += read
-            return self._failure(head + body)
+            answer = bytearray()
+            while len(answer) < ANSWER_BYTES_MAX and (read := await reader.read(READ_BYTES)):
+                answer += read
+            return bytes(answer)
         finally:
             writer.transport.abort()
 
-    def _request(self, body: bytes) -> bytes:
+    def _head(self, method: str, path: str, length: int) -> bytes:
         lines = [
-            f"PATCH /api/v1/namespaces/{self._namespace}/pods/{self._pod}?fieldManager=shardbus"
-            " HTTP/1.1",
+            f"{method} {path} HTTP/1.1",
             f"Host: {self._api}",
             f"Authorization: Bearer {self._token()}",
-            "Content-Type: application/strategic-merge-patch+json",
-            f"Content-Length: {len(body)}",
-            "Accept: application/json",
+            f"Accept: {METADATA_ONLY}",
             "User-Agent: shardbus",
             "Connection: close",
         ]
-        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("ascii") + body
+        if length:
+            lines += [f"Content-Type: {MERGE_PATCH}", f"Content-Length: {length}"]
+        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("ascii")
 
-    def _failure(self, answer: bytes) -> ApiFailure:
-        response = _response(answer)
+    def _failure(self, response: HTTPResponse, asked: str) -> ApiFailure:
         status, reason = response.status, _message(response)
-        pod = f"pod {self._pod!r} of namespace {self._namespace!r}"
         if status == 403:
             return ApiFailure(
                 f"the API server forbids it: {reason}; a Role must let the service account of "
-                f"this pod patch pods of namespace {self._namespace!r}, as that of "
-                "deploy/kubernetes/deletion-cost does"
+                f"this pod {asked} in namespace {self._namespace!r}, as those in "
+                "deploy/kubernetes do"
             )
         if status == 401:
             return ApiFailure(f"the API server does not accept the token of {self._account}")
         if status == 404:
+            place = f"pod {self._name!r} of namespace {self._namespace!r}"
             return ApiFailure(
-                f"the API server has no {pod}; set kubernetes.pod from metadata.name", final=True
+                f"the API server does not find {place}: {reason}; set kubernetes.pod from "
+                "metadata.name",
+                final=True,
             )
         final = status < 500 and status not in BUSY
         return ApiFailure(f"the API server answers {status}: {reason}", final)
@@ -177,9 +210,9 @@ def _told(environ: Mapping[str, str]) -> Address:
     host, port = (environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
     if not host or not port:
         raise ConfigError(
-            "kubernetes.deletion_costs is set, but this process is in no pod: there is no "
-            "KUBERNETES_SERVICE_HOST",
-            hint="leave it out, or set kubernetes.api",
+            "the section kubernetes of the settings asks for the API server, but this process is "
+            "in no pod: there is no KUBERNETES_SERVICE_HOST",
+            hint="leave deletion_costs and revision out, or set kubernetes.api",
         )
     return Address.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
@@ -198,6 +231,11 @@ def _response(data: bytes) -> HTTPResponse:
     response = HTTPResponse(cast("socket", _Received(data)))
     response.begin()
     return response
+
+
+def _list(metadata: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = metadata.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def _message(response: HTTPResponse) -> str:

@@ -1,5 +1,5 @@
 """The objects of `deploy/kubernetes` fit the schemas of Kubernetes, agree with each other, and
-start a node that this package understands; so does the component `deletion-cost`."""
+start a node that this package understands; so do the components beside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ PLACE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 FOLDER = PLACE / "base"
 EXAMPLE = yaml.safe_load((PLACE / "example" / "kustomization.yaml").read_text(encoding="utf-8"))
 BASE = yaml.safe_load((FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
-COMPONENT = PLACE / "deletion-cost"
 VERSIONS = ("1.29", "1.34")
 VARIABLE = "$(POD_IP)"
 
@@ -63,50 +62,82 @@ def test_every_file_belongs_to_the_base() -> None:
     assert files == set(BASE["resources"])
 
 
-[ROLE, BINDING] = of_file(COMPONENT / "role.yaml")
-[COSTS] = of_file(COMPONENT / "deployment.yaml")
+RIGHTS = {
+    "deletion-cost": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}],
+    "revision": [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
+        {"apiGroups": ["apps"], "resources": ["replicasets"], "verbs": ["get"]},
+    ],
+}
+"""The components, and what they permit the pods at the API."""
+
+
+def roles(component: str) -> list[dict[str, Any]]:
+    return of_file(PLACE / component / "role.yaml")
+
+
+def with_component(name: str) -> dict[str, Any]:
+    """The Deployment of the base, merged with a component as Kustomize merges by names."""
+    [patch] = of_file(PLACE / name / "deployment.yaml")
+    deployment = one("Deployment")
+    assert patch["metadata"]["name"] == deployment["metadata"]["name"]
+    changes, pod = patch["spec"]["template"]["spec"], deployment["spec"]["template"]["spec"]
+    pod["automountServiceAccountToken"] = changes["automountServiceAccountToken"]
+    [container], [change] = pod["containers"], changes["containers"]
+    assert change["name"] == container["name"]
+    env = {entry["name"]: entry for entry in [*container["env"], *change["env"]]}
+    container["env"] = [entry for entry in env.values() if entry.get("$patch") != "delete"]
+    return deployment
+
+
+def settings_in(deployment: dict[str, Any]) -> Settings:
+    """What a node in a pod of this Deployment is told by variables."""
+    fields = {
+        "metadata.name": "shardbus-7c5d-x2x9z",
+        "status.podIP": "10.1.2.3",
+        "metadata.labels['app.kubernetes.io/version']": "1.0.0",
+    }
+    values = {}
+    for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
+        source = entry.get("valueFrom", {})
+        field = source.get("fieldRef", {}).get("fieldPath")
+        values[entry["name"]] = fields[field] if field else entry.get("value", "redis://r:6379/0")
+    told = {name: value for name, value in values.items() if name != "SHARDBUS_NODE_TOKEN_FILE"}
+    return load(from_environment(told))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_schemas_accept_the_right_to_write_deletion_costs(version: str) -> None:
-    for each in (ROLE, BINDING):
+@pytest.mark.parametrize("component", RIGHTS)
+def test_the_schemas_accept_the_components(component: str, version: str) -> None:
+    for each in (*roles(component), with_component(component)):
         kubernetes_validate.validate(each, version, strict=True)
-    [given] = COSTS["spec"]["template"]["spec"]["containers"]
-    merged = one("Deployment")
-    pod = merged["spec"]["template"]["spec"]
-    pod["automountServiceAccountToken"] = True
-    pod["containers"][0]["env"] += given["env"]
-    kubernetes_validate.validate(merged, version, strict=True)
 
 
-def test_the_component_gives_the_pods_that_right_and_no_other() -> None:
-    [component] = of_file(COMPONENT / "kustomization.yaml")
-    assert component["kind"] == "Component"
-    files = {path.name for path in COMPONENT.glob("*.yaml")} - {"kustomization.yaml"}
-    assert files == {*component["resources"], *(patch["path"] for patch in component["patches"])}
-    assert ROLE["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
-    assert BINDING["roleRef"]["name"] == ROLE["metadata"]["name"]
+@pytest.mark.parametrize("component", RIGHTS)
+def test_a_component_gives_the_pods_its_right_and_no_other(component: str) -> None:
+    [kustomization] = of_file(PLACE / component / "kustomization.yaml")
+    assert kustomization["kind"] == "Component"
+    files = {path.name for path in (PLACE / component).glob("*.yaml")} - {"kustomization.yaml"}
+    patches = [patch["path"] for patch in kustomization["patches"]]
+    assert files == {*kustomization["resources"], *patches}
+    role, binding = roles(component)
+    assert role["rules"] == RIGHTS[component]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
     account = one("ServiceAccount")["metadata"]["name"]
-    assert BINDING["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
     assert POD["spec"]["serviceAccountName"] == account
 
 
-def test_the_component_patches_the_pods_of_the_base() -> None:
-    """Kustomize merges by the names of the Deployment and of the container."""
-    deployment, pod = one("Deployment"), COSTS["spec"]["template"]["spec"]
-    assert COSTS["metadata"]["name"] == deployment["metadata"]["name"]
-    [container] = pod["containers"]
-    assert container["name"] == CONTAINER["name"]
-    assert pod["automountServiceAccountToken"] is True
-    given = {entry["name"]: entry for entry in container["env"]}
-    assert not given.keys() & ENVIRONMENT.keys()
-    fields = {"metadata.name": "shardbus-7c5d-x2x9z"}
-    values = {
-        name: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
-        for name, entry in given.items()
-    }
-    kubernetes = load(from_environment(values)).kubernetes
-    assert (kubernetes.deletion_costs, kubernetes.pod) == (3, "shardbus-7c5d-x2x9z")
+def test_the_components_tell_a_node_what_it_needs() -> None:
+    costs = settings_in(with_component("deletion-cost"))
+    assert (costs.kubernetes.deletion_costs, costs.kubernetes.revision) == (3, False)
+    assert (costs.kubernetes.pod, costs.node.version) == ("shardbus-7c5d-x2x9z", "1.0.0")
+    revision = settings_in(with_component("revision"))
+    assert (revision.kubernetes.deletion_costs, revision.kubernetes.revision) == (0, True)
+    assert revision.kubernetes.pod == "shardbus-7c5d-x2x9z"
+    assert revision.node.version == Settings().node.version, "it would be the version"
+    plain = settings_in(one("Deployment"))
+    assert (plain.kubernetes, plain.node.version) == (Settings().kubernetes, "1.0.0")
 
 
 def test_selectors_and_names_of_ports_meet_the_pods() -> None:

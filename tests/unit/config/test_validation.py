@@ -178,6 +178,7 @@ def test_http_settings_that_contradict_each_other(of: HttpSettings, why: str) ->
     [
         (["deletion_costs=3"], "without kubernetes.pod; set SHARDBUS_KUBERNETES__POD"),
         (["deletion_costs=3", "pod=../secrets/a"], "kubernetes.pod is '../secrets/a'"),
+        (["revision=on"], "kubernetes.revision is set without kubernetes.pod"),
         (["pod=Shop"], "kubernetes.pod is 'Shop'"),
         (["pod=-a"], "kubernetes.pod is '-a'"),
         (["namespace=a/b"], "kubernetes.namespace is 'a/b'"),
@@ -194,3 +195,10 @@ def test_a_pod_with_a_cost_needs_no_more_than_its_name():
     given = ["kubernetes.deletion_costs=3", "kubernetes.pod=shop-7c5d.x-2"]
     assert load(from_assignments(given)).kubernetes.deletion_costs == 3
     assert load(from_assignments(["kubernetes.deletion_costs=off"])).kubernetes.deletion_costs == 0
+
+
+def test_a_node_has_one_version():
+    given = ["kubernetes.revision=on", "kubernetes.pod=a"]
+    assert load(from_assignments(given)).kubernetes.revision
+    text = refusal(*from_assignments([*given, "node.version=1.2"]))
+    assert "kubernetes.revision is on, and node.version is '1.2'; leave one of them out" in text

@@ -1,4 +1,5 @@
-"""Nodes annotate their pods at an API server, over TLS: the oldest node has the highest cost."""
+"""Nodes ask an API server about their pods, over TLS: the oldest node has the highest cost, and the
+revision of the Deployment is the version."""
 
 from __future__ import annotations
 
@@ -6,19 +7,22 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.admin.metrics import render
-from shardbus.config.settings import KubernetesSettings
+from shardbus.config.settings import KubernetesSettings, NodeSettings
 from shardbus.errors import ConfigError
+from shardbus.node import app_version
+from shardbus.node.app_version import version_source, with_version
 from shardbus.node.node import Node
 from shardbus.shells.pod_deletion_cost import ANNOTATION
 from shardbus.transport import kubernetes_api
-from shardbus.transport.kubernetes_api import PodApi
+from shardbus.transport.kubernetes_api import ApiFailure, PodApi
 from tests.certificates import Certificates
-from tests.kubernetes_api import NO_HTTP, SILENCE, KubernetesApi
+from tests.kubernetes_api import CARRY_OUT, NO_HTTP, SILENCE, KubernetesApi
 from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
 
@@ -31,7 +35,9 @@ async def api(tmp_path: Path) -> AsyncIterator[KubernetesApi]:
 
 
 def settings(api: KubernetesApi, pod: str = "a", costs: int = 3) -> KubernetesSettings:
-    return KubernetesSettings(costs, pod, api=api.address, service_account=str(api.account))
+    return KubernetesSettings(
+        deletion_costs=costs, pod=pod, api=api.address, service_account=str(api.account)
+    )
 
 
 def pod_of(api: KubernetesApi) -> PodApi:
@@ -76,7 +82,7 @@ async def test_the_address_is_what_kubernetes_tells_a_pod(api: KubernetesApi) ->
         (400, True, "answers 400: busy"),
         (401, False, "does not accept the token of"),
         (403, False, "cannot patch resource"),
-        (404, True, "has no pod 'a' of namespace 'shop'"),
+        (404, True, "does not find pod 'a' of namespace 'shop'"),
         (409, False, "answers 409: the object has been modified"),
         (422, True, "answers 422: busy"),
         (429, False, "answers 429: busy"),
@@ -100,7 +106,7 @@ async def test_a_missing_right_names_the_role(api: KubernetesApi) -> None:
     failure = await pod_of(api).annotate("x", "1")
     assert failure is not None
     assert "a Role must let the service account of this pod patch pods" in failure.text
-    [place] = re.findall(r"deploy/\S+?(?=,| )", failure.text)
+    [place] = re.findall(r"deploy/\S+", failure.text)
     assert (Path(__file__).resolve().parents[2] / place).is_dir()
 
 
@@ -170,12 +176,83 @@ async def test_files_that_cannot_be_used(
 
 
 def test_a_namespace_that_is_none_stops_the_start(tmp_path: Path) -> None:
-    given = KubernetesSettings(1, "a", api="127.0.0.1:1", service_account=str(tmp_path))
+    given = KubernetesSettings(api="127.0.0.1:1", service_account=str(tmp_path))
     with pytest.raises(ConfigError, match="namespace cannot be read"):
         PodApi(given, {})
     (tmp_path / "namespace").write_text("../kube-system")
     with pytest.raises(ConfigError, match="has no namespace"):
         PodApi(given, {})
+
+
+# The revision
+
+
+async def test_the_revision_is_that_of_the_replica_set_of_the_pod(api: KubernetesApi) -> None:
+    api.add("b", revision="12")
+    pod = PodApi(settings(api, "b"), {})
+    assert await pod.revision() == "12"
+    assert [line.split(" ")[:2] for line, _, _ in api.requests] == [
+        ["GET", "/api/v1/namespaces/shop/pods/b"],
+        ["GET", "/apis/apps/v1/namespaces/shop/replicasets/shop-12"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("owners", "annotations", "words"),
+    [
+        ([], {}, "belongs to nothing"),
+        ([{"kind": "StatefulSet", "name": "shop", "controller": True}], {}, "to a StatefulSet"),
+        ([{"kind": "ReplicaSet", "name": "shop-1"}], {}, "belongs to nothing"),
+        ([{"kind": "ReplicaSet", "name": "../x", "controller": True}], {}, "not to a Deployment"),
+        (None, {}, "'shop-1' has no revision"),
+        (None, {"deployment.kubernetes.io/revision": "new"}, "'shop-1' has no revision"),
+    ],
+)
+async def test_a_pod_without_a_revision(
+    api: KubernetesApi, owners: Any, annotations: dict[str, str], words: str
+) -> None:
+    if owners is not None:
+        api.owners["a"] = owners
+    api.replicas["shop-1"] = annotations
+    found = await pod_of(api).revision()
+    assert isinstance(found, ApiFailure)
+    assert (found.final, words in found.text) == (True, True), found
+
+
+async def test_each_missing_right_is_named(api: KubernetesApi) -> None:
+    for orders, right in (([403], "get pods"), ([CARRY_OUT, 403], "get replicasets")):
+        api.orders = [*orders]
+        found = await pod_of(api).revision()
+        assert isinstance(found, ApiFailure)
+        assert f"let the service account of this pod {right} in namespace 'shop'" in found.text
+
+
+async def test_a_node_has_the_revision_as_its_version(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_version, "PAUSE_FIRST_S", 0.01)
+    api.add("a", revision="7")
+    api.orders = [500, 403]
+    asked = replace(settings(api), revision=True)
+    own = await with_version(NodeSettings(), version_source(asked, lambda: "1.0"))
+    assert own.version == "7"
+    assert len(api.requests) == 4
+
+
+async def test_a_node_without_its_revision_does_not_start(api: KubernetesApi) -> None:
+    asked = replace(settings(api), revision=True)
+    api.owners["a"] = []
+    with pytest.raises(ConfigError, match=r"DeploymentRevision failed .* belongs to nothing"):
+        await with_version(NodeSettings(), version_source(asked, None))
+    api.orders = [SILENCE]
+    with pytest.raises(
+        ConfigError, match=r"DeploymentRevision has returned no version within 0\.2"
+    ):
+        await with_version(NodeSettings(version_timeout=0.2), version_source(asked, None))
+
+
+def test_without_the_setting_the_application_says_the_version() -> None:
+    assert version_source(KubernetesSettings(), None) is None
 
 
 # Nodes
