@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from shardbus.histograms import Histogram
@@ -74,7 +73,6 @@ class MessageTimes:
 
         if is_async:
 
-            @wraps(function)
             async def call_async(entity: Any, *args: Any) -> Any:
                 began = clock()
                 sample.waited = began - arrived
@@ -87,7 +85,6 @@ class MessageTimes:
 
             return call_async
 
-        @wraps(function)
         def call(entity: Any, *args: Any) -> Any:
             began = clock()
             sample.waited = began - arrived

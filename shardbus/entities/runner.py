@@ -43,7 +43,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
@@ -121,15 +121,25 @@ class StateReplaced(Exception):
 
 
 def sliced(
-    ids: Sequence[str], payloads: Sequence[bytes], corrs: int | Sequence[int]
-) -> Iterable[Rows]:
-    """Return a run in slices of `RUN_SLICE` messages, which must be read to their ends and in
-    order. `corrs`: the same for all, or one each."""
-    marks = repeat(corrs) if isinstance(corrs, int) else corrs
-    rows = zip(ids, payloads, marks, strict=False)
-    if len(ids) <= RUN_SLICE:
-        return (rows,)
-    return [islice(rows, RUN_SLICE) for _ in range(0, len(ids), RUN_SLICE)]
+    ids: Sequence[str],
+    payloads: Sequence[bytes],
+    corrs: int | Sequence[int],
+    begin: int = 0,
+    end: int | None = None,
+) -> Sequence[Rows]:
+    """Return the messages of a run from `begin` to `end` in slices of `RUN_SLICE`. `corrs`: the
+    same for all, or one each."""
+    if end is None:
+        end = len(ids)
+        if end <= RUN_SLICE:
+            marks = repeat(corrs) if isinstance(corrs, int) else corrs
+            return (zip(ids, payloads, marks, strict=False),)
+    slices = []
+    for at in range(begin, end, RUN_SLICE):
+        part = slice(at, min(at + RUN_SLICE, end))
+        marks = repeat(corrs) if isinstance(corrs, int) else corrs[part]
+        slices.append(zip(ids[part], payloads[part], marks, strict=False))
+    return slices
 
 
 def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:

@@ -147,7 +147,7 @@ class LoadReports:
         found: dict[str, ShardWork] = {}
         for one in (region, *region.inner):
             host = one.host
-            rates = one.sampling.read(host.counts.accepted, now)
+            rates = one.sampling.read(now)
             complete = complete and rates is not None
             waiting = host.runner.mailbox_limits.waiting_by_shard()
             for shard, hosted in host.shards.items():
@@ -162,7 +162,7 @@ class LoadReports:
         regions = self._regions.values()
         for one in regions:
             if one.table.name not in self._windows:
-                one.sampling.read(one.host.counts.accepted, self._now())
+                one.sampling.read(self._now())
         ends = self._window(0)
         seconds = max(ends.at - window.at, 1e-3)
         return NodeWork(

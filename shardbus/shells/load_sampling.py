@@ -2,17 +2,12 @@
 its messages, without counting or timing every message.
 
 A node that handles a million messages a second cannot look up the shard of each. So it samples:
-when the count of all messages passes a mark, one message of the run that passed it stands for all
-messages since the last mark. A long run passes more marks than a short one, and any message of a
-run may be the sample, so each shard gets its proportion on average.
+when the count of all messages passes a mark (`sample_marks`), one message of the run that passed it
+stands for all messages since the last mark. A long run passes more marks than a short one, and any
+message of a run may be the sample, so each shard gets its proportion on average.
 
-**Unbiased.** The distance to the next mark is drawn, uniformly between one and twice the mean, so
-that no period of the senders can fall in step with the marks. It does not depend on what the
-messages are or how long they take. So every message is sampled with the same probability, and its
-weight, the messages since the last mark, is on average the reciprocal of that.
-
-The mean adapts so that some `SAMPLES_S` messages a second are sampled for loads, some `LATENCIES_S`
-for latencies alone, however many arrive; below that rate every run is.
+There are some `SAMPLES_S` samples a second for loads, some `LATENCIES_S` for latencies alone,
+however many messages arrive; below that rate every run is sampled.
 
 **Latencies.** Every sampled message notes how long it waited and how long its handler took
 (`entities.message_times`), and is counted for its shard and its entity, to find those that get most
@@ -31,8 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
-from functools import partial, wraps
-from random import Random
+from functools import partial
 from time import perf_counter
 from types import coroutine as generator_coroutine
 from typing import Any
@@ -40,6 +34,7 @@ from typing import Any
 from shardbus.entities.entity_type import Invoker, run_in_thread
 from shardbus.entities.message_times import MessageTimes
 from shardbus.errors import ConfigError
+from shardbus.sample_marks import SampleMarks
 from shardbus.shells.hot_spots import HotSpots
 
 SAMPLES_S = 500
@@ -48,31 +43,28 @@ SAMPLES_S = 500
 LATENCIES_S = 100
 """Samples a second, about, for latencies alone."""
 
-NEVER = 2**62
-
 TIMES_MAX = 20_000
 """Times that are kept between two readings; of a node that is not read, the latest."""
 
 
 class LoadSampling:
     """The loads of one type's shards on this node, off at first, and with `latencies` those of its
-    messages. `mark`: the count of messages from which `sample` must be called; without anything to
-    sample no count reaches it. `dice` draws the samples."""
+    messages. `marks`: of the messages from which `sample` must be called. `clock` is the loop's."""
 
     __slots__ = (
-        "_counts", "_dice", "_handled", "_last", "_paced_at", "_recent", "_shard_of", "_since",
-        "_step", "_times", "hot_spots", "latencies", "mark", "on", "timed",
+        "_clock", "_counts", "_handled", "_shard_of", "_since", "_times", "hot_spots", "latencies",
+        "marks", "on", "timed",
     )  # fmt: skip
 
     def __init__(
         self,
         shard_of: Callable[[str], str],
+        clock: Callable[[], float],
         latencies: MessageTimes | None = None,
-        dice: Random | None = None,
     ) -> None:
         self.on = self.timed = False
-        self.latencies, self._dice = latencies, dice or Random(0)
-        self.mark = NEVER if latencies is None else 0
+        self.latencies, self._clock = latencies, clock
+        self.marks = SampleMarks(0 if latencies is None else LATENCIES_S)
         self.hot_spots = HotSpots()
         self._handled = 0.0
         """Seconds of handlers until the last reading."""
@@ -80,8 +72,6 @@ class LoadSampling:
         self._counts: dict[str, int] = {}
         self._times: deque[tuple[str, float]] = deque(maxlen=TIMES_MAX)
         """Seconds of handlers by shard. Worker threads append."""
-        self._last = self._paced_at = self._recent = 0
-        self._step = 1
         self._since: float | None = None
 
     @property
@@ -92,7 +82,8 @@ class LoadSampling:
     def switch(self, *, on: bool, timed: bool = False) -> None:
         """Switch the sampling of loads on or off, with the times of handlers or without."""
         self.on, self.timed = on, on and timed
-        self.mark = 0 if on or self.latencies is not None else NEVER
+        latencies = 0 if self.latencies is None else LATENCIES_S
+        self.marks.want(SAMPLES_S if on else latencies)
 
     def sample(
         self, count: int, ids: Sequence[str], invoker: Invoker | None = None
@@ -104,12 +95,8 @@ class LoadSampling:
             count: all messages so far, those of the run included.
             invoker: of the run.
         """
-        since, self._last = count - self._last, count
-        self._recent += 1
-        if self._recent > 2 * self._wanted:  # a rush began since the last adaptation
-            self._step, self._recent = 2 * self._step, self._wanted
-        self.mark = count + self._dice.randint(1, 2 * self._step - 1)
-        at = self._dice.randrange(len(ids))
+        since = self.marks.take(count, self._clock())
+        at = self.marks.choose(len(ids))
         function = invoker.function if invoker is not None else None
         with suppress(ConfigError):  # an invalid id: the message will be refused
             shard = self._shard_of(ids[at])
@@ -150,21 +137,15 @@ class LoadSampling:
         function = self.latencies.timed(invoker.function, 1, is_async=invoker.is_async)
         return invoker.calling(function)
 
-    @property
-    def _wanted(self) -> int:
-        return SAMPLES_S if self.on else LATENCIES_S
-
     def pace(self, count: int) -> None:
         """Adapt the distance of the marks. Called about once a second. `count`: all messages so
         far."""
-        passed, self._paced_at = count - self._paced_at, count
+        self.marks.pace(count)
         self.hot_spots.pace()
-        self._step, self._recent = max(1, round(passed / self._wanted)), 0
-        self.mark = min(self.mark, count + self._step)
 
-    def read(self, count: int, now: float) -> dict[str, tuple[float, float]] | None:
+    def read(self, now: float) -> dict[str, tuple[float, float]] | None:
         """Messages and seconds of handlers, per second, of each shard since the last reading; None
-        the first time. `count`: all messages so far."""
+        the first time."""
         counts, self._counts = self._counts, {}
         since, self._since = self._since, now
         times: dict[str, float] = {}
@@ -175,9 +156,6 @@ class LoadSampling:
         if since is None or now <= since:
             return None
         passed = now - since
-        self._step, self._recent = max(1, round(sum(counts.values()) / passed / SAMPLES_S)), 0
-        if self.on:
-            self.mark = min(self.mark, count + self._step)
         return {
             shard: (counts.get(shard, 0) / passed, times.get(shard, 0.0) / passed)
             for shard in counts | times
@@ -193,7 +171,6 @@ def timed(invoker: Invoker, note: Callable[[float], None]) -> Callable[..., Any]
     if not invoker.is_async:
         return _timed_function(function, note)
 
-    @wraps(function)
     async def call(entity: Any, *args: Any) -> Any:
         return await _timed_steps(function(entity, *args), note)
 
@@ -203,7 +180,6 @@ def timed(invoker: Invoker, note: Callable[[float], None]) -> Callable[..., Any]
 def _timed_function(
     function: Callable[..., Any], note: Callable[[float], None]
 ) -> Callable[..., Any]:
-    @wraps(function)
     def call(entity: Any, *args: Any) -> Any:
         began = perf_counter()
         try:

@@ -172,7 +172,8 @@ class RegionShell:
         self.router.ask_failed = node.endpoint.sent.ended
         self._check_leases = self.shard_leases.check
         self.times = MessageTimes(loop.time)
-        self.sampling = LoadSampling(self.router.shard_of, self.times)
+        self.sampling = LoadSampling(self.router.shard_of, loop.time, self.times)
+        self._marks = self.sampling.marks
         self._coordinator: NodeId | None = None
         self._stranger: NodeId | None = None
         self.drained: asyncio.Future[None] = loop.create_future()
@@ -286,7 +287,7 @@ class RegionShell:
         mailbox_limits.arrives(not session.forced)
         counts.accepted += len(run.ids)
         try:
-            if counts.accepted >= self.sampling.mark:
+            if counts.accepted >= self._marks.mark:
                 self._deliver_sampled(arrive, invoker, None, run, via, 0, (), ahead)
             else:
                 ids = run.ids
@@ -328,7 +329,7 @@ class RegionShell:
             return activation
 
         ahead, chain, find = read_ahead(invoker, run.payloads), run.chain, self._find
-        if counts.accepted >= self.sampling.mark:
+        if counts.accepted >= self._marks.mark:
             self._deliver_sampled(arrive, invoker, session, run, run.corrs, deadline, chain, ahead)
         else:
             ids = run.ids
@@ -354,20 +355,11 @@ class RegionShell:
         parts = [(0, len(ids), invoker)]
         if timed is not None:
             parts = [(0, at, invoker), (at, at + 1, timed), (at + 1, len(ids), invoker)]
-        for start, end, part_invoker in parts:
-            if start < end:
-                marks = corrs if isinstance(corrs, int) else corrs[start:end]
-                slices = sliced(ids[start:end], payloads[start:end], marks)
+        for begin, end, by in parts:
+            if begin < end:
+                slices, count = sliced(ids, payloads, corrs, begin, end), end - begin
                 self._deliver(
-                    self._find,
-                    arrive,
-                    part_invoker,
-                    session,
-                    slices,
-                    deadline,
-                    chain,
-                    ahead,
-                    end - start,
+                    self._find, arrive, by, session, slices, deadline, chain, ahead, count
                 )
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
@@ -394,7 +386,7 @@ class RegionShell:
                 session.fail(message.corr, unhandled(self.entity_type, message.method))
             return
         if not local:
-            if counts.accepted >= self.sampling.mark:
+            if counts.accepted >= self._marks.mark:
                 _, timed = self.sampling.sample(counts.accepted, (message.id,), invoker)
                 invoker = timed or invoker
         else:

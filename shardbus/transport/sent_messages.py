@@ -4,11 +4,9 @@ Both happen when a batch leaves (`Session.flush`), by run and never by message. 
 only forwards do not count; a message that is sent again, because a session ended before it left,
 counts again.
 
-**The sample.** When the count of all asks passes a mark, one ask of the batch that passed it, each
-with the same probability, stands for all asks since the last mark. The distance of the marks is
-drawn between one and twice the mean, so no period of the sender can fall in step with it: every ask
-is sampled with the same probability, whatever it asks and however long it takes. The mean adapts so
-that some `SAMPLES_S` asks a second are sampled.
+**The sample.** When the count of all asks passes a mark (`sample_marks`), one ask of the batch that
+passed it, each with the same probability, stands for all asks since the last mark, whatever it asks
+and however long it takes. Some `SAMPLES_S` asks a second are sampled.
 
 **The time** runs from the ask until its future is done: by the answer, an error, a timeout or a
 cancellation. When an ask was added to its batch is not noted; it is taken from its place in the
@@ -27,6 +25,7 @@ from random import Random
 from typing import Any
 
 from shardbus.histograms import Histogram
+from shardbus.sample_marks import SampleMarks
 from shardbus.wire.batch import AskRun, Run, TellRun
 
 SAMPLES_S = 100
@@ -36,18 +35,15 @@ SAMPLES_S = 100
 class SentMessages:
     """The counts of one process, for all of its sessions. `dice` draws the samples."""
 
-    __slots__ = ("_asks", "_dice", "_last", "_mark", "_paced_at", "_recent", "_step", "counts",
-                 "durations")  # fmt: skip
+    __slots__ = ("_asks", "_marks", "counts", "durations")
 
     def __init__(self, dice: Random | None = None) -> None:
-        self._dice = dice or Random(0)
+        self._marks = SampleMarks(SAMPLES_S, dice)
         self.counts: dict[str, int] = {}
         """Messages sent, by entity type."""
         self.durations: dict[str, Histogram] = {}
         """Of asks, by entity type."""
-        self._asks = self._last = self._mark = 0
-        self._step, self._recent = 1, 0
-        self._paced_at = 0
+        self._asks = 0
 
     def leave(
         self,
@@ -75,14 +71,12 @@ class SentMessages:
                 asked += n
         if asked:
             self._asks += asked
-            if self._asks >= self._mark:
+            if self._asks >= self._marks.mark:
                 self._sample(runs, asked, entries, since, delayed, loop)
 
     def pace(self) -> None:
         """Adapt the distance of the samples. Called about once a second."""
-        asks, self._paced_at = self._asks - self._paced_at, self._asks
-        self._step, self._recent = max(1, asks // SAMPLES_S), 0
-        self._mark = min(self._mark, self._asks + self._step)
+        self._marks.pace(self._asks)
 
     def ended(self, entity_type: str, seconds: float, weight: int = 1) -> None:
         """Observe an ask that has its outcome."""
@@ -100,17 +94,12 @@ class SentMessages:
         delayed: Mapping[int, float],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        weight, self._last = self._asks - self._last, self._asks
-        self._recent += 1
-        if self._recent > 2 * SAMPLES_S:  # a rush began since the last adaptation
-            self._step, self._recent = 2 * self._step, SAMPLES_S
-        self._mark = self._asks + self._dice.randint(1, 2 * self._step - 1)
-        at = self._dice.randrange(asked)
+        now = loop.time()
+        weight, at = self._marks.take(self._asks, now), self._marks.choose(asked)
         entity_type, corr = _ask_at(runs, at)
         entry = entries.get(corr)
         if entry is None or not asyncio.isfuture(entry[0]):
             return
-        now = loop.time()
         began = delayed.get(corr) or since + (now - since) * (at + 0.5) / asked
 
         def done(_: object) -> None:

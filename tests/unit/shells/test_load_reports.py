@@ -31,7 +31,7 @@ def region(
         coordinator=COORDINATOR,
         entity_type=SimpleNamespace(interface=SimpleNamespace(instances=instances)),
         settings=ShardingSettings(load=load, rebalance_interval=INTERVAL),
-        sampling=LoadSampling(lambda entity_id: entity_id[0]),
+        sampling=LoadSampling(lambda entity_id: entity_id[0], float),
         router=SimpleNamespace(region=SimpleNamespace(registered=True)),
         host=SimpleNamespace(
             counts=SimpleNamespace(accepted=0),
@@ -72,7 +72,7 @@ class Reporter:
         one = self.regions[name]
         for entity_id in ids:
             one.host.counts.accepted += 1
-            if one.host.counts.accepted >= one.sampling.mark:
+            if one.host.counts.accepted >= one.sampling.marks.mark:
                 one.sampling.sample(one.host.counts.accepted, entity_id)
 
     def window(self) -> list[ShardLoads]:
