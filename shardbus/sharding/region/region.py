@@ -256,6 +256,7 @@ class ShardRegion:
                     self._registration.on_registered()
                     self._routing.admit()
                     self.table_gossip.forget_before(epoch)
+                    self._routing.by_gossip = self.table_gossip.state is not None
                     self._on_homes(homes, epoch, now)
             case msg.RegisterRefused(epoch, reason):
                 if self._obeys(sender, epoch, now):
@@ -481,6 +482,7 @@ class ShardRegion:
         fences."""
         if state.epoch >= self.epoch:
             self._on_homes(self.table_gossip.on_state(sender, state, now), state.epoch, now)
+            self._routing.by_gossip = self.table_gossip.state is not None
 
     def _on_host(self, home: Home, behind: Home | None, epoch: int, now: float) -> None:
         shard, hosted = home.shard, self._hosted.get(home.shard)

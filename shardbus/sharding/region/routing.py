@@ -91,7 +91,7 @@ class Routing:
     __slots__ = (
         "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_opened", "_out",
         "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers",
-        "_with_expired", "instances", "new_homes",
+        "_with_expired", "by_gossip", "instances", "new_homes",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +125,9 @@ class Routing:
         """Shards of which a row got a home in this turn."""
         self.instances = 0
         """The number of instances of the type; 0: it has none, or the number is not known."""
+        self.by_gossip = False
+        """New homes come by gossip, which may be late, and from the coordinator to those who ask.
+        So the region asks as soon as messages wait, also while a shard moves."""
 
     def take_acks(self) -> dict[str, Home]:
         """Return the BeginHandOffs to acknowledge now, once."""
@@ -295,7 +298,7 @@ class Routing:
             route.unacked = home
         else:
             self._acks[home.shard] = home
-        self._request(route, now + self._retry)
+        self._request(route, self._expected_by(now))
 
     def on_flushed(self, shard: str, flush_id: int, now: float) -> None:
         """End the Flush of that number: its echo came."""
@@ -376,7 +379,7 @@ class Routing:
         home = route.home
         if route.state is RouteState.KNOWN and home is not None and home.node == self._me:
             self._close(route)
-        self._request(route, now + self._retry)
+        self._request(route, self._expected_by(now))
 
     # Direct moves.
 
@@ -565,7 +568,7 @@ class Routing:
             self._out.extend(ev.Reject(shard, message, REJECT_REFUSED) for message in leftovers)
         else:
             self._keep(route, leftovers, epoch)
-        self._request(route, now + self._retry)
+        self._request(route, self._expected_by(now))
 
     def _keep(self, route: Route, leftovers: Iterable[BufferedMessage], epoch: int) -> None:
         route.leftovers_epoch = epoch
@@ -662,6 +665,10 @@ class Routing:
         if route.needs_home and route.shard not in self._timers:
             self._timers.set(route.shard, at)
 
+    def _expected_by(self, now: float) -> float:
+        """Return when to ask for a home that a coordinator without gossip would send unasked."""
+        return now if self.by_gossip else now + self._retry
+
     def _is_open(self, home: Home) -> bool:
         """True if the home takes messages; one on this node does once the shard runs."""
         return home.node != self._me or self._running.get(home.shard) == home.fence
@@ -753,6 +760,8 @@ class Routing:
         """Go on to the next home: everything sent to the old one has arrived, or never will."""
         self._forget_old_home(route)
         self._open(route)
+        if self.by_gossip and route.awaited is None:
+            self._timers.cancel(route.shard)  # it was for the Flush
         self._request(route, now)
 
     def _give_up_flush(self, route: Route, home: Home, now: float) -> None:

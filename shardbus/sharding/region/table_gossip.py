@@ -11,6 +11,9 @@ spread it among themselves, so the coordinator's work for a change does not grow
     a TableStatus is newer               answers TableStatus, which asks for the TableState; within
                                          `REQUEST_S` it asks no other node for that version
 
+A region that keeps messages for a shard without a home asks the coordinator at once: by gossip the
+home would come with the next version, tens of milliseconds later (`routing`).
+
 So a change reaches all in a number of steps that grows with the logarithm of their number, and a
 node that missed it learns of it within seconds, as long as any finger leads to it.
 

@@ -271,6 +271,48 @@ def test_begin_handoff_is_acknowledged_after_the_echo() -> None:
     assert released(driver.receive(homes(C, 6))) == [(C, ["m1"])]
 
 
+def by_gossip() -> RegionDriver:
+    """A region that knows by gossip that shard 1 is at home on B."""
+    driver = RegionDriver()
+    state = msg.TableState(1, 1, (ME, B, C), pack_homes((home(B, 5),), (ME, B, C)))
+    driver.receive(state, sender=C)
+    return driver
+
+
+def asked(effects: list[ev.RegionEffect]) -> bool:
+    return msg.GetShardHome(("1",)) in sent(effects)
+
+
+@pytest.mark.parametrize("gossip", [True, False])
+def test_a_region_asks_at_once_for_the_home_of_a_moving_shard_only_if_others_come_by_gossip(
+    gossip: bool,
+) -> None:
+    driver = by_gossip() if gossip else RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    assert not asked(driver.send("m1"))  # it waits for the echo first
+    assert asked(driver.handle(ev.FlushDone("1", 1))) is gossip
+    driver.receive(msg.Wait(1, ("1",), "it moves"))
+    assert not asked(driver.send("m2"))  # the coordinator knows
+    assert released(driver.receive(homes(C, 6))) == [(C, ["m1", "m2"])]
+
+
+def test_a_message_that_comes_during_the_move_is_asked_for_at_once() -> None:
+    driver = by_gossip()
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    assert not asked(driver.handle(ev.FlushDone("1", 1)))  # nothing waits
+    assert asked(driver.send("m1"))
+
+
+def test_a_region_waits_for_homes_again_if_the_next_coordinator_does_not_gossip() -> None:
+    driver = by_gossip()
+    driver.receive(msg.RegisterAck(2, RULER, ()))
+    driver.receive(msg.ShardHomes(2, (home(B, 5),)))
+    driver.receive(msg.BeginHandOff(2, (home(B, 5),)))
+    driver.send("m1")
+    assert not asked(driver.handle(ev.FlushDone("1", 1)))
+
+
 def test_a_flush_without_an_echo_is_repeated_until_the_old_home_dies() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5), homes(C, 6))

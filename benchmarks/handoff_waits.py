@@ -1,0 +1,169 @@
+"""Measure how long each mode of a hand-off makes asks wait, where nothing else does.
+
+On real hosts most asks wait for a core while a node leaves (`benchmarks.handoff_modes`). Here three
+nodes, a client and a store run in virtual time, where code takes no time: a frame takes `FRAME_S`
+one way, a request of the store as long as given. One node leaves, and each of its entities is asked
+every `EACH_S`. The figures depend on nothing else, so every run has the same.
+
+    python -m benchmarks.handoff_waits                     asks of a node, and of a client
+    python -m benchmarks.handoff_waits --homes gossip      nodes learn homes from each other
+    python -m benchmarks.handoff_waits --store-ms 1        a store that answers sooner
+
+The wait of an entity is what its longest ask took beyond an undisturbed one. The figure is the 99th
+percentile of the entities that moved, and `ratio` compares it with that of mode `buffer`. An ask
+that is dropped fails, and has no wait; their number stands beside the figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Any
+
+from benchmarks.harness import emit, percentile
+from shardbus import Entity, RequestError, ShardBus, handler
+from shardbus.ids import shard_of
+from shardbus.simulation.membership import network
+from shardbus.simulation.nodes import stores
+from shardbus.testing import TestCluster
+
+BASE = "buffer"
+MODES = (BASE, "ordered", "forward", "drop")
+SHARDS = 300
+FRAME_S, STORE_MS = 0.00025, 10.0
+EACH_S, STEP_S = 0.002, 0.0005
+BEFORE_S, AFTER_S, SETTLED_S = 0.5, 0.5, 5.0
+
+
+class Asks:
+    """Asks an entity of each shard in turn, and writes down what happens."""
+
+    def __init__(self) -> None:
+        found: dict[str, str] = {}
+        number = 0
+        while len(found) < SHARDS:
+            found.setdefault(shard_of(str(number), SHARDS), str(number))
+            number += 1
+        self.ids = list(found.values())
+        self.took: list[tuple[str, float, float]] = []
+        """The entity, when it was asked, and how long that took."""
+        self.failed: list[str] = []
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, refs: dict[str, Any]) -> None:
+        """Ask for ever, without waiting for answers."""
+        loop = asyncio.get_running_loop()
+        turn, each = 0, round(SHARDS * STEP_S / EACH_S)
+        while True:
+            for n in range(turn, turn + each):
+                one = self.ids[n % SHARDS]
+                task = loop.create_task(self._ask(one, refs[one]))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+            turn += each
+            await asyncio.sleep(STEP_S)
+
+    async def _ask(self, one: str, ref: Any) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            await ref.echo()
+            self.took.append((one, began, loop.time() - began))
+        except RequestError:
+            self.failed.append(one)
+
+    def waits_ms(self, entities: set[str]) -> list[float]:
+        """Return the wait of each of these entities."""
+        usual = 2 * FRAME_S
+        longest = dict.fromkeys(entities, usual)
+        for one, _, took in self.took:
+            if one in entities:
+                longest[one] = max(longest[one], took)
+        return [1000 * (took - usual) for took in longest.values()]
+
+
+def application(mode: str, asks: Asks) -> ShardBus:
+    """Return an application whose things move in this mode. A caller asks them from its node."""
+    bus = ShardBus("bench")
+
+    @bus.entity(name="thing", shards=SHARDS, handoff=mode)
+    class Thing(Entity):
+        @handler
+        def echo(self) -> None: ...
+
+    @bus.entity(name="caller", shards=SHARDS)
+    class Caller(Entity):
+        @handler
+        async def call(self) -> None:
+            await asks.run({one: self.context.ref(Thing, one) for one in asks.ids})
+
+        @handler
+        def wake(self) -> None: ...
+
+    return bus
+
+
+async def leave(mode: str, homes: str, sender: str) -> tuple[float, int]:
+    """Let one of three nodes leave. Returns the 99th percentile of the waits in milliseconds, and
+    the number of asks that failed."""
+    asks = Asks()
+    bus = application(mode, asks)
+    thing, caller = bus.types["thing"].cls, bus.types["caller"].cls
+    async with TestCluster(bus, nodes=3, settings={"sharding.homes": homes}) as cluster:
+        cluster.world.network.delay_s = FRAME_S
+        client = cluster.client()
+        refs: dict[str, Any] = {one: client.ref(thing, one) for one in asks.ids}
+        for one in asks.ids:
+            await refs[one].echo()
+        callers: list[Any] = [client.ref(caller, one) for one in asks.ids[:9]]
+        await asyncio.gather(*(one.wake() for one in callers))
+        await cluster.settle()
+        await cluster.advance(SETTLED_S)
+        victim = cluster.nodes[-1]
+        moving = {one for one in asks.ids if cluster.where(thing, one) is victim}
+        if sender == "client":
+            cluster.spawn(asks.run(refs))
+        else:
+            first = cluster.nodes[0]
+            at = next(n for n in range(9) if cluster.where(caller, asks.ids[n]) is first)
+            await callers[at].call.tell()
+        await cluster.advance(BEFORE_S)
+        await cluster.leave(victim)
+        await cluster.advance(AFTER_S)
+        waits = sorted(asks.waits_ms(moving))
+        return percentile(waits, 0.99), len(asks.failed)
+
+
+async def compare(homes: str, store_ms: float) -> None:
+    """Let a node leave in each mode, asked by a node and by a client, and print a line for each."""
+    network.SHORTEST_DELAY = FRAME_S
+    stores.LATENCY_S = (store_ms / 2000, store_ms / 2000)
+    for sender in ("node", "client"):
+        base = 0.0
+        for mode in MODES:
+            wait, failed = await leave(mode, homes, sender)
+            base = wait if mode == BASE else base
+            emit(
+                f"leave_{mode}_wait_p99",
+                wait,
+                "virtual ms",
+                sender=sender,
+                homes=homes,
+                store_ms=store_ms,
+                frame_ms=1000 * FRAME_S,
+                ratio=round(wait / base, 3),
+                asks_failed=failed,
+            )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handoff_waits")
+    parser.add_argument("--homes", choices=("ask", "gossip"), default="ask")
+    parser.add_argument("--store-ms", type=float, default=STORE_MS)
+    arguments = parser.parse_args()
+    asyncio.run(compare(arguments.homes, arguments.store_ms))
+
+
+if __name__ == "__main__":
+    main()
