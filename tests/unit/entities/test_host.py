@@ -159,11 +159,14 @@ async def test_the_next_activation_gets_the_stash_before_the_mailbox() -> None:
 # Idle entities
 
 
-async def test_idle_entities_are_passivated() -> None:
+@pytest.mark.parametrize("method", ["hit", "slow"])
+async def test_idle_entities_are_passivated(method: str) -> None:
+    """The used one gets a message for a plain function, or for a coroutine."""
     b = bench(log := Log(), passivate_after=10.0)
-    await b.ask("idle", "hit", 1)
+    log.gate.set()
+    await asyncio.gather(b.ask("idle", "hit", 1), b.ask("used", "hit", 2))
     b.pass_ticks(100)
-    await b.ask("used", "hit", 2)
+    await b.ask("used", method, 3)
     assert b.activation("idle") is not None
     b.pass_ticks(100)
     await until(lambda: b.activation("idle") is None, "passivation")
