@@ -12,7 +12,7 @@ import pytest
 
 from shardbus.sharding.handoff_modes import MODES
 from tests.unit.sharding.sharding_net import SETTINGS, Net
-from tests.unit.sharding.test_sharding_net import FAULTS, chatter, fault, stall
+from tests.unit.sharding.test_sharding_net import FAULTS, live
 
 DIRECT = [text for text, mode in MODES.items() if mode is not None]
 BUSY = (*FAULTS, "leave", "join", "leave", "join")
@@ -22,19 +22,7 @@ def run_mode(seed: int, mode: str, *, mail: float = 0.0, tracing: bool = False) 
     """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
     net = Net(seed, settings=replace(SETTINGS, handoff=mode))
     net.tracing = tracing
-    if mail:
-        net.leaving_mail, net.work_s = mail, 0.15
-    dice = net.dice
-    for _ in range(dice.randint(2, 4)):
-        net.add_node()
-    for _ in range(dice.randint(1, 2)):
-        net.add_client()
-    for _ in range(dice.randint(2, 9)):
-        net.at(dice.uniform(0.5, 12), lambda: fault(net, dice.choice(BUSY)))
-    for _ in range(30):
-        net.at(dice.uniform(0.5, 14), lambda: stall(net, dice.uniform(0.05, 0.6)))
-    for _ in range(250):
-        net.at(dice.uniform(0, 14), lambda: chatter(net))
+    live(net, BUSY, (2, 9), mail)
     net.run_to(90)
     net.check_quiet()
     dropped = [reason for reason in net.rejected.values() if reason == "dropped_in_move"]

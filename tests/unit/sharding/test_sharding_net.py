@@ -32,6 +32,15 @@ def run_seed(
     hurry = {"begin_handoff_timeout": 0.02, "handoff_timeout": 0.04} if seed % 3 == 0 else {}
     net = Net(seed, settings=replace(SETTINGS, homes=homes, **hurry))
     net.tracing = tracing
+    live(net, faults, (1, 7), mail)
+    net.run_to(60)
+    net.check_quiet()
+    return net
+
+
+def live(net: Net, faults: tuple[str, ...], count: tuple[int, int], mail: float) -> None:
+    """Plan nodes and clients, fourteen seconds of messages, and as many faults as lie within
+    `count`. `mail`: see `Net.leaving_mail`."""
     if mail:
         net.leaving_mail, net.work_s = mail, 0.15
     dice = net.dice
@@ -39,15 +48,12 @@ def run_seed(
         net.add_node()
     for _ in range(dice.randint(1, 2)):
         net.add_client()
-    for _ in range(dice.randint(1, 7)):
+    for _ in range(dice.randint(*count)):
         net.at(dice.uniform(0.5, 12), lambda: fault(net, dice.choice(faults)))
     for _ in range(30):
         net.at(dice.uniform(0.5, 14), lambda: stall(net, dice.uniform(0.05, 0.6)))
     for _ in range(250):
         net.at(dice.uniform(0, 14), lambda: chatter(net))
-    net.run_to(60)
-    net.check_quiet()
-    return net
 
 
 def chatter(net: Net) -> None:
