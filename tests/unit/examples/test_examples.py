@@ -82,6 +82,15 @@ async def test_S2_74_events_are_folded_into_a_snapshot(monkeypatch: pytest.Monke
     assert await count(b, Increment()) == 3
 
 
+async def test_S2_9_a_counter_that_is_idle_stops_and_is_recovered() -> None:
+    BENCHES.append(b := Bench(event_counter.bus))
+    assert await count(b, Increment()) == 1
+    b.pass_ticks(int(event_counter.IDLE_S * 20) + 1)
+    await turns()
+    assert b.activation("7") is None
+    assert await count(b) == 1
+
+
 async def test_S2_9_an_event_that_is_not_stored_does_not_count() -> None:
     b = bench(event_counter.Counter)
     assert await count(b, Increment()) == 1
