@@ -35,7 +35,8 @@ Keys of a JSON line; in the form for people, `field=value` behind the text.
 | `time`, `level`, `logger`, `message` | of each line |
 | `event` | the stable name of what happened; the text may change |
 | `node` | address of the node |
-| `entity_type`, `entity_id`, `shard`, `fence` | of lines about an entity |
+| `entity_type`, `entity_id`, `shard`, `fence` | of lines about an entity, and of all that the \
+application logs in a handler or in a task that a handler waits for; not in other threads |
 | `epoch` | of notes of regions and coordinators: the highest epoch seen |
 | `trace_id`, `span_id` | of what a traced handler logs, with [tracing](../how-to/trace.md) |
 | `exception` | a traceback |

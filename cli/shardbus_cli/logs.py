@@ -44,7 +44,8 @@ class OwnLines(LogRateLimiter):
 
 
 class Place(logging.Filter):
-    """Adds the node's name, and the trace of the handler that logs, to each line."""
+    """Adds the node's name, and the trace of the handler that logs, to each line; to a line of the
+    application also the entity whose handler logs. Those of shardbus name their entities."""
 
     def __init__(self, node: str) -> None:
         super().__init__()
@@ -59,7 +60,20 @@ class Place(logging.Filter):
             if context.is_valid:
                 record.trace_id = f"{context.trace_id:032x}"
                 record.span_id = f"{context.span_id:016x}"
+        if not record.name.startswith("shardbus."):
+            self._add_entity(record)
         return True
+
+    @staticmethod
+    def _add_entity(record: logging.LogRecord) -> None:
+        handlers: Any = sys.modules.get("shardbus.entities.running_handlers")
+        found = handlers.entity_now() if handlers is not None else None
+        if found is not None:
+            entity_type, activation = found
+            shard = activation.shard
+            about = {"entity_type": entity_type, "entity_id": activation.key}
+            for name, value in {**about, "shard": shard.shard, "fence": shard.fence}.items():
+                vars(record).setdefault(name, value)
 
 
 class RecentLines(logging.Filter):

@@ -220,6 +220,7 @@ class AdminPages:
         self._overview = ClusterOverview(node, self._facts)
         self._letters = LetterPages(node)
         self._tasks = SharedAnswer(self._list_tasks, TASKS_FRESH_S)
+        self._was_ready = False
 
     @property
     def cluster_name(self) -> str:
@@ -546,7 +547,8 @@ class AdminPages:
 
     def readiness(self) -> Checks:
         """Checks that this node is Up and its regions are registered with their coordinators. A
-        store that fails is shown, and takes no node out of service: all would go at once."""
+        store that fails is shown, and takes no node out of service: all would go at once. The
+        settings of HTTP say which types count, and for how long."""
         status = self._node.view.status if self._node.view is not None else None
         phase = self._node.phases.current
         detail = phase or self._node.describe_rejoining() or self._status()
@@ -559,6 +561,10 @@ class AdminPages:
         ago, why = self._node.states.silent_ago, self._node.states.silent_because
         if ago is not None and ago < STORE_FAILED_S:  # what is in memory works without the store
             checks["store"] = Check(True, f"a load or a save failed {ago:.0f} s ago: {why}")
+        wanted, ends = (
+            self._node.settings.http.ready_types,
+            self._node.settings.http.ready_types_once,
+        )
         for name, region in self._node.regions.items():
             if region.table is not region:
                 continue
@@ -571,7 +577,9 @@ class AdminPages:
                 known, detail = True, f"no member hosts it: none is up with role {role!r}"
             elif not known and self._lacks(coordinator_role):
                 detail = f"no member coordinates it: none is up with role {coordinator_role!r}"
-            checks[f"coordinator:{name}"] = Check(known, detail)
+            counts = (not wanted or name in wanted) and not (ends and self._was_ready)
+            checks[f"coordinator:{name}"] = Check(known or not counts, detail)
+        self._was_ready = self._was_ready or all(check.ok for check in checks.values())
         return checks
 
     def _lacks(self, role: str) -> bool:

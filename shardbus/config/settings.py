@@ -508,6 +508,12 @@ class HttpSettings:
     allowed_hosts: tuple[str, ...] = names(
         "names by which HTTP is also reached, such as a proxy's; * is any name"
     )
+    ready_types: tuple[str, ...] = names(
+        "types whose coordinators a node must know to be ready; without any, all of them"
+    )
+    ready_types_once: bool = flag(
+        False, "a node that was ready stays ready while their coordinators are away"
+    )
     tls_cert: str = text("", "file with the certificate chain of HTTPS, in PEM")
     tls_key: str = text("", "file with the private key of the certificate, in PEM")
 

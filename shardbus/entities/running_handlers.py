@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from shardbus.entities.activation import Activation, Current, Message
-from shardbus.entities.eager import EagerRunner, EagerTask
+from shardbus.entities.eager import OWNER, EagerRunner, EagerTask
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.reentrancy import CallChain, eager_task_waiting_for
@@ -140,6 +140,13 @@ class RunningHandlers:
         mark = (activation, header, self._current.payload, self._current.corr)
         return RunningHandler(self._type, activation.key, _shown(header[0]), mark)
 
+    def entity(self, eager: EagerTask) -> tuple[str, Activation] | None:
+        """Return the type and the activation whose code an eager task runs."""
+        activation: Activation | None = eager.activation
+        if activation is None and self._current.run_header is not None:
+            activation = self._current.activation
+        return None if activation is None else (self._type, activation)
+
     # ---- call chains
 
     def call_chain_now(self) -> CallChain | None:
@@ -187,6 +194,21 @@ class RunningHandlers:
             return None
         cycle = activation.task.call_chain.closed_by(message.chain)
         return None if cycle is None else ReentrancyError(cycle)
+
+
+def entity_now() -> tuple[str, Activation] | None:
+    """Return the type and the activation of the entity whose code calls this, in its handler or in
+    a task that the handler waits for; None elsewhere, and in other threads."""
+    try:
+        task: Any = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
+    if task.__class__ is not EagerTask:
+        task = eager_task_waiting_for(task) if task is not None and OWNER.get() else None
+    if task is None or task.owner is None:
+        return None
+    found: tuple[str, Activation] | None = task.owner.entity(task)
+    return found
 
 
 def _shown(invoker: Invoker) -> str:

@@ -38,7 +38,8 @@ def settings_by_type(
     Raises:
         ConfigError: a node with these settings could not host the types, or only send to them.
     """
-    _check_proxies(settings.node.proxies, types)
+    _check_names("node.proxies", settings.node.proxies, types, every=True)
+    _check_names("http.ready_types", settings.http.ready_types, types)
     chosen: dict[str, ShardingSettings] = {}
     for name, kind in types.items():
         parent = kind.interface.within
@@ -118,14 +119,17 @@ def _check_carrying(name: str, kind: EntityType, chosen: ShardingSettings) -> No
         )
 
 
-def _check_proxies(names: Iterable[str], types: Mapping[str, EntityType]) -> None:
-    """Refuse names of proxies that the application does not declare."""
+def _check_names(
+    setting: str, names: Iterable[str], types: Mapping[str, EntityType], *, every: bool = False
+) -> None:
+    """Refuse names of types that the application does not declare."""
     for name in names:
         if name in types and types[name].interface.within is not None:
             raise ConfigError(
-                f"node.proxies: {name!r} lives within another type", hint="name the outermost"
+                f"{setting}: {name!r} lives within another type", hint="name the outermost"
             )
-        if name != EVERY_TYPE and name not in types:
-            near = closest(name, types)
-            hint = f"did you mean {near}?" if near else f"* or one of {', '.join(sorted(types))}"
-            raise ConfigError(f"node.proxies: there is no entity type {name!r}", hint=hint)
+        if name not in types and not (every and name == EVERY_TYPE):
+            near, known = closest(name, types), ", ".join(sorted(types))
+            some = f"{EVERY_TYPE} or one of {known}" if every else f"one of {known}"
+            hint = f"did you mean {near}?" if near else some
+            raise ConfigError(f"{setting}: there is no entity type {name!r}", hint=hint)

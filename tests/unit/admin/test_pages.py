@@ -392,6 +392,26 @@ async def test_readiness_needs_every_region_to_be_registered(
     assert not ready(pages)
 
 
+@pytest.mark.parametrize("types", [(), (PAGE,), ("other",)])
+@pytest.mark.parametrize("once", [False, True])
+async def test_B142_the_settings_say_which_types_count_and_for_how_long(
+    node: FakeNode, types: tuple[str, ...], once: bool
+) -> None:
+    http = replace(node.settings.http, ready_types=types, ready_types_once=once)
+    node.settings = replace(node.settings, http=http)
+    pages, region = AdminPages(node), node.region.router.region
+    region.registered = False
+    counts = types != ("other",)
+    assert ready(pages) is not counts
+    assert pages.readiness()[f"coordinator:{PAGE}"].detail == "not registered yet"
+    region.registered = True
+    assert ready(pages)
+    region.registered = False
+    assert ready(pages) is (once or not counts)
+    node.failed_tasks = 1
+    assert not ready(pages), "only the types may be left out"
+
+
 async def test_a_type_without_hosts_keeps_no_node_from_being_ready(
     node: FakeNode, pages: AdminPages
 ) -> None:

@@ -72,6 +72,11 @@ class Kept(Entity): ...
         ("sharding.types.kept.active_entity_limit=9", "both remember and active_entity_limit"),
         ("sharding.types.page.lease_ttl=8s", "more than four times store.timeout"),
         ("node.proxies=pag", "no entity type 'pag'; did you mean page?"),
+        (
+            "http.ready_types=pag",
+            "http.ready_types: there is no entity type 'pag'; did you mean page?",
+        ),
+        ("http.ready_types=*", "there is no entity type '*'"),
     ],
 )
 def test_node_start_refuses_settings_that_check_reports(shell, apps, assignment, said):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from io import StringIO
 
+from opentelemetry.sdk.trace import TracerProvider
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.testing import TestCluster
 from shardbus_cli import logs
 
 
@@ -65,3 +70,76 @@ def test_the_last_lines_of_shardbus_are_kept_for_the_page(monkeypatch):
     assert len(lines[-1]) == logs.RECENT_CHARACTERS
     assert not any("too fine" in line or "of the application" in line for line in lines)
     assert logs.recent_lines() == []
+
+
+OWN = logging.getLogger("shop.orders")
+
+
+class Order(Entity):
+    """Logs in each way in which a handler may."""
+
+    async def on_start(self) -> None:
+        OWN.warning("start")
+
+    @handler
+    def plain(self) -> None:
+        OWN.warning("plain")
+        OWN.warning("of its own", extra={"entity_id": "chosen"})
+        logging.getLogger("shardbus.test").warning("of shardbus")
+
+    @handler
+    async def waits(self) -> None:
+        OWN.warning("first step")
+        await asyncio.sleep(0.1)
+        OWN.warning("later step")
+        await asyncio.gather(self._part())
+        await asyncio.to_thread(OWN.warning, "thread")
+
+    async def _part(self) -> None:
+        await asyncio.sleep(0.1)
+        OWN.warning("gathered")
+
+
+async def test_B62_lines_of_a_handler_say_of_which_entity_they_are() -> None:
+    bus, stream = ShardBus("shop"), StringIO()
+    bus.entity("order", shards=10)(Order)
+    kept = logging.getLogger().handlers[:]
+    try:
+        async with TestCluster(bus, nodes=1, seed=1) as cluster:
+            logs.configure("warning", "json", stream)
+            OWN.warning("outside")
+            order = cluster.client().ref(Order, "o-7")
+            await order.plain()
+            await order.waits()
+    finally:
+        logging.getLogger().handlers[:] = kept
+        logging.getLogger("shardbus").setLevel(logging.NOTSET)
+        logging.captureWarnings(False)
+    rows = {row["message"]: row for row in map(json.loads, stream.getvalue().splitlines())}
+    names = ("entity_type", "entity_id", "shard", "fence")
+    for text in ("start", "plain", "first step", "later step", "gathered"):
+        entity_type, entity_id, shard, fence = (rows[text].get(name) for name in names)
+        assert (entity_type, entity_id) == ("order", "o-7"), text
+        assert (shard in map(str, range(10)), fence > 0) == (True, True), text
+    assert rows["of its own"]["entity_id"] == "chosen"
+    assert rows["of its own"]["entity_type"] == "order"
+    for text in ("outside", "thread", "of shardbus"):
+        assert not rows[text].keys() & set(names), text
+
+
+def test_B62_a_line_under_a_span_has_the_trace() -> None:
+    stream, kept = StringIO(), logging.getLogger().handlers[:]
+    tracer = TracerProvider().get_tracer("test")
+    try:
+        logs.configure("info", "json", stream, node="n:1")
+        with tracer.start_as_current_span("handle order.add") as span:
+            OWN.warning("traced")
+        OWN.warning("not traced")
+    finally:
+        logging.getLogger().handlers[:] = kept
+        logging.captureWarnings(False)
+    traced, plain = map(json.loads, stream.getvalue().splitlines())
+    context = span.get_span_context()
+    assert int(traced["trace_id"], 16) == context.trace_id
+    assert int(traced["span_id"], 16) == context.span_id
+    assert not {"trace_id", "span_id"} & plain.keys()
