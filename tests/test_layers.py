@@ -273,6 +273,16 @@ def test_nothing_unpickles_evaluates_or_takes_a_routing_id_over():
     assert [c for m in MODULES for c in complaints_about_names(m, tree_of(m))] == []
 
 
+def test_only_one_package_touches_zeromq():
+    elsewhere = [
+        module
+        for module in MODULES
+        if not module.startswith("shardbus.transport.zmq")
+        and any(name.split(".")[0] == "zmq" for name in imports_of(module, tree_of(module)))
+    ]
+    assert elsewhere == []
+
+
 def test_no_modules_import_each_other():
     graph = {m: {i for i in imports_of(m, tree_of(m)) if i in MODULES and i != m} for m in MODULES}
     assert circles(graph) == []

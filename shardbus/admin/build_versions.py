@@ -19,7 +19,7 @@ LIBRARIES = (
 @cache
 def build_versions() -> dict[str, str]:
     """Return each version by name. Read once for a process."""
-    import zmq
+    from shardbus.transport.zmq.sockets import libzmq_version
 
     found = {"python": platform.python_version(), "system": platform.platform(terse=True)}
     for library in LIBRARIES:
@@ -27,4 +27,4 @@ def build_versions() -> dict[str, str]:
             found[library] = version(library)
         except PackageNotFoundError:
             continue
-    return {**found, "libzmq": zmq.zmq_version()}
+    return {**found, "libzmq": libzmq_version()}

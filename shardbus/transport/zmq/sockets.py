@@ -82,6 +82,11 @@ def require_libzmq(version: tuple[int, int, int]) -> None:
         )
 
 
+def libzmq_version() -> str:
+    """Return the version of the C library under pyzmq."""
+    return str(zmq.zmq_version())
+
+
 def context_for_links() -> zmq.Context[zmq.Socket[bytes]]:
     """Return a context for as many sockets as this process may have descriptors. A link takes three
     of each, so libzmq's default would end at some 340 links."""
