@@ -193,6 +193,9 @@ class ClusterSettings:
     required_contacts: int = count(
         1, "nodes, itself included, that one knows by dns:// or the store before it founds"
     )
+    new_cluster: bool = flag(
+        True, "this node may found a cluster; off, it only joins one, as after the first start"
+    )
     discovery_interval: float = seconds(
         2.0, "between two look-ups of contacts, and two registrations in the store"
     )

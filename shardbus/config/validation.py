@@ -53,6 +53,11 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             "node.port is 65535, so there is no port + 1", hint="set node.gossip_port"
         )
+    if not cluster.new_cluster and not node.seeds and node.join == "auto":
+        raise ConfigError(
+            "cluster.new_cluster is off, and node.seeds are empty: there is no cluster to join",
+            hint="set node.seeds, or leave new_cluster out",
+        )
     if parse_seeds(node.seeds).discovers:
         _check_discovery(cluster, settings.store)
     if node.host in WILDCARDS and not node.advertise:

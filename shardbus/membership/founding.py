@@ -9,6 +9,7 @@ lease, to one owner at a time.
                                cluster, or has been silent for `founding_claim`; founds if granted
     a member                   renews the claim, every quarter of its time
     a node that is refused     keeps contacting: the founder answers it
+    with `new_cluster` off     a node never asks before it is a member
 
 The owner of the claim is the cluster: a number derived from its founder, which spreads with the
 gossip. Every member renews under it, so the claim lives as long as any member does, and not only
@@ -63,7 +64,7 @@ class FoundingClaim:
 
     def __init__(self, me: NodeId, settings: ClusterSettings) -> None:
         self._me = me
-        self._lasts = settings.founding_claim
+        self._lasts, self._may_found = settings.founding_claim, settings.new_cluster
         self._on = False
         self._asked: tuple[str, float] | None = None
         """The owner in the last request without an answer, and when it was made."""
@@ -89,6 +90,8 @@ class FoundingClaim:
         then only if this node may found. There is one request at a time, so that an answer is never
         taken for that to a later one."""
         if not self._on or self._asked is not None or now < self._ask_at:
+            return None
+        if not gossip.members and not self._may_found:
             return None
         self._ask_at = now + (self._lasts * RENEW_PART if gossip.members else ASK_AGAIN_AFTER)
         number = gossip.epochs.get(FOUNDING, 0) if gossip.members else self.own_number

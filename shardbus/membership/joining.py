@@ -178,7 +178,7 @@ class Joiner:
         self.settings = settings
         self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
         named_first = bool(seeds) and seeds[0] == me.node.address
-        self.first = founds and named_first and not discovers
+        self.first = founds and settings.new_cluster and named_first and not discovers
         self.rejoins, self.within = not founds, within
         self.discovers = discovers
         self._looked = False

@@ -49,7 +49,7 @@ class Nodes:
         """Settings of section `node` for those that start from now on."""
         self.store, self.security = StoreSettings(), SecuritySettings()
         self.tracing, self.kubernetes = TracingSettings(), KubernetesSettings()
-        self._cluster = cluster
+        self.cluster_settings = cluster
         self._clients: list[AsyncClient] = []
 
     async def __aenter__(self) -> Nodes:
@@ -74,7 +74,7 @@ class Nodes:
         own = replace(own, **self.own)
         settings = Settings(
             node=own,
-            cluster=self._cluster,
+            cluster=self.cluster_settings,
             store=self.store,
             security=self.security,
             tracing=self.tracing,

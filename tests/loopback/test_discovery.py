@@ -21,6 +21,7 @@ from shardbus.store import contact_registry
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.loopback.nodes import QUICK, Nodes, ready
 from tests.markers import long_only
+from tests.ports import free_port
 from tests.waiting import until
 
 FOUND = replace(QUICK, discovery_interval=0.1, founding_claim=5.0)
@@ -75,6 +76,27 @@ async def test_a_later_node_joins_and_its_registration_ends_with_it() -> None:
         await nodes.leave(late)
         assert address not in await registered()
         await nodes.agree(2)
+
+
+@pytest.mark.parametrize("seeds", [("store",), ()], ids=["store", "addresses"])
+async def test_B144_a_node_that_may_not_found_joins_the_one_that_may(
+    seeds: tuple[str, ...],
+) -> None:
+    async with Nodes(replace(FOUND, new_cluster=False)) as nodes:
+        port = free_port()
+        first_seed = (f"127.0.0.1:{port}", f"127.0.0.1:{free_port()}")
+        nodes.own = {"seeds": seeds or first_seed, "port": port}
+        bus = application()
+        only_joins = await nodes.start(bus, up=False)
+        nodes.cluster_settings = FOUND
+        _, other = first_seed[1].split(":")
+        nodes.own = {"seeds": seeds or (first_seed[1], first_seed[0]), "port": int(other)}
+        founder = await nodes.start(bus)
+        await nodes.agree(2)
+        assert founder.view is not None
+        oldest = founder.view.oldest()
+        assert oldest is not None
+        assert oldest.node == founder.me != only_joins.me
 
 
 async def test_a_cluster_that_stops_in_good_order_leaves_no_claim() -> None:

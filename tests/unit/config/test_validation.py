@@ -202,3 +202,10 @@ def test_a_node_has_one_version():
     assert load(from_assignments(given)).kubernetes.revision
     text = refusal(*from_assignments([*given, "node.version=1.2"]))
     assert "kubernetes.revision is on, and node.version is '1.2'; leave one of them out" in text
+
+
+def test_a_node_that_may_not_found_has_a_cluster_to_join():
+    text = refusal(*from_assignments(["cluster.new_cluster=off"]))
+    assert "cluster.new_cluster is off, and node.seeds are empty" in text
+    for more in ("node.seeds=10.0.0.1:7355", "node.join=manual"):
+        assert not load(from_assignments(["cluster.new_cluster=off", more])).cluster.new_cluster

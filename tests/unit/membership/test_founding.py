@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.founding import FOUNDING, FoundingClaim, owner_of
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.joining import Joiner
+from shardbus.membership.joining import Joiner, JoinStep
 from shardbus.membership.member import Member
 from shardbus.membership.messages import PROTOCOL, Greeting
 from shardbus.membership.view import RivalCluster
@@ -36,6 +38,26 @@ def joiner(**settings: int) -> Joiner:
 
 def test_without_discovery_nothing_is_asked() -> None:
     assert FoundingClaim(ME, SETTINGS).ask(Gossip(), 0.0) is None
+
+
+def test_B144_a_node_that_may_not_found_asks_only_as_a_member() -> None:
+    mine = FoundingClaim(ME, ClusterSettings(new_cluster=False))
+    mine.start()
+    assert mine.ask(Gossip(), 100.0) is None
+    founder = NodeId("10.0.0.9", 7355, 5)
+    gossip = Gossip().with_members(founder, Member(founder, 7356), Member(ME, 7356))
+    asked = mine.ask(gossip.with_epoch(founder, FOUNDING, 5), 200.0)
+    assert asked is not None
+    assert asked.owner == owner_of(5)
+
+
+@pytest.mark.parametrize("may", [True, False])
+def test_B144_a_first_seed_that_may_not_found_waits_for_a_cluster(may: bool) -> None:
+    own = ClusterSettings(new_cluster=may)
+    first = Joiner(Member(ME, 7356), GREETING, (ME.address, B), own)
+    first.start(0.0)
+    answer = first.on_nack(NodeId(*B, 8), 0.1)
+    assert (answer.step is JoinStep.FOUND_CLUSTER) is may
 
 
 def test_a_grant_founds_for_half_of_its_time_counted_from_the_request() -> None:
