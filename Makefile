@@ -7,6 +7,7 @@
 #                                   the suite of make test on each Python, and on the oldest and
 #                                   newest dependencies, one after the other
 #   make test-upgrade WHEEL=old.whl  this tree beside another build, in rolling restarts both ways
+#   make test-kubernetes APISERVER=/path/to/kube-apiserver  with etcd and kubectl on PATH
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
@@ -45,13 +46,14 @@ ONLY :=
 ENVIRONMENTS :=
 URL :=
 WHEEL :=
+APISERVER :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
 PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long test-pythons test-upgrade mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
+.PHONY: demo test test-long test-pythons test-upgrade test-kubernetes mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
 .PHONY: report screenshots clean
 
 demo: .venv/examples.stamp
@@ -70,6 +72,10 @@ test-pythons: .venv/all.stamp
 test-upgrade: .venv/all.stamp
 	@test -n '$(WHEEL)' || { echo 'make: name the wheel of the other build: make test-upgrade WHEEL=old.whl' >&2; exit 1; }
 	NEIGHBOUR='$(abspath $(WHEEL))' $(BIN)/python -m pytest -m long tests/process/test_upgrades.py $(PYTEST_FLAGS)
+
+test-kubernetes: .venv/all.stamp
+	@test -n '$(APISERVER)' || { echo 'make: name the program: make test-kubernetes APISERVER=/path/to/kube-apiserver' >&2; exit 1; }
+	KUBE_APISERVER='$(abspath $(APISERVER))' $(BIN)/python -m pytest -m soak tests/process/test_real_api_server.py $(PYTEST_FLAGS)
 
 mutants: .venv/all.stamp
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)
