@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from shardbus.config.settings import HttpSettings
@@ -322,6 +323,12 @@ class Fleet(FakeNode):
         more = {"dry_run": dry_run, "sent": sent, "failed": [], "without_body": 0}
         return page | more
 
+    async def recent_events(self, seconds: float, most: int) -> Json:
+        now = time.time()
+        before = {"at": _time(now - 60), "seen_by": self.names[0], "number": 1}
+        drained = {"event": "rebalance", "type": TYPE, "node": None, "text": "two shards move"}
+        return {"time": _time(now), "events": [before | drained], "silent": []}
+
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}
 
@@ -338,6 +345,10 @@ class Fleet(FakeNode):
                 yield await queue.get()
         finally:
             self._events.discard(queue)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
 class Served:

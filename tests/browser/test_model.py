@@ -201,8 +201,42 @@ async def test_streams_are_cut_anywhere_and_plots_have_gaps(
     path = await m("m.plotPath([1, 2, null, 0], 100, 44)")
     assert path["top"] == 2
     assert path["path"].count("M") == 2
-    assert await m("m.plotPath([null], 100, 44)") == {"path": "", "top": 0}
+    assert await m("m.plotPath([null], 100, 44)") == {"path": "", "top": None}
     node = {"node": "a", "status": "up", "reachable": True}
     event = {"event": "UnreachableMember", "node": "a"}
     assert await m("(m.applyEvent([a], b), a.reachable)", node, event) is False
     assert await m("m.applyEvent([a], b)", node, {"event": "LeaderChanged", "node": "a"}) is False
+
+
+async def test_earlier_events_are_told_once_and_by_the_clock_of_the_page(
+    windows: Windows, fleet: Served
+) -> None:
+    m = Model(await windows.open(fleet.url))
+
+    def event(second: int, name: str, type: str = "", node: str = "a:1#1", by: str = "x") -> Any:
+        at = f"2026-01-02T03:04:{second:02}.000+00:00"
+        about = {"event": name, "type": type, "node": node, "text": f"{name} {node}"}
+        return {"at": at, "seen_by": by, **about}
+
+    rows = [
+        event(1, "MemberUp"),
+        event(3, "MemberUp", by="y"),  # another node has seen it, too
+        event(4, "rebalance", "cart"),
+        event(5, "rebalance", "cart"),
+        event(6, "MemberUp", node="b:1#1"),
+        event(7, "MemberUp"),  # the first node has seen it once more
+        event(20, "MemberUp"),
+        event(40, "MemberUp", node="late"),
+    ]
+    opened = await m("Date.parse(a) + 5000", "2026-01-02T03:04:30.000+00:00")
+    found = await m("m.earlierEvents(a, b, 5000)", rows, opened)
+    assert [(one["text"], opened - one["at"]) for one in found] == [
+        ("MemberUp a:1#1", 10_000),
+        ("MemberUp a:1#1", 23_000),
+        ("MemberUp b:1#1", 24_000),
+        ("rebalance a:1#1", 25_000),
+        ("rebalance a:1#1", 26_000),
+        ("MemberUp a:1#1", 29_000),
+    ]
+    many = [event(n % 30, "rebalance", "cart") for n in range(700)]
+    assert len(await m("m.earlierEvents(a, b, 0)", many, opened)) == 500

@@ -35,6 +35,9 @@ async def test_nodes_shards_and_problems_are_shown_and_follow_the_cluster(
     await shows(page, "#announcement", "Shard 5 moved to 10.0.0.1:7355")
     await page.goto(f"{fleet.url}#events")
     await shows(page, "#event-list", "UnreachableMember")
+    await shows(page, "#event-list li:last-child", "cart: two shards move")
+    await page.locator("#event-filter").fill("unreach")
+    await shows(page, "#event-summary", "1 event")
 
 
 async def test_a_drain_shows_its_plan_and_needs_the_operators_token(

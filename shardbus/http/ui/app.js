@@ -11,7 +11,7 @@ import { Api } from "./api.js";
 import { Entities, changeRows } from "./entities.js";
 import { $, LongList, fill, h, name } from "./dom.js";
 import { ShardMap } from "./map.js";
-import { EVENTS_MAX, HISTORY, addUp, address, applyEvent, bytes, clock, count, dropTable, homeOf, number, point, problems, rates, seconds, short, stateOf, stateWord, typeTable, visible } from "./model.js";
+import { EVENTS_MAX, HISTORY, addUp, address, applyEvent, bytes, clock, count, dropTable, earlierEvents, homeOf, number, point, problems, rates, seconds, short, stateOf, stateWord, typeTable, visible } from "./model.js";
 import { Plots } from "./plot.js";
 
 const OVERVIEW_MS = 2_000;
@@ -21,6 +21,7 @@ const HIDDEN_MS = 20_000;
 const RETRY_MAX_MS = 15_000;
 const LIST_MS = 5_000;
 const LETTERS = 50;
+const EVENTS_SHOWN = 200;
 const MINUTE_MS = 60_000;
 const VIEWS = ["cluster", "entities", "trouble", "events", "settings"];
 const MARKS = { good: "●", note: "◌", warning: "▲", fault: "✕" };
@@ -31,7 +32,7 @@ const KEYS = [
 
 const api = new Api();
 const state = {
-  overview: null, before: null, points: [], events: [], paused: false, view: "", settings: null,
+  overview: null, before: null, points: [], events: [], earlier: null, opened: Date.now(), paused: false, view: "", settings: null,
   slow: null, letters: null, wanted: null, drops: new Map(), failures: 0, list: null, sort: ["node", 1],
 };
 const dirty = new Set();
@@ -219,9 +220,12 @@ const shardsOf = (node) => Object.values(node.types ?? {}).reduce((all, type) =>
 const entitiesOf = (node) => Object.values(node.types ?? {}).reduce((all, type) => all + type.entities, 0);
 const byNode = (node) => state.rates?.byNode.get(node.node) ?? null;
 
+/** What is special about a node, in words. */
+const marksOf = (node) => [node.leader && "leader", node.oldest && "oldest", node.node === state.overview.self && "this one"].filter(Boolean);
+
 /** Columns of the nodes, with what they are sorted by. */
 const NODE_COLUMNS = [
-  { title: "node", by: (node) => node.node, of: (node) => [name(address(node.node)), node.leader ? h("small", {}, " leader") : null, node.oldest ? h("small", {}, " oldest") : null, node.node === state.overview.self ? h("small", {}, " this one") : null] },
+  { title: "node", by: (node) => node.node, of: (node) => [name(address(node.node)), ...marksOf(node).map((word) => [" ", h("small", { class: "tag" }, word)])] },
   { title: "state", by: (node) => stateOf(node).word, of: (node) => mark(stateOf(node).level, stateOf(node).word) },
   { title: "zone", by: (node) => node.zone, of: (node) => name(node.zone || "–", 30) },
   { title: "roles", by: (node) => node.roles.join(), of: (node) => name(node.roles.join(", ") || "–", 60) },
@@ -261,10 +265,11 @@ function keepingFocus(place, work) {
 const DRAW = {
   head() {
     const { cluster, self, converged, nodes, build } = state.overview;
-    const up = nodes.filter((node) => stateOf(node).level === "good").length;
+    const up = nodes.filter((node) => node.reachable && node.status === "up").length;
+    const closed = nodes.filter((node) => node.service !== "open").length;
     $("cluster-name").textContent = visible(cluster, 80);
     document.title = `${up}/${nodes.length} up · ${visible(cluster, 60)} · shardbus`;
-    $("summary").replaceChildren(`${up} of ${count(nodes.length, "node")} up, ${converged ? "converged" : "not converged"}. Seen by `, name(address(self)), `, shardbus ${build}.`);
+    $("summary").replaceChildren(`${up} of ${count(nodes.length, "node")} up, ${closed ? `${closed} closed to new shards, ` : ""}${converged ? "converged" : "not converged"}. Seen by `, name(address(self)), `, shardbus ${build}.`);
     $("rebalance").hidden = !state.overview.write;
   },
   problems() {
@@ -318,7 +323,7 @@ const DRAW = {
       { title: "type", of: (row) => (row.type ? name(row.type) : h("span", { class: "muted" }, "frames")) },
       { title: "last minute", class: "amount", of: (row) => number(row.recent) },
       { title: "all", class: "amount", of: (row) => number(row.total) },
-      { title: "on", of: (row) => row.nodes.slice(0, 4).flatMap(([node, n], i) => [i ? ", " : "", name(address(node)), ` ${number(n)}`]).concat(row.nodes.length > 4 ? ` and ${row.nodes.length - 4} more` : []) },
+      { title: "on", of: (row) => h("span", {}, row.nodes.slice(0, 4).map(([node, n], i) => [i ? ", " : "", name(address(node)), ` ${number(n)}`]), row.nodes.length > 4 ? ` and ${row.nodes.length - 4} more` : null) },
       { title: "the last", of: examples },
     ], rows, "No message was dropped."));
   },
@@ -372,9 +377,10 @@ const DRAW = {
   events() {
     if (state.view !== "events" || state.paused) return;
     const wanted = $("event-filter").value.toLowerCase();
-    const rows = state.events.filter((one) => `${one.event} ${one.text}`.toLowerCase().includes(wanted));
-    $("event-summary").textContent = `${count(rows.length, "event")} since this page was opened, newest first, ${EVENTS_MAX} at most.`;
-    $("event-list").replaceChildren(...rows.slice(0, 200).map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", name(one.text ?? ""))));
+    const rows = [...state.events, ...(state.earlier ?? [])].filter((one) => `${one.event} ${one.type ?? ""} ${one.text}`.toLowerCase().includes(wanted));
+    const shown = rows.slice(0, EVENTS_SHOWN);
+    $("event-summary").textContent = `${count(rows.length, "event")}, newest first${rows.length > shown.length ? `, of which the last ${shown.length} are shown` : ""}. Those from before this page was opened are the last that each node keeps.`;
+    $("event-list").replaceChildren(...shown.map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", one.type ? [name(one.type, 60), ": "] : null, name(one.text ?? ""))));
   },
   settings() {
     if (state.view !== "settings" || !state.settings) return;
@@ -462,6 +468,12 @@ function show() {
   }
   if (state.view === "settings") {
     api.get(["settings"]).then((answer) => { state.settings = answer; draw("settings"); }, onFailure);
+  }
+  if (state.view === "events" && !state.earlier) {
+    api.get(["events", "recent"], { limit: EVENTS_MAX }).then((answer) => {
+      state.earlier = earlierEvents(answer.events, state.opened, Date.now() - Date.parse(answer.time));
+      draw("events");
+    }, onFailure);
   }
   if (state.view === "trouble") [slow, letters].forEach((one) => one.run());
   if (state.view === "cluster") {

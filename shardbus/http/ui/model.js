@@ -3,6 +3,7 @@
 
 export const HISTORY = 150;
 export const EVENTS_MAX = 500;
+const SAME_MS = 10_000;
 export const ARRIVED_MS = 10_000;
 const TEXT_MAX = 240;
 const CELLS = [30, 22, 16, 11, 8, 6, 5];
@@ -91,6 +92,26 @@ export function applyEvent(nodes, event) {
   else if (event.event === "ReachableMember") node.reachable = true;
   else return false;
   return true;
+}
+
+/** What happened before the page was opened, at `opened` on its clock, newest first: from the last events
+ * of all nodes, which `offset` brings to that clock. An event of membership that several nodes have
+ * seen within `SAME_MS` is one; of one node each is another. */
+export function earlierEvents(rows, opened, offset) {
+  const last = new Map();
+  const earlier = rows.map((row) => ({ ...row, at: Date.parse(row.at) + offset })).filter((row) => row.at < opened);
+  const once = earlier.filter((row) => {
+    if (row.type) return true;
+    const key = `${row.event}\n${row.node}\n${row.text}`;
+    const before = last.get(key);
+    if (before && row.at - before.at <= SAME_MS && !before.by.has(row.seen_by)) {
+      before.by.add(row.seen_by);
+      return false;
+    }
+    last.set(key, { at: row.at, by: new Set([row.seen_by]) });
+    return true;
+  });
+  return once.reverse().slice(0, EVENTS_MAX);
 }
 
 const sum = (values) => values.reduce((total, one) => total + one, 0);
@@ -398,5 +419,5 @@ export function plotPath(values, width, height) {
       open = true;
     }
   });
-  return { path, top: known.length ? top : 0 };
+  return { path, top: known.length ? top : null };
 }

@@ -34,7 +34,7 @@ export class Plots {
       const { path, top } = plotPath(plot.values, WIDTH, HEIGHT);
       plot.line.setAttribute("d", path);
       plot.value.textContent = short(plot.values.findLast((value) => value !== null) ?? null);
-      plot.top.textContent = plot.values.length > 1 ? `highest ${short(top)} ${plot.unit}` : "the first rate needs two answers";
+      plot.top.textContent = plot.values.length > 1 ? (top === null ? "none yet" : `highest ${short(top)} ${plot.unit}`) : "the first rate needs two answers";
     }
   }
 }
