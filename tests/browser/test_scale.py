@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.conftest import Serve
 from tests.browser.synthetic import Fleet
-from tests.browser.windows import Windows, shows
+from tests.browser.test_cluster import SETTINGS, url_of, wake
+from tests.browser.windows import Windows, live, shows
+from tests.process.nodes import Processes
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -73,3 +76,34 @@ async def test_the_cost_of_an_open_page(windows: Windows, serve: Serve) -> None:
     part = 100 * spent / seconds
     print(f"{asked} requests in {seconds:g} s, {part:.2f} % of a core, with the driver's")
     assert asked <= 3 * seconds + 3
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of every thread of a process so far."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+async def test_the_cost_of_an_open_page_to_a_real_node(windows: Windows, lab: Processes) -> None:
+    """Processor time of one of three real nodes, without a page and with one, in turn."""
+    nodes = await lab.cluster(3, settings=SETTINGS)
+    await wake(lab)
+    pid, seconds = nodes[0].process.pid, float(os.environ.get("PAGE_SECONDS", "1"))
+
+    async def spent() -> float:
+        before = processor_seconds(pid)
+        await asyncio.sleep(seconds)
+        return processor_seconds(pid) - before
+
+    alone, asked = await spent(), len(windows.asked)
+    page = await windows.open(url_of(nodes[0]))
+    await live(page)
+    await shows(page, "#plot-received", "highest")
+    opened = len(windows.asked)
+    with_page = await spent()
+    await page.close()
+    alone = (alone + await spent()) / 2
+    more = with_page - alone
+    print(f"{100 * more / seconds:.2f} % of a core beside {100 * alone / seconds:.2f} % without it")
+    assert asked == 0
+    assert len(windows.asked) - opened <= 3 * seconds + 3
