@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.windows import Windows, live, shows, text_of
-from tests.process.app import Page
+from tests.process.app import Account, Page
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_workers import start as start_unit
 from tests.waiting import until
@@ -103,6 +103,10 @@ async def test_moves_are_seen_and_a_drain_shows_its_plan_before(
     await page.keyboard.press("Escape")
     await shows(page, "#moves tbody", "rebalance")
     await shows(page, "#map-summary", "24 shards on 2 nodes")
+    await page.get_by_role("button", name="Rebalance…").click()
+    await shows(page, "#dialog", "page: ")
+    await page.get_by_role("button", name="Rebalance now").click()
+    await shows(page, "#dialog", "Done")
 
 
 async def _all_at(page: Any, address: str) -> bool:
@@ -115,7 +119,19 @@ async def test_entities_settings_and_slow_handlers_of_real_nodes(
     settings = (*SETTINGS, "node.zone=east", "sharding.slow_handler_after=1s")
     [node] = await lab.cluster(1, settings=settings)
     await wake(lab, 8)
-    page = await windows.open(f"{url_of(node)}#settings")
+    async with lab.client() as client:
+        await client.ref(Page, "page-3").hit_late.tell(1, 2, "never")
+        slow = asyncio.ensure_future(client.ref(Account, "a-1").add_late(1, "later"))
+        page = await windows.open(f"{url_of(node)}#trouble")
+        await shows(page, "#slow tbody", "add_late of account 'a-1' has waited")
+        await shows(page, "#drops tbody", "failed")
+        await page.get_by_role("button", name="show failed of page").click()
+        await shows(page, "#letters tbody", "page-3")
+        (lab.folder / "later").touch()
+        assert await slow == "saved"
+    await page.goto(f"{url_of(node)}#events")
+    await shows(page, "#event-list", "epoch claimed")
+    await page.goto(f"{url_of(node)}#settings")
     await page.get_by_label("that are not defaults").check()
     await shows(page, "#settings tbody", "--set node.zone")
     assert TOKEN not in await text_of(page, "#settings")
