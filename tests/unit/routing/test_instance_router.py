@@ -10,6 +10,7 @@ import pytest
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId, shard_of
+from shardbus.routing import instance_sender
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
@@ -190,3 +191,23 @@ async def test_choices_share_their_senders_and_so_their_turns() -> None:
     sender = InstanceSender(router, Choice("nearest"))
     turns = [sender.towards(Choice("round-robin")).pick("x") for _ in range(6)]
     assert sorted(turns) == ["x~1", "x~1", "x~2", "x~2", "x~3", "x~3"]
+
+
+@pytest.mark.parametrize("patience", [0.0, 0.01], ids=["later on", "at the first use of a shard"])
+async def test_all_names_the_instances_without_a_home_and_waits_for_none(
+    patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance_sender, "HOMES_WITHIN_S", patience)
+    router, _ = router_on()
+    router.set_count(3)
+    home(router, 2, B, 1)
+    router.handle(events.NodeGone(B))
+    sender = InstanceSender(router, Choice("all"))
+    ask = sender.ask(sender.key("get"), "x", b"", 600_000, lambda payload: payload)
+    answers = await until(lambda: ask.done() and ask.result(), "an answer without a home")
+    assert {name: str(error) for name, error in answers.items()} == {
+        "~1": "instance 1 has no home yet",
+        str(B): f"{B} died",
+        "~3": "instance 3 has no home yet",
+    }
+    router.close()
