@@ -64,6 +64,13 @@ def test_what_a_dead_old_home_gives_back_does_not_go_behind_later_messages(seed:
     run(options(seed, "ordered"))
 
 
+@pytest.mark.parametrize("seed", [10170])
+def test_a_shard_that_a_lost_table_lacks_is_adopted_although_an_old_registration_counts(
+    seed: int,
+) -> None:
+    run(options(seed, "buffer"))
+
+
 def kills_come_a_turn_late(patch: pytest.MonkeyPatch) -> None:
     """Kill a turn after the one that entered the phase, at the same time."""
     kill = MoveKills._kill

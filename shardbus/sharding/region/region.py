@@ -226,6 +226,7 @@ class ShardRegion:
         self._turn_at = None
         if self._registration.take_due(now) and self._me is not None:
             proxy = self._proxy or self._shutdown.done
+            self._registration.reported = self.hosted
             self._tell_coordinator(msg.Register(self._me, proxy, self._layout, self.hosted))
         self._outgoing.tick(now)
         self._incoming.tick(now)
@@ -253,7 +254,7 @@ class ShardRegion:
         match message:
             case msg.RegisterAck(epoch, _, homes):
                 if self._obeys(sender, epoch, now):
-                    self._registration.on_registered()
+                    self._registration.on_registered(self.hosted, now)
                     self._routing.admit()
                     self.table_gossip.forget_before(epoch)
                     self._routing.by_gossip = self.table_gossip.state is not None

@@ -4,6 +4,10 @@ The shell reports where the coordinator is. The region registers there, first at
 then every `retry_interval` seconds, until RegisterAck. An epoch above the one it registered under
 means that there is a new coordinator, perhaps on the same node: the region registers again.
 
+A Register may wait at the coordinator's node, and count under the next epoch. What the region has
+begun to host since is in no table then if the store has lost its data. So the first RegisterAck of
+an epoch is followed by another Register if the last one had other shards.
+
 A region obeys the sender of the highest epoch seen. That is the first sender under the epoch, or
 the node that the shell reports as the coordinator's, in case a store that lost its data gave one
 epoch twice. A client, which registers nowhere, obeys any node; fences sort what it receives.
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 from shardbus.backoff import doubling
 from shardbus.ids import NodeId
+from shardbus.sharding.messages import Home
 
 FIRST_RETRY_S = 0.1
 """Seconds before the second attempt; the interval doubles up to the setting."""
@@ -29,7 +34,7 @@ class Registration:
 
     __slots__ = (
         "_obeyed", "_registered_epoch", "_registers", "_retry", "_tries", "coordinator", "due",
-        "epoch", "is_registered",
+        "epoch", "is_registered", "reported",
     )  # fmt: skip
 
     def __init__(self, registers: bool, retry_interval: float) -> None:
@@ -39,6 +44,8 @@ class Registration:
         self.due: float | None = None
         """When Register must be sent."""
         self.is_registered = False
+        self.reported: tuple[Home, ...] = ()
+        """The shards that the last Register had."""
         self._obeyed: NodeId | None = None
         """The sender of the highest epoch."""
         self._registers = registers
@@ -74,11 +81,12 @@ class Registration:
         self.epoch, self._obeyed = epoch, sender
         return ""
 
-    def on_registered(self) -> None:
-        """Stop registering: RegisterAck came."""
+    def on_registered(self, hosted: tuple[Home, ...], now: float) -> None:
+        """Stop registering: RegisterAck came. `hosted`: the shards here now."""
+        outdated = self.epoch > self._registered_epoch and hosted != self.reported
         self.is_registered = True
         self._registered_epoch = self.epoch
-        self.due = None
+        self.due, self._tries = now if outdated else None, 0
 
     def on_refused(self, now: float) -> None:
         """Register again later: RegisterRefused came."""

@@ -552,6 +552,19 @@ def test_a_sender_of_a_higher_epoch_is_obeyed_and_registered_with() -> None:
     assert isinstance(sent(driver.handle(ev.EpochSeen(3)))[0], msg.Register)
 
 
+def test_a_region_registers_again_if_an_old_registration_counts_under_a_new_epoch() -> None:
+    """The Register of epoch 1, in which nothing was hosted, waited for the next coordinator."""
+    driver = RegionDriver()
+    driver.host()
+    [register] = sent(driver.receive(msg.RegisterAck(2, RULER, ())))
+    assert isinstance(register, msg.Register)
+    assert register.hosted == (home(ME, 5),)
+    assert sent(driver.receive(msg.RegisterAck(2, RULER, ()))) == []
+    assert sent(driver.wait(60.0)) == []
+    [register] = sent(driver.handle(ev.EpochSeen(3)))
+    assert sent(driver.receive(msg.RegisterAck(3, RULER, ()))) == []  # it had that shard
+
+
 def test_a_dead_home_is_forgotten_and_never_accepted_again() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
