@@ -51,29 +51,40 @@ class EagerTask(asyncio.Future[Any]):
 
     The owner of the runner notes here what the task is for, once it is known: the activation and
     its message, or what else it is `doing` and the `chain` of entities that wait for that; and what
-    it asks."""
+    it asks. `EagerRunner.unused` makes one: what most tasks need is in slots, which are quick."""
 
+    __slots__ = (
+        "_must_cancel",
+        "activation",
+        "awaits",
+        "call_chain",
+        "context",
+        "coroutine",
+        "message",
+        "on_end",
+        "runner",
+    )
     runner: EagerRunner
-    coroutine: Coroutine[Any, Any, Any] | None = None
+    coroutine: Coroutine[Any, Any, Any] | None
     """What it runs, once the first step has waited; None before, and after the end."""
     context: Context
-    awaits: asyncio.Future[Any] | None = None
+    awaits: asyncio.Future[Any] | None
     """The future that it waits for; None while it runs, or waits for a turn of the loop or for the
     gate."""
-    on_end: Callable[[EagerTask], object] | None = None
+    on_end: Callable[[EagerTask], object] | None
     """Called at the end, when the outcome is known, in the same turn of the loop."""
-    activation: Any = None
-    message: Any = None
+    activation: Any
+    message: Any
+    call_chain: Any
+    _must_cancel: bool
+    """Cancelled while it waited for no future: the next step raises."""
     doing = ""
     chain: tuple[Any, ...] = ()
-    call_chain: Any = None
     seen_at = 0
     """The tick at which the sweep first found it waiting."""
     reported = False
     """It was reported as slow."""
     _cancels = 0
-    _must_cancel = False
-    """Cancelled while it waited for no future: the next step raises."""
     _cancel_text: Any = None
 
     @property
@@ -128,14 +139,7 @@ class EagerTask(asyncio.Future[Any]):
 
     # ---- steps
 
-    def carry_on(self, coroutine: Coroutine[Any, Any, Any], context: Context, first: Any) -> None:
-        """Go on with a coroutine whose first step returned `first`."""
-        self.coroutine, self.context = coroutine, context
-        if self.runner.adopt is not None:
-            self.runner.adopt(self)
-        self._wait_for(first)
-
-    def _wait_for(self, waits_for: Any) -> None:
+    def wait_for(self, waits_for: Any) -> None:
         """Step again once what the coroutine has yielded is done."""
         runner = self.runner
         blocking = getattr(waits_for, "_asyncio_future_blocking", None)
@@ -195,7 +199,7 @@ class EagerTask(asyncio.Future[Any]):
         except BaseException as e:
             self.set_exception(e)
         else:
-            self._wait_for(waits_for)
+            self.wait_for(waits_for)
             return
         finally:
             _leave_task(loop, self)  # type: ignore[arg-type]
@@ -237,18 +241,21 @@ class EagerRunner:
         """The context of callbacks."""
         self.base = copy_context()
         self.base.run(OWNER.set, owner)
-        self.task = self._unused()
+        self.task = self.unused()
         """The eager task of the next first step."""
         self._depth = 0
         self._outer: asyncio.Task[Any] | None = None
         self._context: Context
         """The context of the first step that waits; `take_over` follows at once."""
 
-    def _unused(self) -> EagerTask:
+    def unused(self) -> EagerTask:
         """Return an eager task for a first step. A constructor in Python would cost as much again
         as the task."""
         task = EagerTask(loop=self.loop)
         task.runner = self
+        task.coroutine = task.awaits = task.on_end = None
+        task.activation = task.message = task.call_chain = None
+        task._must_cancel = False
         return task
 
     def enter(self) -> None:
@@ -292,12 +299,19 @@ class EagerRunner:
         finally:
             self.leave()
 
-    def take_over(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> EagerTask:
+    def take_over(
+        self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, context: Context | None = None
+    ) -> EagerTask:
         """Return the eager task that goes on with a coroutine whose first step returned
-        `waits_for`."""
-        eager, self.task = self.task, self._unused()
+        `waits_for`. `context`: in which that ran, if not by `begin`."""
+        loop, eager = self.loop, self.task
+        self.task = following = self.unused()
         if self._depth:
-            _leave_task(self.loop, eager)  # type: ignore[arg-type]
-            _enter_task(self.loop, self.task)  # type: ignore[arg-type]
-        eager.carry_on(coroutine, self._context, waits_for)
+            _leave_task(loop, eager)  # type: ignore[arg-type]
+            _enter_task(loop, following)  # type: ignore[arg-type]
+        eager.coroutine = coroutine
+        eager.context = self._context if context is None else context
+        if self.adopt is not None:
+            self.adopt(eager)
+        eager.wait_for(waits_for)
         return eager

@@ -435,7 +435,10 @@ class Host:
             StateTooLarge: the store was not asked.
         """
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
-        if data is not None:
+        settings = self.settings
+        if data is not None and (
+            len(data) > settings.state_limit or settings.state_compression != "none"
+        ):
             data = self._checked(key, data)
         try:
             if self.carrying is None:

@@ -7,15 +7,17 @@ for a busy entity goes into the mailbox; any other is handled where it arrived.
 
 Handlers that are coroutine functions are awaited by a coroutine of the runner, a row of them one
 after the other, which costs little more than a call while none of them waits. If one waits, this
-coroutine belongs to that message from there on: a task carries it to its end, and a new coroutine
-takes the rest of the row. A handler that sets a context variable ends the row as well, so that its
-value does not reach another message.
+coroutine belongs to that message from there on: a task carries it to its end. The next ones
+probably wait, too, as handlers that save do: each gets a task of its own at once, until one does
+not wait, after which a new coroutine takes the rest of the row. A handler that sets a context
+variable ends the row as well, so that its value does not reach another message.
 
 Dataclasses are decoded ahead, a run at once, before the first message is handled: that takes less
 time than one by one. A message that goes into a mailbox instead is decoded again later.
 
-The loop stands here twice, once with `await`. A single one would have to test every message for its
-kind, and to make a coroutine for each run of plain handlers.
+The loop stands here three times: for plain handlers, with `await`, and for handlers that wait. A
+single one would have to test every message for its kind, and to make a coroutine for each run of
+plain handlers.
 
 **Suspension.** While the gate is shut nothing is handled and nothing starts: messages go into
 mailboxes, and what would go on is held, in order. Once it opens, the held activations go on, some
@@ -348,6 +350,67 @@ class EntityRunner:
                     activation = self.activation
                     assert activation is not None
                     self._carry_on(activation, coroutine, waits_for)
+                    more = self._begin_each(
+                        find, arrive, invoker, session, rows, deadline, chain, ahead
+                    )
+
+    def _begin_each(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterator[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain,
+        ahead: list[Any] | None,
+    ) -> bool:
+        """Handle the rest of the rows, each message by a coroutine of its own, which is the
+        handler's, as long as each waits: so do the handlers of most runs in which one has waited.
+        Returns True if rows may be left, because one did not wait."""
+        function, single, one = invoker.function, invoker.single, invoker.one
+        if ahead is not None:
+            single = one = None
+        tick, fresh = self.tick, self._eager.base.copy
+        carry_on, done = self.running_handlers.carry_on, self._carried
+        for entity_id, payload, corr in rows:
+            activation = find(entity_id) or arrive(entity_id, payload, corr)
+            if activation is None:
+                self._diverted += 1
+                if ahead is not None:
+                    ahead.pop()
+                continue
+            activation.used = tick
+            if activation.busy:
+                self._diverted += 1
+                if ahead is not None:
+                    ahead.pop()
+                self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
+                continue
+            self.activation, self.payload, self.corr = activation, payload, corr
+            try:
+                if one is not None:
+                    coroutine = function(activation.entity, one(payload))
+                elif single is not None:
+                    coroutine = function(activation.entity, single(payload)[0])
+                elif ahead is not None:
+                    coroutine = function(activation.entity, ahead.pop())
+                else:
+                    coroutine = function(activation.entity, *invoker.decoders[payload[0]](payload))
+                context = fresh()
+                waits_for = context.run(coroutine.send, None)
+            except StopIteration as end:
+                if session is not None:
+                    answer(activation, end.value, session, corr)
+                self._settle_if_needed(activation)
+                return True
+            except (Exception, asyncio.CancelledError) as e:
+                if self._raised(activation, invoker, payload, e, session, corr):
+                    self._settle_if_needed(activation)
+            else:
+                activation.busy = True
+                carry_on(activation, coroutine, waits_for, done, context)
+        return False
 
     async def _await_each(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -94,18 +95,22 @@ class RunningHandlers:
         coroutine: Coroutine[Any, Any, Any],
         waits_for: Any,
         done: Callable[[EagerTask], None],
+        context: Context | None = None,
     ) -> None:
         """Let an eager task go on where the first step stopped. `done` is called at its end, and
-        must first ask whether the task has `ended` by itself."""
-        eager = self.eager.task
+        must first ask whether the task has `ended` by itself. `context`: of the first step, if it
+        was not the eager runner's `begin`."""
+        eager, current = self.eager.task, self._current
         if eager.activation is None:
-            eager.activation, eager.message = activation, self._current.handling(activation)
+            eager.activation, header = activation, current.run_header
+            if header is not None and current.activation is activation:
+                eager.message = (header[0], current.payload, header[1], current.corr, header[2])
             if self._first is not None:
                 eager.call_chain = self._first_chain(activation)
                 self._first = None
         activation.task = self.tasks[id(eager)] = eager
         eager.on_end = done
-        self.eager.take_over(coroutine, waits_for)
+        self.eager.take_over(coroutine, waits_for, context)
 
     def ended(self, eager: EagerTask) -> bool:
         """Forget a task that is done. Returns True if it was not cut off before."""

@@ -19,8 +19,16 @@ from typing import Any
 class BatchAnswer(asyncio.Future[None]):
     """A future that `settle` settles, outside of any task."""
 
-    _first: tuple[Context, Callable[[BatchAnswer], object]] | None = None
+    __slots__ = ("_first",)
+    _first: tuple[Context, Callable[[BatchAnswer], object]] | None
     """The first waiter, and the context to call it in."""
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> BatchAnswer:
+        """Return a new answer. A constructor in Python would cost as much again as the future."""
+        answer = cls(loop=loop)
+        answer._first = None
+        return answer
 
     def add_done_callback(
         self, fn: Callable[[Any], object], /, *, context: Context | None = None

@@ -95,7 +95,7 @@ class SaveGroup:
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         save = Save(entity_type, shard, entity_id, fence, data, next(self._op_ids))
-        answer = BatchAnswer(loop=asyncio.get_running_loop())
+        answer = BatchAnswer.of(asyncio.get_running_loop())
         self._waiting.append((save, answer, perf_counter()))
         idle = self._idle_writers
         if idle == WRITERS or (idle and len(self._waiting) >= ALONGSIDE):
@@ -147,7 +147,7 @@ class SaveGroup:
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
         loop = asyncio.get_running_loop()
-        answers = (answer for _, answer, _ in batch)
+        answers = [answer for _, answer, _ in batch]
         loop.call_soon(settle_all, loop, zip(answers, outcomes, strict=True))
 
     def _take(self) -> dict[_Entity, _Waiting]:

@@ -160,35 +160,41 @@ return answers
 
 # KEYS entities, each once; ARGV from 3 on: for each of them fence, op and then '1' and the data, or
 # '0' to remove it, in one text. All are checked before one is written, so that `late` means that
-# none was written. Answers place and stored fence of each that is stale, in turn.
+# none was written. Answers place and stored fence of each that is stale, in turn. What is stored
+# below this fence and signature has a lower fence, another session, or an earlier command of this
+# session: none of them keeps the save out.
 SAVE_STATES = Script(
     _LATE
     + """
-local todo, stale = {}, {}
-for i, key in ipairs(KEYS) do
-  local save, v = ARGV[i + 2], redis.call('HGET', key, 'v')
-  if not v then
-    todo[#todo + 1] = i
-  elseif v:sub(45) ~= save:sub(20, 35) then
-    local stored, fence = v:sub(1, 19), save:sub(1, 19)
-    if stored > fence then
+local call, signature = redis.call, session .. seq
+local todo, signed, stale = {}, {}, {}
+for i = 1, #KEYS do
+  local save, v = ARGV[i + 2], call('HGET', KEYS[i], 'v')
+  local sign, op = save:sub(1, 19) .. signature, save:sub(20, 35)
+  local write = not v or v:sub(45) ~= op
+  if write and v and v >= sign then
+    local stored = v:sub(1, 19)
+    if stored > save:sub(1, 19) then
+      write = false
       stale[#stale + 1] = i
       stale[#stale + 1] = stored
-    elseif stored == fence and late(v:sub(20, 44)) then
+    elseif late(v:sub(20, 44)) then
       return 'late'
-    else
-      todo[#todo + 1] = i
     end
   end
+  if write then
+    todo[#todo + 1] = i
+    signed[#todo] = sign .. op
+  end
 end
-for _, i in ipairs(todo) do
-  local key, save = KEYS[i], ARGV[i + 2]
-  local v = save:sub(1, 19) .. session .. seq .. save:sub(20, 35)
-  if save:sub(36, 36) == '1' then
-    redis.call('HSET', key, 'v', v, 'data', save:sub(37))
+for n = 1, #todo do
+  local i = todo[n]
+  local save = ARGV[i + 2]
+  if save:byte(36) == 49 then
+    call('HSET', KEYS[i], 'v', signed[n], 'data', save:sub(37))
   else
-    redis.call('HSET', key, 'v', v)
-    redis.call('HDEL', key, 'data')
+    call('HSET', KEYS[i], 'v', signed[n])
+    call('HDEL', KEYS[i], 'data')
   end
 end
 return stale

@@ -72,7 +72,8 @@ class StateCodec:
         Raises:
             SchemaError: a value in it cannot be stored.
         """
-        return joined(self.version, encode_value(state))
+        data = encode_value(state)
+        return data if self.version == 1 else joined(self.version, data)
 
     def of_plain(self, value: object) -> bytes:
         """Return the stored form of a plain value that a person has written for this class.

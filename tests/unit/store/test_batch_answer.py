@@ -22,7 +22,7 @@ def settle(*answers: tuple[BatchAnswer, Exception | None]) -> None:
 
 @pytest.fixture
 async def answers() -> list[BatchAnswer]:
-    return [BatchAnswer(loop=asyncio.get_running_loop()) for _ in range(3)]
+    return [BatchAnswer.of(asyncio.get_running_loop()) for _ in range(3)]
 
 
 async def test_tasks_that_wait_get_the_results_and_the_errors(answers: list[BatchAnswer]) -> None:
