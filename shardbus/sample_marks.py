@@ -8,9 +8,10 @@ of the stream can fall in step with the marks. Whether an event is sampled does 
 it is.
 
 The mean follows the rate in two ways. `pace`, once a second, sets it to what the second would have
-needed. Between two calls it only grows: a window of `WINDOW_S` that has more than twice its part of
-the samples doubles it, again and again, so a rush after a quiet second is sampled some dozens of
-times in excess, not thousands.
+needed. Between two calls it only grows: samples take tokens from a bucket, which holds those of one
+second and is refilled a half faster than they are wanted. Each time it is empty the mean doubles,
+for a tenth of a second's samples. So the first events after a quiet second are all sampled, and a
+rush is some hundred times in excess, not thousands.
 
 Source: N.9, B.150.
 """
@@ -19,7 +20,8 @@ from __future__ import annotations
 
 from random import Random
 
-WINDOW_S = 0.1
+REFILL = 1.5
+"""Tokens that come back, for each sample that is wanted."""
 NEVER = 2**62
 
 
@@ -28,7 +30,7 @@ class SampleMarks:
     `take` must be called. `dice` draws the distances."""
 
     __slots__ = (
-        "_dice", "_last", "_paced_at", "_step", "_wanted", "_window", "_window_ends", "mark",
+        "_dice", "_last", "_paced_at", "_refilled_at", "_step", "_tokens", "_wanted", "mark",
     )  # fmt: skip
 
     def __init__(self, wanted: int, dice: Random | None = None) -> None:
@@ -37,8 +39,7 @@ class SampleMarks:
         self.mark = 0 if wanted else NEVER
         self._last = self._paced_at = 0
         self._step = 1
-        self._window, self._window_ends = 0, 0.0
-        """The samples in the current window."""
+        self._tokens, self._refilled_at = float(wanted), 0.0
 
     def take(self, count: int, now: float) -> int:
         """Take a sample and draw the next mark. Returns its weight.
@@ -48,12 +49,12 @@ class SampleMarks:
             now: seconds of any clock that does not go back.
         """
         weight, self._last = count - self._last, count
-        if now >= self._window_ends:
-            self._window, self._window_ends = 0, now + WINDOW_S
-        self._window += 1
-        most = 2 * self._wanted * WINDOW_S
-        if self._window > most:
-            self._step, self._window = 2 * self._step, int(most) // 2
+        wanted = self._wanted
+        refill, self._refilled_at = (now - self._refilled_at) * REFILL * wanted, now
+        tokens = min(wanted, self._tokens + refill)
+        if tokens < 1:
+            self._step, tokens = 2 * self._step, tokens + wanted / 10
+        self._tokens = tokens - 1
         self.mark = count + 1 + int(self._dice.random() * (2 * self._step - 1))
         return weight
 
@@ -72,4 +73,5 @@ class SampleMarks:
 
     def want(self, wanted: int) -> None:
         """Sample this number of events a second from now on; with 0, none."""
-        self._wanted, self.mark = wanted, 0 if wanted else NEVER
+        self._wanted, self._tokens = wanted, float(wanted)
+        self.mark = 0 if wanted else NEVER

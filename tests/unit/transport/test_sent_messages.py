@@ -131,4 +131,4 @@ async def test_a_rush_is_thinned_out_before_the_next_second() -> None:
     for _ in range(20_000):
         desk.leave(desk.asks(1))
         await desk.answer_all(after=0.0)
-    assert 0 < len(sent.taken) <= 2 * SAMPLES_S
+    assert 0 < len(sent.taken) <= 3 * SAMPLES_S
