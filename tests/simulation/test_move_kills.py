@@ -71,6 +71,11 @@ def test_a_shard_that_a_lost_table_lacks_is_adopted_although_an_old_registration
     run(options(seed, "buffer"))
 
 
+@pytest.mark.parametrize("seed", [10241])
+def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(seed: int) -> None:
+    run(options(seed, "drop"))
+
+
 def kills_come_a_turn_late(patch: pytest.MonkeyPatch) -> None:
     """Kill a turn after the one that entered the phase, at the same time."""
     kill = MoveKills._kill

@@ -240,6 +240,7 @@ class OutgoingMoves:
         if keeps:
             self._timers.set(shard, now + self._prepare_s)
         else:
+            self._timers.cancel(shard)  # the shard has moved away before, and has come back since
             self._stop(shard, now)
 
     def on_prepared(self, move: ShardMove, now: float, *, carries: bool = False) -> None:
