@@ -137,7 +137,8 @@ class Node:
         self.gate = SuspensionGate(self.environment.clock)
         self.phases = Phases(settings.shutdown)
         self.stalled_peers = StalledPeers(settings.cluster.quarantine_after)
-        self.drops, self.refused = DropTallies(), RefusedTells(types)
+        self.refused = RefusedTells(types)
+        self.drops = DropTallies(partial(self.refused.record, "another node"))
         self.letters = DeadLetters(self._sender_of, self.environment.wall_clock)
         self.letters.keep_strangers(settings.sharding)
         self.rpc = NodeRpc(self._query_timeout, self._member_ids)
@@ -493,6 +494,8 @@ class Node:
         for node in before:
             if node not in alive and node != self.me:
                 self.session_loss.member_gone(node, died=self._died(node))
+        going = (Status.LEAVING, Status.EXITING)
+        self.drops.somebody_leaves = any(m.status in going for m in view.members)
         zones = {member.node: member.zone for member in view.members if member.zone}
         for region in self.regions.values():
             region.set_zones(zones)

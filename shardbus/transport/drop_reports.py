@@ -16,7 +16,8 @@ A tell that another node has forwarded came by that node's session, and has with
 session by which that node got it (`Relayed.via`). Here each such sender has a mark of its own, and
 the report gives the other node's marks back with the counts. That node does not count these tells
 as its own: it passes the counts on in its next report to the session of that mark. If that has
-ended, the node counts them after all. A node of a build without such marks counts all of them.
+ended, or ends before, the node counts them after all. A node of a build without such marks counts
+all of them.
 
 Source: docs/guarantees.md; B.107; I4; S3.67, S3.71.
 """
@@ -70,22 +71,26 @@ is none."""
 class DropTally:
     """Drops of the tells that came by one session, since the last report."""
 
-    __slots__ = ("counts", "forwarded", "marks", "reported_at", "session")
+    __slots__ = ("counts", "forwarded", "marks", "relayed", "reported_at", "session")
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.counts: dict[Reason, int] = {}
         self.forwarded: dict[tuple[Reason, int], int] = {}
         """Those of the counts that the other end had forwarded, by its mark of their sender."""
+        self.relayed: dict[Reason, int] = {}
+        """Those of the counts that another node has dropped, to which this one had forwarded."""
         self.marks: dict[int, int] = {}
         """By the other end's mark of a sender: the mark here."""
         self.reported_at = -EVERY_TICKS
 
 
 class DropTallies:
-    """The receiving side: counts drops by the session that the tells came by, and reports them."""
+    """The receiving side: counts drops by the session that the tells came by, and reports them.
+    `untold` takes the counts of forwarded tells whose senders have ended before the report."""
 
-    def __init__(self) -> None:
+    def __init__(self, untold: Callable[[Refusals], object] = lambda _: None) -> None:
+        self._untold = untold
         self._marks = count(Origin.UNREPORTED - 1, -1)
         self.own_mark = next(self._marks)
         """The mark of the process's session with itself, which gets no reports."""
@@ -93,6 +98,9 @@ class DropTallies:
         self.prompt = False
         """Report at every tick: this node leaves, and its sessions may end before a second has
         passed."""
+        self.somebody_leaves = False
+        """Report at every tick: another member leaves, which may have sent what is dropped here, or
+        is told by a node that has forwarded it."""
         self._origins: dict[int, tuple[int, int]] = {}
         """By the mark of a sender behind a session: the session's mark, and the other end's."""
 
@@ -147,22 +155,28 @@ class DropTallies:
         if tally is None or tally.session.lost is not None:
             return False
         self.drop(mark, entity_type, reason, count)
+        key = (entity_type, reason)
+        if key in tally.relayed or len(tally.relayed) < KEYS_MAX:
+            tally.relayed[key] = tally.relayed.get(key, 0) + count
         return True
 
     def report(self, tick: int, *, last: bool = False) -> None:
         """Send the counts of every session without a report within the last second; with `last`,
         of every session."""
-        every = 1 if self.prompt else EVERY_TICKS
+        every = 1 if self.prompt or self.somebody_leaves else EVERY_TICKS
         for mark, tally in list(self._tallies.items()):
             if tally.session.lost is not None:
                 del self._tallies[mark]
                 for sender in tally.marks.values():
                     del self._origins[sender]
+                if tally.relayed:
+                    self._untold(Refusals(tuple((*key, n) for key, n in tally.relayed.items())))
             elif tally.counts and (last or tick - tally.reported_at >= every):
                 rows = tuple((*key, count) for key, count in tally.counts.items())
                 forwarded = tuple((*key, n, via) for (key, via), n in tally.forwarded.items())
                 tally.session.control(encode_control("", Refusals(rows, forwarded)))
-                tally.counts, tally.forwarded, tally.reported_at = {}, {}, tick
+                tally.counts, tally.forwarded, tally.relayed = {}, {}, {}
+                tally.reported_at = tick
 
 
 class RefusedTells:

@@ -76,6 +76,13 @@ def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(se
     run(options(seed, "drop"))
 
 
+@pytest.mark.parametrize("seed", [10209])
+def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwarded(
+    seed: int,
+) -> None:
+    run(options(seed, "forward"))
+
+
 def kills_come_a_turn_late(patch: pytest.MonkeyPatch) -> None:
     """Kill a turn after the one that entered the phase, at the same time."""
     kill = MoveKills._kill

@@ -329,13 +329,20 @@ class DeliveryChecker:
 
     def untold(self) -> str:
         """Return the process that has not learned of all of its tells that were dropped. Empty if
-        there is none, or if a process ended without order: reports end with their session."""
+        there is none, or if a process ended without order: reports end with their session. What a
+        process that has left was not told is counted by the node that had forwarded it."""
         if any(one.ended_badly for one in self._processes()):
             return ""
         dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
-        for process, tells in dropped.items():
-            if process.refused_tells < tells:
-                return f"{process.name}: {tells} tells are lost, {process.refused_tells} reported"
+        missing = {one: tells - one.refused_tells for one, tells in dropped.items()}
+        spare = sum(max(0, one.refused_tells - dropped[one]) for one in self._processes())
+        for process, tells in missing.items():
+            if tells <= 0:
+                continue
+            spare -= tells if process.ended_at is not None else 0
+            if process.ended_at is None or spare < 0:
+                told = process.refused_tells
+                return f"{process.name}: {dropped[process]} tells are lost, {told} reported"
         return ""
 
     def _processes(self) -> Iterator[SimProcess]:

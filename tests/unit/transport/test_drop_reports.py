@@ -177,6 +177,31 @@ async def test_senders_behind_a_session_are_bounded_and_end_with_it() -> None:
     assert (host.drops._tallies, host.drops._origins) == ({}, {})
 
 
+async def test_while_a_member_leaves_others_report_at_every_tick() -> None:
+    host = Host()
+    side = host.link()
+    mark = host.drops.mark(side.session)
+    host.drops.somebody_leaves = True
+    for tick in range(3):
+        host.drops.drop(mark, "a", "schema", 1)
+        host.drops.report(tick)
+    assert await host.told(side) == 3 * [("a", "schema", 1)]
+
+
+async def test_what_a_sender_that_ends_was_not_told_is_counted_where_it_was_forwarded() -> None:
+    untold: list[Refusals] = []
+    host = Host()
+    host.drops = DropTallies(untold.append)
+    side = host.link()
+    mark = host.drops.mark(side.session)
+    assert host.drops.relay(mark, "a", "buffer_full", 2)
+    host.drops.drop(mark, "a", "schema", 1)
+    side.session.close(NodeLost("x"))
+    host.drops.report(0)
+    host.drops.report(1)
+    assert untold == [Refusals((("a", "buffer_full", 2),))]
+
+
 async def test_a_node_that_leaves_reports_at_every_tick() -> None:
     host = Host()
     side = host.link()
