@@ -99,8 +99,8 @@ class DropTallies:
         """Report at every tick: this node leaves, and its sessions may end before a second has
         passed."""
         self.somebody_leaves = False
-        """Report at every tick: another member leaves, which may have sent what is dropped here, or
-        is told by a node that has forwarded it."""
+        """Report at every tick: another member leaves, which may have sent what this node drops, by
+        itself or through a third one."""
         self._origins: dict[int, tuple[int, int]] = {}
         """By the mark of a sender behind a session: the session's mark, and the other end's."""
 

@@ -104,7 +104,8 @@ def sample(cls: type) -> Any:
     values: dict[str, Any] = {
         "node": PEER, "coordinator": PEER, "proxy": False, "layout": "", "hosted": (),
         "homes": (Home("1", PEER, 1),), "behind": (), "left": (), "shards": ("1",), "loads": {},
-        "kind": "messages", "spare": 1.0, "rate": 1.0, "epoch": 1, "reason": "", "count": 3,
+        "kind": "messages", "spare": 1.0, "rate": 1.0, "busy": 0.5, "waiting": 1.0, "expected": 1.0,
+        "epoch": 1, "reason": "", "count": 3,
         "mode": "ordered", "sender": PEER, "senders": (PEER,),
         "moves": (messages.ShardMove(Home("1", PEER, 1), Home("1", ME, 2)),),
         "move": messages.ShardMove(Home("1", PEER, 1), Home("1", ME, 2)),
