@@ -78,7 +78,9 @@ def problems(mutant: Mutant, root: Path = ROOT) -> list[str]:
         found.append(f"there is no {mutant.file}")
     else:
         try:
-            ast.parse(mutant.plant(path.read_text(encoding="utf-8")))
+            planted = mutant.plant(path.read_text(encoding="utf-8"))
+            if path.suffix == ".py":
+                ast.parse(planted)
         except (ValueError, SyntaxError) as e:
             found.append(str(e))
     if not mutant.tests:

@@ -109,11 +109,12 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
     server.close()
 
 
-def kustomization(folder: Path, *components: str) -> Path:
-    """The example, with these components."""
+def kustomization(folder: Path, *components: str, nodes: str = "base") -> Path:
+    """The example, with these components, on the Deployment of `base` or on `stateful`."""
     shutil.copytree(ROOT / "deploy" / "kubernetes", folder / "k", dirs_exist_ok=True)
     file = folder / "k" / "example" / "kustomization.yaml"
     own = (ROOT / "deploy/kubernetes/example/kustomization.yaml").read_text(encoding="utf-8")
+    own = own.replace("../base", f"../{nodes}")
     rows = "".join(f"  - ../{name}\n" for name in components)
     file.write_text(own + (f"\ncomponents:\n{rows}" if rows else ""), encoding="utf-8")
     return file.parent
@@ -187,3 +188,26 @@ async def test_B146_B147_nodes_and_a_real_api_server(
     assert {row["version"] for row in rows} == {"7"}
     assert await first.terminate() == 0
     await until(lambda: costs(api)[1:] == ["300", "200"], "the others are older now")
+
+
+async def test_a_real_api_server_takes_the_stateful_nodes(api: ApiServer, tmp_path: Path) -> None:
+    await api.ready()
+    api.kubectl("create", "namespace", "shop")
+    for components in ((), ("pre-stop",)):
+        place = kustomization(tmp_path, *components, nodes="stateful")
+        api.kubectl("apply", f"--kustomize={place}")
+        assert api.find("deployments")["items"] == []
+        [found] = api.find("statefulsets")["items"]
+        spec, pods = found["spec"], found["spec"]["template"]
+        services = {service["metadata"]["name"] for service in api.find("services")["items"]}
+        assert spec["serviceName"] in services
+        assert spec["replicas"] == 5
+        assert pods["metadata"]["labels"]["app.kubernetes.io/version"] == "1.4.0"
+        [container] = pods["spec"]["containers"]
+        assert container["image"] == "registry.example.com/shop:1.4.0"
+        assert container["args"] == ["node", "start", "shop:bus"]
+        names = [entry["name"] for entry in container["env"]]
+        assert len(names) == len(set(names))
+        advertise = names.index("SHARDBUS_NODE__ADVERTISE")
+        assert {"POD_NAME", "POD_NAMESPACE"} <= set(names[:advertise])
+        assert ("lifecycle" in container) == bool(components)

@@ -1,8 +1,9 @@
 """The objects of `deploy/kubernetes` fit the schemas of Kubernetes, agree with each other, and
-start a node that this package understands; so do the components beside them."""
+start a node that this package understands; so do the StatefulSet and the components beside them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shardbus.node.shutdown_phases import Phases
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus_cli import main as cli
 from shardbus_cli import node
+from shardbus_cli.node_http import TIMEOUT_S
 
 PLACE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
 FOLDER = PLACE / "base"
@@ -76,33 +78,87 @@ def roles(component: str) -> list[dict[str, Any]]:
     return of_file(PLACE / component / "role.yaml")
 
 
+def merge(own: Any, change: Any) -> Any:
+    """A change on top of an object, as Kustomize merges: lists by the names of their entries, with
+    new entries first; other lists are replaced."""
+    if isinstance(own, dict) and isinstance(change, dict):
+        both = {key: merge(own[key], change[key]) for key in own.keys() & change.keys()}
+        return {**own, **change, **both}
+    if not isinstance(own, list) or not all("name" in entry for entry in [*own, *change]):
+        return change
+    found = {entry["name"]: entry for entry in own}
+    new = [merge(found.get(entry["name"], {}), entry) for entry in change]
+    rest = [entry for entry in own if entry["name"] not in {entry["name"] for entry in change}]
+    return [entry for entry in [*new, *rest] if entry.get("$patch") != "delete"]
+
+
 def with_component(name: str) -> dict[str, Any]:
-    """The Deployment of the base, merged with a component as Kustomize merges by names."""
+    """The Deployment of the base with a component."""
     [patch] = of_file(PLACE / name / "deployment.yaml")
-    deployment = one("Deployment")
-    assert patch["metadata"]["name"] == deployment["metadata"]["name"]
-    changes, pod = patch["spec"]["template"]["spec"], deployment["spec"]["template"]["spec"]
-    pod["automountServiceAccountToken"] = changes["automountServiceAccountToken"]
-    [container], [change] = pod["containers"], changes["containers"]
-    assert change["name"] == container["name"]
-    env = {entry["name"]: entry for entry in [*container["env"], *change["env"]]}
-    container["env"] = [entry for entry in env.values() if entry.get("$patch") != "delete"]
-    return deployment
+    found: dict[str, Any] = merge(one("Deployment"), patch)
+    return found
 
 
-def settings_in(deployment: dict[str, Any]) -> Settings:
-    """What a node in a pod of this Deployment is told by variables."""
+def stateful() -> dict[str, Any]:
+    """The StatefulSet: the pods of the Deployment, with names."""
+    [bare] = of_file(PLACE / "stateful" / "statefulset.yaml")
+    [names] = of_file(PLACE / "stateful" / "names.yaml")
+    template = one("Deployment")["spec"]["template"]
+    found: dict[str, Any] = merge(merge(bare, {"spec": {"template": template}}), names)
+    return found
+
+
+def drained_first(workload: dict[str, Any]) -> dict[str, Any]:
+    """A Deployment or a StatefulSet with the component `pre-stop`."""
+    [patch] = of_file(PLACE / "pre-stop" / "pods.yaml")
+    found: dict[str, Any] = merge(workload, {"spec": patch["spec"]})
+    return found
+
+
+WORKLOADS = {
+    "deployment": one("Deployment"),
+    "stateful": stateful(),
+    "deployment, pre-stop": drained_first(one("Deployment")),
+    "stateful, pre-stop": drained_first(stateful()),
+}
+every_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+every_stateful = pytest.mark.parametrize(
+    "workload", [WORKLOADS["stateful"], WORKLOADS["stateful, pre-stop"]]
+)
+
+
+def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return found
+
+
+def environment_of(workload: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in pod_of(workload)["containers"][0]["env"]}
+
+
+NO_SETTINGS = ("POD_NAME", "POD_NAMESPACE", "SHARDBUS_NODE_TOKEN_FILE")
+
+
+def settings_in(workload: dict[str, Any]) -> Settings:
+    """What a node in a pod of this Deployment or StatefulSet is told by variables. As in a pod, a
+    variable has the values of those that stand before it."""
     fields = {
-        "metadata.name": "shardbus-7c5d-x2x9z",
+        "metadata.name": "shardbus-2"
+        if workload["kind"] == "StatefulSet"
+        else "shardbus-7c5d-x2x9z",
+        "metadata.namespace": "shop",
         "status.podIP": "10.1.2.3",
         "metadata.labels['app.kubernetes.io/version']": "1.0.0",
     }
-    values = {}
-    for entry in deployment["spec"]["template"]["spec"]["containers"][0]["env"]:
+    values: dict[str, str] = {}
+    for name, entry in environment_of(workload).items():
         source = entry.get("valueFrom", {})
         field = source.get("fieldRef", {}).get("fieldPath")
-        values[entry["name"]] = fields[field] if field else entry.get("value", "redis://r:6379/0")
-    told = {name: value for name, value in values.items() if name != "SHARDBUS_NODE_TOKEN_FILE"}
+        value = fields[field] if field else entry.get("value", "redis://r:6379/0")
+        for known, own in values.items():
+            value = value.replace(f"$({known})", own)
+        values[name] = value
+    told = {name: value for name, value in values.items() if name not in NO_SETTINGS}
     return load(from_environment(told))
 
 
@@ -216,10 +272,17 @@ def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert not settings.security.insecure
 
 
-def test_a_pod_has_the_time_to_drain() -> None:
+@every_workload
+def test_a_pod_has_the_time_to_drain(workload: dict[str, Any]) -> None:
+    """The hook's time counts, too: its timeout, and a few questions that wait for an answer."""
     settings = Settings()
     leaves = Phases(settings.shutdown).total(settings.sharding.handoff_timeout) + AFTERWARDS_S
-    assert POD["spec"]["terminationGracePeriodSeconds"] > leaves
+    hook = pod_of(workload)["containers"][0].get("lifecycle")
+    if hook is not None:
+        *command, drains = hook["preStop"]["exec"]["command"]
+        assert command == ["shardbus", "drain", "self", "--timeout"]
+        leaves += float(drains.removesuffix("s")) + 3 * TIMEOUT_S
+    assert pod_of(workload)["terminationGracePeriodSeconds"] > leaves
 
 
 def test_a_pod_may_do_nothing_that_it_need_not() -> None:
@@ -234,6 +297,79 @@ def test_a_pod_may_do_nothing_that_it_need_not() -> None:
     assert keys["secret"]["defaultMode"] == 0o440
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+@every_workload
+def test_the_schemas_accept_every_kind_of_workload(workload: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(workload, version, strict=True)
+
+
+def test_the_stateful_nodes_are_the_base_with_another_kind() -> None:
+    place = PLACE / "stateful"
+    [kustomization] = of_file(place / "kustomization.yaml")
+    assert kustomization["resources"] == ["../base", "statefulset.yaml"]
+    names, deletion = kustomization["patches"]
+    assert {path.name for path in place.glob("*.yaml")} == {
+        "kustomization.yaml", "statefulset.yaml", names["path"],
+    }  # fmt: skip
+    removed = yaml.safe_load(deletion["patch"])
+    assert removed.pop("$patch") == "delete"
+    assert removed["metadata"] == one("Deployment")["metadata"]
+    assert kustomization["components"] == ["template"]
+    [copy] = of_file(place / "template" / "kustomization.yaml")[0]["replacements"]
+    assert copy["source"] == {
+        "kind": "Deployment",
+        "name": "shardbus",
+        "fieldPath": "spec.template",
+    }
+    [target] = copy["targets"]
+    assert target["select"] == {"kind": "StatefulSet", "name": "shardbus"}
+    assert target["fieldPaths"] == ["spec.template"]
+    spec = stateful()["spec"]
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert spec["updateStrategy"] == {"type": "RollingUpdate"}
+    assert spec["replicas"] == one("Deployment")["spec"]["replicas"]
+    assert spec["selector"]["matchLabels"].items() <= LABELS.items()
+
+
+@every_stateful
+def test_a_node_of_a_stateful_set_advertises_a_name_that_stays(workload: dict[str, Any]) -> None:
+    service = one("Service", workload["spec"]["serviceName"])["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    assert settings_in(workload).node.advertise == "shardbus-2.shardbus-nodes.shop.svc"
+    own = settings_in(one("Deployment"))
+    assert settings_in(workload).node.seeds == own.node.seeds
+    assert settings_in(workload).node.version == own.node.version
+
+
+@every_workload
+def test_a_pod_gets_secrets_from_the_secret_only(workload: dict[str, Any]) -> None:
+    environment, pod = environment_of(workload), pod_of(workload)
+    assert environment["SHARDBUS_STORE__URL"]["valueFrom"]["secretKeyRef"]["name"] == "shardbus"
+    [keys] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "keys"]
+    assert (keys["secretName"], keys["defaultMode"]) == ("shardbus", 0o440)
+    mounted = {f"/etc/shardbus/{item['path']}" for item in keys["items"]}
+    named = {name: entry["value"] for name, entry in environment.items() if "value" in entry}
+    files = {value for value in named.values() if value.startswith("/etc/shardbus/")}
+    assert files == mounted
+    private = {name for name in named if name.endswith(("SECRET", "TOKEN", "TOKEN_FILE"))}
+    assert {named[name] for name in private} == files
+
+
+@pytest.mark.parametrize("kind", ["deployment", "stateful"])
+def test_the_hook_may_drain_and_nothing_else_changes(kind: str) -> None:
+    [kustomization] = of_file(PLACE / "pre-stop" / "kustomization.yaml")
+    assert kustomization["kind"] == "Component"
+    [patch] = kustomization["patches"]
+    assert patch == {"path": "pods.yaml", "target": {"group": "apps", "name": "shardbus"}}
+    plain, hooked = settings_in(WORKLOADS[kind]), settings_in(WORKLOADS[f"{kind}, pre-stop"])
+    assert not plain.http.write
+    assert hooked.http.write
+    assert hooked.http.token_file == "/etc/shardbus/operator.token"
+    environment = environment_of(WORKLOADS[f"{kind}, pre-stop"])
+    assert environment["SHARDBUS_NODE_TOKEN_FILE"]["value"] == hooked.http.token_file
+    assert replace(hooked, http=plain.http) == plain
+
+
 def test_new_shards_go_to_the_version_of_the_image() -> None:
     """The tag of the image becomes the label that the node reads its version from. A base is
     finished before the tag is replaced, so the example copies it, and not the base."""
@@ -246,6 +382,18 @@ def test_new_shards_go_to_the_version_of_the_image() -> None:
     assert replacement["source"]["options"] == {"delimiter": ":", "index": 1}
     [target] = replacement["targets"]
     assert target["fieldPaths"] == ["spec.template.metadata.labels.[app.kubernetes.io/version]"]
+
+
+def test_the_example_fits_both_kinds_of_workload() -> None:
+    """Only the group says what it changes, so `../stateful` may stand in place of `../base`."""
+    [replacement] = EXAMPLE["replacements"]
+    chosen = [EXAMPLE["patches"][0]["target"], replacement["source"]]
+    chosen += [target["select"] for target in replacement["targets"]]
+    for each in chosen:
+        assert (each["group"], each["name"], "kind" in each) == ("apps", "shardbus", False)
+    for workload in WORKLOADS.values():
+        assert workload["apiVersion"].partition("/")[0] == "apps"
+        assert workload["metadata"]["name"] == "shardbus"
 
 
 def test_the_example_replaces_the_command_of_the_node() -> None:
