@@ -27,11 +27,13 @@ from shardbus.node.node import Node
 from shardbus.sharding import messages
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.store.memory import MemoryData, MemoryStore
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import QUICK, Nodes
 from tests.ports import free_port
 from tests.waiting import until
 
 GRACEFUL = "succession oldest: the oldest, and no older one rules"
+PATIENT = replace(QUICK, singleton=SingletonSettings(silence_timeout=60.0, hand_over_timeout=60.0))
+"""A busy machine may let a node wait for seconds."""
 REIGNS = (CoordinatorState.RULING, CoordinatorState.RETIRING)
 
 
@@ -112,6 +114,7 @@ async def test_TG5_TG9_first_second_and_third_leave_in_turn_and_asks_are_answere
     nodes: Nodes, claims: list[tuple[int, list[str]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     bus, _ = application()
+    nodes.cluster_settings = PATIENT
     four = await nodes.cluster(bus, 4)
     asking = Asking(four[3])
     caplog.set_level(logging.INFO, "shardbus.node")
