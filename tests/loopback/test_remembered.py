@@ -105,10 +105,16 @@ async def test_B94_TS11_TSU10_they_find_their_shards_under_another_shard_functio
     table.layout = f"crc32/{shards}"
     again = await nodes.cluster(application(shards), 2)
     await until(lambda: running(again) == sorted(IDS), "everybody")
-    await until(lambda: sorted(nodes.remembered("counter")) == sorted(IDS), "each on one list")
     router = again[0].regions["counter"].router
-    for (_, shard), row in nodes.data.remembered.items():
-        assert {router.shard_of(i) for i in row.entity_ids} <= {shard}
+
+    def listed() -> bool:
+        lists = nodes.data.remembered.items()
+        placed = all(
+            {router.shard_of(i) for i in row.entity_ids} <= {shard} for (_, shard), row in lists
+        )
+        return placed and sorted(nodes.remembered("counter")) == sorted(IDS)
+
+    await until(listed, "each on the list of its shard, and on no other")
 
 
 async def test_B93_TSU10_TSU21_an_entity_is_started_without_a_message(nodes: Nodes) -> None:
