@@ -141,7 +141,7 @@ async def test_an_operator_sends_letters_again_each_once(
     failing.clear()
     async with operator(pair[0]) as http:
         dry = (await http.post("/v1/dead-letters/replay?reason=failed&dry_run=true")).json()
-        assert [one["entity"] for one in dry["letters"]] == ["a", "b"]
+        assert {one["entity"] for one in dry["letters"]} == {"a", "b"}
         assert dry["sent"] == 0
         assert heard == []
         with caplog.at_level(logging.WARNING, "shardbus.node"):
