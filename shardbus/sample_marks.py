@@ -35,11 +35,10 @@ class SampleMarks:
 
     def __init__(self, wanted: int, dice: Random | None = None) -> None:
         self._dice = dice or Random(0)
-        self._wanted = wanted
-        self.mark = 0 if wanted else NEVER
         self._last = self._paced_at = 0
-        self._step = 1
-        self._tokens, self._refilled_at = float(wanted), 0.0
+        self._step, self._refilled_at = 1, 0.0
+        self._tokens: float
+        self.want(wanted)
 
     def take(self, count: int, now: float) -> int:
         """Take a sample and draw the next mark. Returns its weight.

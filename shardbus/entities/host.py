@@ -435,10 +435,7 @@ class Host:
             StateTooLarge: the store was not asked.
         """
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
-        settings = self.settings
-        if data is not None and (
-            len(data) > settings.state_limit or settings.state_compression != "none"
-        ):
+        if data is not None:
             data = self._checked(key, data)
         try:
             if self.carrying is None:

@@ -16,7 +16,7 @@ from contextvars import Context
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
-from shardbus.entities.activation import Activation, Current, Message
+from shardbus.entities.activation import Activation, Message
 from shardbus.entities.eager import OWNER, EagerRunner, EagerTask
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
@@ -36,8 +36,6 @@ class CurrentMessage(Protocol):
     run_header: RunHeader | None
     payload: bytes
     corr: int
-
-    def handling(self, activation: Activation) -> Current | None: ...
 
 
 class RunningHandler(NamedTuple):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import NodeLost
 from shardbus.routing.pending_message import PendingMessage
@@ -177,11 +179,12 @@ async def test_senders_behind_a_session_are_bounded_and_end_with_it() -> None:
     assert (host.drops._tallies, host.drops._origins) == ({}, {})
 
 
-async def test_while_a_member_leaves_others_report_at_every_tick() -> None:
+@pytest.mark.parametrize("leaving", ["prompt", "somebody_leaves"])
+async def test_while_a_member_leaves_it_and_the_others_report_at_every_tick(leaving: str) -> None:
     host = Host()
     side = host.link()
     mark = host.drops.mark(side.session)
-    host.drops.somebody_leaves = True
+    setattr(host.drops, leaving, True)
     for tick in range(3):
         host.drops.drop(mark, "a", "schema", 1)
         host.drops.report(tick)
@@ -200,17 +203,6 @@ async def test_what_a_sender_that_ends_was_not_told_is_counted_where_it_was_forw
     host.drops.report(0)
     host.drops.report(1)
     assert untold == [Refusals((("a", "buffer_full", 2),))]
-
-
-async def test_a_node_that_leaves_reports_at_every_tick() -> None:
-    host = Host()
-    side = host.link()
-    mark = host.drops.mark(side.session)
-    host.drops.prompt = True
-    for tick in range(3):
-        host.drops.drop(mark, "a", "schema", 1)
-        host.drops.report(tick)
-    assert await host.told(side) == 3 * [("a", "schema", 1)]
 
 
 # The sender
