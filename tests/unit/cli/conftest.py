@@ -14,6 +14,7 @@ import pytest
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus.http.server import Server, serve
+from tests.ports import free_port
 from tests.unit.cli.cli_kit import FakeNode, Shell
 
 
@@ -23,6 +24,12 @@ def _root_handlers() -> Iterator[None]:
     kept = logging.getLogger().handlers[:]
     yield
     logging.getLogger().handlers[:] = kept
+
+
+@pytest.fixture(autouse=True)
+def _no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of the developer's may listen at the default address."""
+    monkeypatch.setenv("SHARDBUS_NODE_URL", f"http://127.0.0.1:{free_port()}")
 
 
 @pytest.fixture
