@@ -20,6 +20,7 @@ from tests.process.stores.saving import Savers, judge, stored_totals
 from tests.process.stores.test_postgres import noticed
 from tests.process.stores.troubles import QUICK_STORE
 from tests.unit.store.store_suite import LONG_S
+from tests.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -107,7 +108,7 @@ async def test_no_acknowledged_save_is_lost_if_the_pooler_or_the_server_behind_i
         assert not any(map(noticed, nodes)), "it is the same server"
         server.restart()
         await savers.proceed("saves at the server again")
-    assert noticed(*nodes)
+        await until(lambda: noticed(*nodes), "the new server in the logs")
     for node in nodes:
         assert await node.terminate() == 0
         assert "Traceback" not in node.err.read_text()
