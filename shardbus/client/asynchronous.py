@@ -155,8 +155,9 @@ class AsyncClient:
         )
         self._endpoint.start()
         if self._tracing:
+            loop, dice = asyncio.get_running_loop(), environment.dice
             self.tracer = open_tracing(
-                client_name(uid), self._trace_ratio, environment.dice, limit=self._trace_limit
+                client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
             )
         self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
         self.routers = self._regions.routers

@@ -210,7 +210,9 @@ class Node:
         traces = self.settings.tracing
         if traces.enabled:
             outside, dice = lambda: OWNER.get() is None, self.environment.dice
-            self.tracer = open_tracing(str(self.me), traces.ratio, dice, outside, traces.limit)
+            self.tracer = open_tracing(
+                str(self.me), traces.ratio, dice, self.loop, outside, traces.limit
+            )
         self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
         self.endpoint = self._make_endpoint(uid)
         self._ticker = Ticker(self.endpoint.clock, self.loop)

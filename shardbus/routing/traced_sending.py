@@ -61,22 +61,23 @@ def open_tracing(
     where: str,
     ratio: float,
     dice: Random,
+    loop: asyncio.AbstractEventLoop,
     may_begin: Callable[[], bool] = lambda: True,
     limit: int = 0,
 ) -> Tracer:
     """Return the tracing of this process. Without a span, messages begin traces only where
-    `may_begin` permits it, and at most `limit` in a second; 0: any number.
+    `may_begin` permits it, and at most `limit` in a second by the clock of `loop`; 0: any number.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
     """
     try:
-        from shardbus.routing.tracing import Tracing
+        from shardbus.routing.tracing import TraceLimit, Tracing
     except ImportError as e:
         raise ConfigError(
             f"tracing needs OpenTelemetry: {e}", hint="pip install 'shardbus[otel]'"
         ) from None
-    return Tracing(where, ratio, dice, may_begin, limit)
+    return Tracing(where, ratio, dice, may_begin, TraceLimit(limit, loop) if limit else None)
 
 
 class TracedSending(Router):

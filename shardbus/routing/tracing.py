@@ -18,7 +18,7 @@ The envelope carries one text: the W3C `traceparent` of the sender's span, its `
 
 **Sampling by the parent.** A message is traced if the span that is current when it is sent is
 sampled. If there is none, code outside of entities begins a trace for `ratio` of its messages, and
-for at most `limit` of them in a second; an entity never does. A message that is not traced carries
+for at most a limit of them in a second; an entity never does. A message that is not traced carries
 nothing, so neither does what it causes. The message of a timer belongs to the trace of the handler
 that set it; a timer that repeats begins a trace each time, as code outside of entities does, with a
 link to that handler. What others send is read strictly: a text that is none
@@ -33,7 +33,8 @@ is no object and no call for it, so senders write that out:
         context = tracing.parent()
 
 A traced one costs some tens of microseconds at each end, most of them in the SDK, which is why a
-process that sends without pause needs the limit.
+process that sends without pause needs the limit. When the limit is reached, the countdown stands
+until a timer of the loop begins it again, so that no message is considered only to be declined.
 
 Source: docs/how-to/trace.md; B.151.
 """
@@ -72,6 +73,9 @@ STATE_MAX = 512
 TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 NEVER = 2**30 - 1
 """A gap of a process that begins no trace. Python subtracts from larger numbers more slowly."""
+PAUSE_S = 0.01
+"""The shortest pause of a countdown, so that a high limit needs no more than 100 timers a second;
+what the limit permits meanwhile is kept."""
 
 
 class Carried(NamedTuple):
@@ -89,32 +93,31 @@ def _reader() -> Callable[[], Context]:
 
 
 class TraceLimit:
-    """Permits `rate` traces a second, and as many at once after a second without any; 0 permits
-    all."""
+    """Permits `rate` traces a second, and as many at once after a second without any. `loop` has
+    the clock and the timers."""
 
-    __slots__ = ("_at", "_clock", "_left", "_rate")
+    __slots__ = ("_at", "_left", "_loop", "_rate")
 
-    def __init__(self, rate: int, clock: Callable[[], float]) -> None:
-        self._rate, self._clock = rate, clock
-        self._left, self._at = float(rate), clock()
+    def __init__(self, rate: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._rate, self._loop = rate, loop
+        self._left, self._at = float(rate), loop.time()
 
-    def take(self) -> bool:
-        """True if a trace may begin now, which is then counted."""
-        if not self._rate:
-            return True
-        now = self._clock()
-        self._left = min(self._rate, self._left + (now - self._at) * self._rate)
+    def take(self) -> float:
+        """Count a trace that begins now. Returns the seconds until another one may begin."""
+        now = self._loop.time()
+        self._left = min(self._rate, self._left + (now - self._at) * self._rate) - 1
         self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
+        return 0.0 if self._left >= 1 else max(PAUSE_S, (1 - self._left) / self._rate)
+
+    def after(self, seconds: float, call: Callable[[], object]) -> None:
+        """Call by a timer of the loop."""
+        self._loop.call_later(seconds, call)
 
 
 class Tracing:
     """The tracing of one process. `ratio`: the part of messages without a parent that begin a
-    trace, at most `limit` of them in a second, if `may_begin` permits it. `where`: the name of this
-    process, an attribute of each span."""
+    trace, as many as `limit` permits, if `may_begin` permits it. `where`: the name of this process,
+    an attribute of each span."""
 
     __slots__ = (
         "_dice",
@@ -135,12 +138,11 @@ class Tracing:
         ratio: float = 0.0,
         dice: Random | None = None,
         may_begin: Callable[[], bool] = lambda: True,
-        limit: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        limit: TraceLimit | None = None,
     ) -> None:
         self.where, self._may_begin = where, may_begin
         self._ratio, self._dice = ratio, dice or Random()
-        self._limit = TraceLimit(limit, clock)
+        self._limit = limit
         self.current: Any = _reader()
         self.plain = contextvars.Context().run(self.current)
         """The current context where nothing has set one."""
@@ -168,8 +170,15 @@ class Tracing:
         if self.left > 0:
             return None
         self.left = self._gap()
-        begins = self._ratio > 0 and self._may_begin() and self._limit.take()
-        return context if begins else None
+        if self._ratio <= 0 or not self._may_begin():
+            return None
+        if self._limit is not None and (pause := self._limit.take()):
+            self.left = NEVER
+            self._limit.after(pause, self._resume)
+        return context
+
+    def _resume(self) -> None:
+        self.left = self._gap()
 
     def _gap(self) -> int:
         return self._dice.randint(1, max(1, round(2 / self._ratio) - 1)) if self._ratio else NEVER

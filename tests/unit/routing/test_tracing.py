@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,9 +14,10 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from shardbus.errors import ConfigError
 from shardbus.routing import traced_sending
-from shardbus.routing.tracing import LINKS_MAX, STATE_MAX, Tracing
+from shardbus.routing.tracing import LINKS_MAX, PAUSE_S, STATE_MAX, TraceLimit, Tracing
 from shardbus.wire.batch import TRACE_MAX, AskRun, TellRun, decode_batch, encode_batch
 from tests import spans
+from tests.virtual_time import virtual
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -117,18 +120,57 @@ def test_a_context_without_a_span_is_none() -> None:
         detach(token)
 
 
-def test_a_second_has_no_more_traces_than_the_limit() -> None:
-    now = 100.0
-    tracing = Tracing("n1", 1.0, limit=5, clock=lambda: now)
+class CountedTracing(Tracing):
+    """Counts how often it decides whether a message begins a trace."""
+
+    decisions = 0
+
+    def parent(self) -> Any:
+        self.decisions += 1
+        return super().parent()
+
+
+def limited(ratio: float, rate: int) -> CountedTracing:
+    limit = TraceLimit(rate, asyncio.get_running_loop())
+    return CountedTracing("n1", ratio, Random(3), limit=limit)
+
+
+@virtual
+async def test_a_second_has_no_more_traces_than_the_limit() -> None:
+    tracing = limited(1.0, 5)
     assert traced(tracing, 100) == 5
-    now += 0.3
+    await asyncio.sleep(0.3)
     assert traced(tracing, 100) == 1
-    now += 3600
+    await asyncio.sleep(600)
     assert traced(tracing, 100) == 5
     with trace.use_span(span()):
         assert traced(tracing, 100) == 100
-    unlimited = Tracing("n1", 1.0, limit=0, clock=lambda: now)
-    assert traced(unlimited, 1000) == 1000
+    assert traced(Tracing("n1", 1.0), 1000) == 1000
+
+
+@virtual
+async def test_a_rush_is_traced_up_to_the_limit_and_nothing_is_declined() -> None:
+    tracing, found = limited(0.1, 100), 0
+    for _ in range(2000):
+        found += traced(tracing, 50)
+        await asyncio.sleep(0.001)
+    assert found == pytest.approx(100 + 2 * 100, rel=0.15)
+    assert tracing.decisions == found
+
+
+@virtual
+async def test_a_high_limit_is_reached_by_pauses_that_are_not_short() -> None:
+    tracing, found = limited(1.0, 5000), 0
+    for _ in range(1000):
+        found += traced(tracing, 20)
+        await asyncio.sleep(0.001)
+    assert found == pytest.approx(5000 + 5000, rel=0.05)
+    tracing = limited(1.0, 5000)
+    traced(tracing, 5000)
+    await asyncio.sleep(PAUSE_S / 2)
+    assert traced(tracing, 1000) == 0
+    await asyncio.sleep(PAUSE_S)
+    assert traced(tracing, 1000) >= 5000 * PAUSE_S
 
 
 def test_the_current_context_is_read_from_the_variable_or_by_the_api(
@@ -184,5 +226,5 @@ def test_without_opentelemetry_tracing_is_refused_with_what_to_do(
 
     monkeypatch.setitem(sys.modules, "shardbus.routing.tracing", None)
     with pytest.raises(ConfigError, match="OpenTelemetry") as refused:
-        traced_sending.open_tracing("n1", 0.0, Random())
+        traced_sending.open_tracing("n1", 0.0, Random(), asyncio.new_event_loop())
     assert "shardbus[otel]" in str(refused.value.hint)
