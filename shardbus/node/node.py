@@ -207,12 +207,7 @@ class Node:
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.recent_events = RecentEvents(self.loop.time)
         self.subscriptions = Subscriptions(self.me, self.recent_events)
-        traces = self.settings.tracing
-        if traces.enabled:
-            outside, dice = lambda: OWNER.get() is None, self.environment.dice
-            self.tracer = open_tracing(
-                str(self.me), traces.ratio, dice, self.loop, outside, traces.limit
-            )
+        self.tracer = self._make_tracer()
         self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
         self.endpoint = self._make_endpoint(uid)
         self._ticker = Ticker(self.endpoint.clock, self.loop)
@@ -274,6 +269,13 @@ class Node:
         if not settings.deletion_costs:
             return None
         return PodDeletionCost(settings.deletion_costs, PodApi(settings, os.environ).annotate)
+
+    def _make_tracer(self) -> Tracer | None:
+        settings = self.settings.tracing
+        if not settings.enabled:
+            return None
+        dice, outside = self.environment.dice, lambda: OWNER.get() is None
+        return open_tracing(str(self.me), settings.ratio, dice, self.loop, outside, settings.limit)
 
     def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
         parent = entity_type.interface.within

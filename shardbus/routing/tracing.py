@@ -157,7 +157,7 @@ class Tracing:
     def parent(self) -> Context | None:
         """Return the context to trace a message in that is sent now; None if it is not traced.
         `left` has counted the message."""
-        context = self.current()
+        context: Context = self.current()
         if context is not self.plain:
             seen, verdict = self._seen
             if context is not seen:
