@@ -117,6 +117,13 @@ class NodeProcess:
         assert self.running, f"{self.name} ended with {self.process.returncode}"
         return "ready: " in self.out.read_text()
 
+    async def says(self, what: str) -> None:
+        """Wait until its log says this: a thread writes the log, some time after the event."""
+        await until(
+            lambda: what in self.err.read_text(errors="replace"),
+            f"{what!r} in the log of {self.name}",
+        )
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

@@ -150,15 +150,20 @@ async def test_a_reload_runs_new_code_with_the_old_state_and_broken_code_stops_n
 ) -> None:
     dev = Dev(lab, "--reload")
     await dev.wait("Ctrl-C ends them")
-    file = lab.folder / "boxes.py"
+
+    def write(text: str) -> None:
+        """At once: `dev` would load half a file."""
+        (lab.folder / "boxes.new").write_text(text)
+        (lab.folder / "boxes.new").rename(lab.folder / "boxes.py")
+
     async with dev.client() as client:
         assert await client.call("box", "b", "add", 5) == 5
-    file.write_text(APP + "1 / 0\n")
+    write(APP + "1 / 0\n")
     await dev.wait("the nodes run the code as it was")
     assert dev.process.err.read_text().count("ZeroDivisionError: division") == 1
     async with dev.client() as client:
         assert await client.call("box", "b", "add", 1) == 6
-    file.write_text(APP.replace("FACTOR = 1", "FACTOR = 10"))
+    write(APP.replace("FACTOR = 1", "FACTOR = 10"))
     await dev.wait("boxes.py changed: the nodes run the new code")
     async with dev.client() as client:
         assert await client.call("box", "b", "add", 2) == 1026, "on_stop ran, and its save counts"

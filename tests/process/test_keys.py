@@ -180,8 +180,8 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
         page = await nodes[0].page(path)
         assert page, path
         shown.append(str(page))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{nodes[0].http_port}") as http:
-        metrics = await http.get("/metrics")
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        metrics = await http.get(f"http://127.0.0.1:{nodes[0].http_port}/metrics")
     assert metrics.is_success
     shown.append(metrics.text)
     await asyncio.gather(*(node.terminate() for node in nodes))

@@ -52,5 +52,5 @@ async def test_B59_a_process_that_stood_still_hands_nothing_to_a_shard_whose_lea
     activations = handled(lab.folder)
     assert activations[1] != activations[2]
     await other.close()
-    assert "lease lost" in node.err.read_text()
+    await node.says("lease lost")
     assert await node.terminate() == 0

@@ -43,11 +43,14 @@ async def name_of(node: NodeProcess) -> str:
     return str(await until(lambda: cluster(node).get("self"), f"the name of {node.name}"))
 
 
-def said(node: NodeProcess, what: str) -> int:
-    """Where its log first says this; it does."""
-    found = re.search(what, node.err.read_text(errors="replace"))
-    assert found is not None, f"{node.name} has not said {what!r}"
-    return found.start()
+async def said(node: NodeProcess, what: str) -> int:
+    """Where its log first says this, once it does."""
+
+    def found() -> re.Match[str] | None:
+        return re.search(what, node.err.read_text(errors="replace"))
+
+    match: re.Match[str] = await until(found, f"{what!r} in the log of {node.name}")
+    return match.start()
 
 
 # Killed
@@ -93,9 +96,9 @@ async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: P
     assert await leader.terminate() == 0
     rest = list(names.values())
     await lab.agree(*rest)
-    assert said(leader, f"{name} is leaving") < said(leader, f"{name} is exiting")
+    assert await said(leader, f"{name} is leaving") < await said(leader, f"{name} is exiting")
     for node in rest:
-        assert said(node, f"{name} is leaving") < said(node, f"{name} is removed")
+        assert await said(node, f"{name} is leaving") < await said(node, f"{name} is removed")
         assert cluster(node)["leader"] in names
         assert "is unreachable" not in node.err.read_text()
 
@@ -113,11 +116,11 @@ async def test_a_node_that_wakes_before_the_decision_stays(lab: Processes) -> No
     for node in (nodes[0], nodes[2]):
         await until(lambda node=node: cluster(node).get("unreachable"), "a suspicion")
     newcomer = lab.begin(settings=settings, seeds=[nodes[0].address])
-    await until(lambda: cluster(nodes[0])["members"] == 4, "a newcomer meanwhile")
+    await until(lambda: cluster(nodes[0]).get("members") == 4, "a newcomer meanwhile")
     asleep.signal(signal.SIGCONT)
     await lab.agree(*nodes, newcomer)
     assert [await name_of(node) for node in nodes] == names
-    said(asleep, "this node was starved")
+    await asleep.says("this node was starved")
     assert not any("downing:" in node.err.read_text() for node in nodes)
 
 

@@ -18,7 +18,7 @@ from tests.process.nodes import NodeProcess, Processes
 from tests.process.terminal import Step, blocks, sessions
 from tests.proxy import Proxy
 from tests.redis_server import RedisServer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "slow.md"
 RULES = ("cluster.downing.stable_after=60s", "cluster.suspend_after=1s")
@@ -133,7 +133,7 @@ async def _plant(lab: Processes, proxy: Proxy) -> None:
     first, second, third = nodes = await lab.cluster(3, app="shop.py", settings=RULES)
     faults = Faults(lab)
     addresses = [f"tcp://{node.address}" for node in nodes]
-    async with AsyncClient(*addresses, cluster="shop", timeout=120.0) as client:
+    async with AsyncClient(*addresses, cluster="shop", timeout=PATIENCE_S) as client:
 
         async def price() -> None:
             await client.call("order", "o-1", "price")

@@ -14,7 +14,7 @@ from shardbus import AsyncClient
 from tests import spans
 from tests.process.nodes import Processes
 from tests.spans import Spans, id_of
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 class Collector:
@@ -67,7 +67,8 @@ async def test_B151_a_collector_gets_the_spans_of_a_node_in_the_trace_of_its_cli
     settings = ("tracing.enabled=true",)
     node = await lab.start(settings=settings, APP_COLLECTOR=collector.url)
     await lab.agree()
-    async with AsyncClient(f"tcp://{node.address}", cluster="lab", tracing=True) as client:
+    own = AsyncClient(f"tcp://{node.address}", cluster="lab", tracing=True, timeout=PATIENCE_S)
+    async with own as client:
         with kept.root():
             assert await client.call("account", "a-1", "add", 5) == 5
     names = {"handle account.add", "save account"}

@@ -21,7 +21,7 @@ import pytest
 from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_ledger import Ledger, Load
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGES = (
@@ -117,7 +117,7 @@ def neighbour(tmp_path: Path) -> str:
 
 async def dropped(node: NodeProcess) -> list[str]:
     """Messages of membership that the node could not read, as its metrics count them."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"http://127.0.0.1:{node.http_port}/metrics")).text
     return [line for line in text.splitlines() if "gossip_malformed" in line]
 

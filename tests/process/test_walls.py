@@ -149,7 +149,10 @@ async def check_equal_split(lab: Processes, nodes: list[NodeProcess], wall: Wall
     [went] = [side for side in sides if side is not stayed]
     await gone(*went)
     await lab.agree(*stayed)
-    assert any("; this side has the lease" in line for line in decisions(*stayed))
+    await until(
+        lambda: any("; this side has the lease" in line for line in decisions(*stayed)),
+        "the reason in the log",
+    )
     await healed(lab, went[0], rules(), *stayed)
 
 
@@ -213,8 +216,7 @@ async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
     went, stayed = (second, first) if first.running else (first, second)
     await gone(went)
     await walled.agree(stayed, third)
-    told = decisions(first, second, third)
-    assert told
+    told = await until(lambda: decisions(first, second, third), "a decision in a log")
     assert all("links within this side fail" in line for line in told)
     await healed(walled, went, rules(), stayed, third)
 
@@ -266,7 +268,10 @@ async def test_TC46_who_sees_a_network_that_keeps_changing_goes(walled: Processe
         net(walled).heal()
         split(walled, [first], [third])
         await until(lambda: suspects(second) is False or decided(), "one bad link")
-    assert any("has kept changing for" in line for line in decisions(*nodes))
+    await until(
+        lambda: any("has kept changing for" in line for line in decisions(*nodes)),
+        "the reason in a log",
+    )
     net(walled).heal()
 
     def settled() -> bool:
@@ -317,12 +322,13 @@ async def test_TC9_nobody_comes_up_while_a_member_is_unreachable(walled: Process
         assert not cluster(node)["converged"]
     net(walled).heal()
     await walled.agree(*nodes, newcomer)
-    said = first.err.read_text()
-    back = re.search(f"{third.address}#\\w+ is reachable again", said)
-    up = re.search(f"{newcomer.address}#\\w+ is up", said)
-    assert back is not None
-    assert up is not None
-    assert back.start() < up.start()
+
+    def found(what: str) -> int:
+        match = re.search(what, first.err.read_text())
+        return match.start() if match else 0
+
+    up = await until(lambda: found(f"{newcomer.address}#\\w+ is up"), "the newcomer in the log")
+    assert 0 < found(f"{third.address}#\\w+ is reachable again") < up
 
 
 @pytest.mark.long
@@ -392,5 +398,8 @@ async def test_TC49_only_the_side_with_the_lease_stays_twice(
         network.split([safe], machines(second, third))
         await gone(second, third)
         await walled.agree(first)
-        assert any("; this side has the lease" in line for line in decisions(first))
+        await until(
+            lambda: any("; this side has the lease" in line for line in decisions(first)),
+            "the reason in the log",
+        )
         assert all("the store cannot be reached" in line for line in decisions(*many))

@@ -67,14 +67,14 @@ async def survives(
             return re.search(f"store-errors: .*{says}", doctor.out.read_text()) is not None
 
         await until(named, "the doctor")
+        await until(lambda: re.search(says, savers.errors), "an ask that fails with the cause")
         assert await asyncio.to_thread(node.get, "/readyz")
         end()
         await savers.proceed("saves after the trouble")
-    assert re.search(says, savers.errors) is not None, savers.errors
+    assert await node.terminate() == 0
     log = node.err.read_text()
     assert re.search(f"the store .*{says}", log) is not None
     assert "Traceback" not in log
-    assert await node.terminate() == 0
     assert judge(savers, await stored_totals(lab.store, list(savers.ledgers))) == []
 
 

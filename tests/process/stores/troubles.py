@@ -69,19 +69,18 @@ async def suffer_and_recover(lab: Processes, server: Any, trouble: Trouble) -> N
         await asyncio.to_thread(trouble.begin, server)
         if trouble.hurts:
             await savers.suffer(f"failures while {trouble.name}")
+            await until(lambda: re.search(trouble.says, savers.errors), "asks that name the cause")
         if trouble.finding:
             await until(lambda: names_it(lab, nodes[0], trouble), "the doctor")
         assert await asyncio.to_thread(lambda: all(node.get("/readyz") for node in nodes))
         await starts_in_trouble(lab, trouble)
         await asyncio.to_thread(trouble.end, server)
         await savers.proceed(f"saves after {trouble.name}")
-    if trouble.hurts:
-        assert re.search(trouble.says, savers.errors) is not None, savers.errors
+    for node in nodes:
+        assert await node.terminate() == 0
     logs = "".join(node.err.read_text() for node in nodes)
     assert re.search(f"the store .*{trouble.says}" if trouble.hurts else trouble.says, logs)
     assert "Traceback" not in logs
-    for node in nodes:
-        assert await node.terminate() == 0
     stored = await stored_totals(server.url, list(savers.ledgers))
     assert judge(savers, stored) == []
 
