@@ -26,6 +26,11 @@ from tests.unit.http.http_kit import (
     FakeNode,
     with_tokens,
 )
+from tests.waiting import PATIENCE_S
+
+
+def asker(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE_S)
 
 
 async def test_the_server_listens_when_start_returns_and_stops(node):
@@ -33,7 +38,7 @@ async def test_the_server_listens_when_start_returns_and_stops(node):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     await server.start()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with asker(server) as client:
         answer = await client.get("/v1/where/a%2Fb/c%23d")
     assert answer.json() == {"asked": ["where", "a/b", "c#d"]}
     assert "server" not in answer.headers
@@ -55,7 +60,7 @@ async def test_no_part_of_an_answer_waits_for_the_acknowledgement_of_another(nod
     monkeypatch.setattr(socket.socket, "accept", noted)
     server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with asker(server) as client:
         await client.get("/v1/where/counter/7")
         [one] = accepted
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -74,7 +79,7 @@ async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, ca
     monkeypatch.setattr("shardbus.http.server.SHUTDOWN_GRACE_S", 0)
     server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
     await server.start()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with asker(server) as client:
         asked = asyncio.ensure_future(client.get("/v1/where/counter/7"))
         await arrived.wait()
         await server.stop()
@@ -112,15 +117,15 @@ def url(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     thread.start()
     app = create_app(FakeNode(), with_tokens(HERE, operator=True, reader=True))
     server: Server = serve(app, HERE, 0, files)
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(PATIENCE_S)
     address = f"https://{HERE}:{server.port}"
     monkeypatch.setenv("SHARDBUS_NODE_URL", address)
     monkeypatch.setenv("SHARDBUS_NODE_TOKEN", READER)
     monkeypatch.setenv("SHARDBUS_NODE_CACERT", "")
     yield address
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(PATIENCE_S)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(PATIENCE_S)
     loop.close()
 
 
@@ -155,7 +160,7 @@ def test_plain_http_and_old_tls_get_no_answer(url: str, files: tuple[str, str]) 
     with pytest.raises(httpx.HTTPError):
         httpx.get(url + "/livez", verify=old)
     good = ssl.create_default_context(cafile=files[0])
-    assert httpx.get(url + "/livez", verify=good).status_code == 200
+    assert httpx.get(url + "/livez", verify=good, timeout=PATIENCE_S).status_code == 200
 
 
 async def test_files_that_are_no_certificate_are_one_error(

@@ -15,7 +15,8 @@ from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Save, on_new_server
 from shardbus.store.sqlite import SqliteStore
-from tests.unit.store.store_suite import LONG_S
+from tests.unit.store.store_suite import LONG_S, insist
+from tests.waiting import until
 
 A = NodeId("10.0.0.1", 7355, 1)
 
@@ -64,7 +65,7 @@ from shardbus.store.sqlite import SqliteStore
 from tests.unit.store.store_suite import LONG_S
 
 async def main():
-    store = SqliteStore(sys.argv[1], full_sync=False, timeout=30)
+    store = SqliteStore(sys.argv[1], full_sync=False, timeout=LONG_S)
     await store.start()
     won = 0
     for epoch in range(1, 101):
@@ -132,12 +133,17 @@ async def test_a_lock_held_elsewhere_is_named_and_outlived(path: Path) -> None:
     await store.start()
     with sqlite3.connect(path, isolation_level=None) as holder:
         holder.execute("BEGIN IMMEDIATE")
-        assert await store.load_table("counter") is None
-        with pytest.raises(StoreUnavailable, match="locked by another process"):
-            await store.claim_epoch("counter", 1, "crc32/100")
+        assert await insist(lambda: store.load_table("counter")) is None
+
+        async def named() -> bool:
+            with pytest.raises(StoreUnavailable) as refused:
+                await store.claim_epoch("counter", 1, "crc32/100")
+            return "locked by another process" in str(refused.value)
+
+        await until(named, "the cause")
         holder.execute("ROLLBACK")
     holder.close()
-    await store.claim_epoch("counter", 1, "crc32/100")
+    await insist(lambda: store.claim_epoch("counter", 1, "crc32/100"))
     await store.close()
 
 

@@ -40,8 +40,9 @@ from shardbus.wire.schema import decode_value
 from tests.ports import free_port
 from tests.strangers import Stranger, frame, message
 from tests.unit.transport.session_pair import Taker, anyone, pair
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
+PATIENCE_MS = int(PATIENCE_S * 1000)
 Socket = zmq.Socket[bytes]
 ADD = ("counter", "add")
 
@@ -93,7 +94,7 @@ class Door:
     async def ask(self, client: Endpoint, payload: bytes) -> object:
         waits: asyncio.Future[object] = client.loop.create_future()
         session = client.session_to(Address("127.0.0.1", self.me.port), probe=True)
-        session.ask(ADD, "x", payload, 10_000, waits, decode_value)
+        session.ask(ADD, "x", payload, PATIENCE_MS, waits, decode_value)
         return await waits
 
     def hello(self, name: str, *, node: NodeId | None = None, session: int = 1) -> list[bytes]:
@@ -157,7 +158,7 @@ async def test_a_message_of_too_many_parts_is_skipped_whole_and_the_next_is_read
     dealer.send_multipart([b"x"] * (10 * SKIPPED_MAX))
     dealer.send_multipart([b"y"] * (PARTS_MAX - 1))
     while not got or not got[-1]:
-        assert router.poll(10_000)
+        assert router.poll(PATIENCE_MS)
         got.append(reader.receive())
     *before, last = got
     assert before[0] == []
@@ -250,9 +251,9 @@ async def test_of_too_many_connections_a_silent_one_goes_first(door: Door) -> No
 
 
 async def test_a_silent_connection_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_guard, "SILENT_S", 0.5)
     client = door.client()
     assert await door.ask(client, b"\x01") == 1
+    monkeypatch.setattr(connection_guard, "SILENT_S", 0.5)
     with Stranger(door.me.port) as stranger:
         assert await asyncio.to_thread(stranger.ended)
     await until(lambda: door.node.dropped_frames, "the count")

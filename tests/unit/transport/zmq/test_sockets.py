@@ -337,7 +337,7 @@ def address(end: Endpoint) -> Address:
 async def ask(end: Endpoint, to: Endpoint, payload: bytes) -> object:
     waits: asyncio.Future[object] = end.loop.create_future()
     session = end.session_to(address(to), probe=True)
-    session.ask(ADD, "x", payload, 10_000, waits, decode_value)
+    session.ask(ADD, "x", payload, int(PATIENCE_S * 1000), waits, decode_value)
     return await waits
 
 

@@ -13,6 +13,7 @@ from shardbus.transport.secret_file import secrets_text, write_private
 from shardbus.transport.zmq import zap
 from shardbus.transport.zmq.curve import Keyring, derive
 from shardbus.transport.zmq.zap import ENDPOINT, HandshakeLimit, ZapHandler, plain_address
+from tests.waiting import PATIENCE_S
 
 ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
 KNOWN = z85.decode(derive(ONE).node.public)
@@ -40,7 +41,7 @@ class Asker:
 
     def ask(self, *parts: bytes) -> list[bytes]:
         self.socket.send_multipart(parts)
-        assert self.socket.poll(10_000)
+        assert self.socket.poll(1000 * PATIENCE_S)
         return self.socket.recv_multipart()
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ def test_the_end_of_the_thread_is_reported(
 ) -> None:
     monkeypatch.setattr(ZapHandler, "_answer", lambda self, parts: 1 / 0)
     asker.socket.send_multipart(question())
-    asker.handler._thread.join(10)
+    asker.handler._thread.join(PATIENCE_S)
     assert not asker.handler._thread.is_alive()
     assert asker.failures == [1]
     assert "every new connection is refused" in caplog.text
