@@ -31,7 +31,7 @@ BASE = "buffer"
 MODES = (BASE, "ordered", "forward", "drop")
 SHARDS = 300
 FRAME_S, STORE_MS = 0.00025, 10.0
-EACH_S, STEP_S = 0.002, 0.0005
+EACH_S, STEP_S = 0.002, 0.0002
 BEFORE_S, AFTER_S, SETTLED_S = 0.5, 0.5, 5.0
 
 

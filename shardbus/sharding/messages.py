@@ -340,7 +340,8 @@ class MoveRefused:
 @dataclass(frozen=True, slots=True)
 class HomesMoved:
     """These shards live at their new homes now. Durable in the store before it is sent. The
-    receiver sends MoveAck to the old home, and its messages to the new one."""
+    receiver sends MoveAck to the old home, and its messages to the new one. A client, which gets it
+    from its contact in a mode without an order, acknowledges nothing."""
 
     epoch: Epoch
     mode: Text

@@ -339,6 +339,8 @@ class OutgoingMoves:
         self._moved[move.old.shard] = one
         self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
         self._routing.hand_over(move.new, left, now)
+        if not one.mode.keeps_order:
+            self._routing.note_unordered(move, one.text)
         self._timers.set(move.old.shard, now + FORWARD_S)
         if one.prepared:
             self._report(one)

@@ -327,6 +327,8 @@ class ShardRegion:
                     self._acknowledge(moves)
                     for move in moves:
                         self._on_moved(move, epoch, now, ordered=ordered)
+                        if not ordered:
+                            self._routing.note_unordered(move, mode)
             case msg.AckWanted(moves):
                 wanted = [move for move in moves if move.new.node == sender]
                 for move in wanted:
@@ -646,9 +648,16 @@ class ShardRegion:
             incoming.complete = {}
 
     def _inform_watchers(self) -> None:
+        """Report new homes to clients. A move in a mode without an order is reported as such: a
+        client needs no Flush for it."""
+        moved, self._routing.unordered = self._routing.unordered, {}
         homes, self._routing.new_homes = self._routing.new_homes, {}
-        if homes:
-            for watcher in self._watchers:
+        for watcher in self._watchers:
+            for mode, moves in moved.items():
+                self._out.append(
+                    ev.Send(watcher, msg.HomesMoved(self.epoch, mode, tuple(moves.values())))
+                )
+            if homes:
                 self._out.append(
                     ev.Send(watcher, msg.ShardHomes(self.epoch, tuple(homes.values())))
                 )

@@ -91,7 +91,7 @@ class Routing:
     __slots__ = (
         "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_opened", "_out",
         "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers",
-        "_with_expired", "by_gossip", "instances", "new_homes",
+        "_with_expired", "by_gossip", "instances", "new_homes", "unordered",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +119,8 @@ class Routing:
         """Routes in which expired asks wait."""
         self.new_homes: dict[str, Home] = {}
         """Homes that were not known before this turn."""
+        self.unordered: dict[str, dict[str, ShardMove]] = {}
+        """Of these, the ones to which shards moved in a mode without an order, by mode."""
         self._rows: dict[str, list[Route]] = {}
         """The rows by their shard, of a type with instances."""
         self._rows_opened: dict[str, None] = {}
@@ -410,6 +412,13 @@ class Routing:
             route.leave(old.node)
         route.forwarded_next.merge(route.forwarded)
         self._open(route)
+
+    def note_unordered(self, move: ShardMove, mode: str) -> None:
+        """Record that a home that became known in this turn is that of a move without an order."""
+        shard = move.new.shard
+        if self.new_homes.get(shard) == move.new:
+            del self.new_homes[shard]
+            self.unordered.setdefault(mode, {})[shard] = move
 
     def on_own_ack(self, move: ShardMove, now: float) -> None:
         """End the wait of local senders: the acknowledgement of this node has come back from the

@@ -15,7 +15,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.handoff_modes import NAMED
+from shardbus.sharding.handoff_modes import MODES, NAMED
 from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.region import outgoing_moves as module
 from shardbus.sharding.region.incoming_moves import ACK_PATIENCE_S
@@ -38,6 +38,7 @@ COORDINATOR, N1, N2, S, CLIENT = (NodeId("n", port, port) for port in (9, 1, 2, 
 OLD, NEW = Home("17", N1, 1), Home("17", N2, 2)
 MOVE = ShardMove(OLD, NEW)
 SENDERS = (N1, N2, S)
+MODES_OF_MOVES = {text: mode for text, mode in MODES.items() if mode is not None}
 EPOCH = 1
 
 
@@ -48,7 +49,7 @@ def letter(seq: int) -> Letter:
 class Here:
     """One region, and what it did since the last look."""
 
-    def __init__(self, me: NodeId) -> None:
+    def __init__(self, me: NodeId | None) -> None:
         self.now = 0.0
         self.region = ShardRegion("t", me, "crc32/100", ShardingSettings())
         self.done: list[Any] = []
@@ -377,6 +378,24 @@ def test_a_shard_does_not_leave_for_a_node_that_is_gone(mode: str) -> None:
     assert here.region.state_of("17") is HostedState.RUNNING
 
 
+def test_a_deadline_of_an_earlier_move_does_not_end_the_next_one_of_the_shard() -> None:
+    """The shard came back before every sender had acknowledged, and its entities stop slowly."""
+    here = switched("drop")
+    back = Home("17", N1, 3)
+    here.got(COORDINATOR, msg.HostShard(EPOCH, (back,)))
+    here.do(ev.ShardReady("17"))
+    (flush,) = [effect for effect in here.look() if isinstance(effect, ev.SendFlush)]
+    here.do(ev.FlushDone("17", flush.flush_id))
+    again = ShardMove(back, Home("17", N2, 4))
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, "drop", SENDERS, (again,)))
+    here.look()
+    here.pass_time(FORWARD_S + 1)
+    assert here.messages() == []
+    here.got(N2, msg.MovePrepared((again,)))
+    here.do(ev.ShardDown("17"))
+    assert here.sent() == [(N2, msg.Switch), (None, msg.ShardMoved)]
+
+
 def test_a_shard_that_waits_for_its_new_home_is_handed_off_if_the_coordinator_says_so() -> None:
     """The next coordinator does not know of the move, for its store was set back."""
     here = old_home()
@@ -681,6 +700,46 @@ def test_what_comes_back_from_a_dead_old_home_does_not_go_behind_later_messages(
     rejected = [(e.message.seq, e.reason) for e in done if isinstance(e, ev.Reject)]
     released = [e.node for e in done if isinstance(e, ev.Release)]
     assert (rejected, released) == (([], [N2]) if kept else ([(1, "stopped")], []))
+
+
+@pytest.mark.parametrize("mode", MODES_OF_MOVES)
+def test_a_client_needs_a_flush_only_in_a_mode_with_an_order(mode: str) -> None:
+    """Its contact reports a move without an order as such."""
+    contact = Here(S)
+    contact.got(CLIENT, msg.GetShardHome(("17",)))
+    contact.look()
+    contact.got(COORDINATOR, msg.HomesMoved(EPOCH, mode, (MOVE,)))
+    (news,) = [message for to, message in contact.messages() if to == CLIENT]
+    client = Here(None)
+    client.got(COORDINATOR, msg.ShardHomes(EPOCH, (OLD,)))
+    client.look()
+    client.got(COORDINATOR, news)
+    done = client.look()
+    ordered = MODES_OF_MOVES[mode].keeps_order
+    assert any(isinstance(effect, ev.SendFlush) for effect in done) == ordered
+    assert (ev.SetRoute("17", N2) in done) != ordered
+    assert not any(isinstance(effect, ev.Send) for effect in done)
+
+
+@pytest.mark.parametrize(("mode", "news"), [("ordered", msg.ShardHomes), ("drop", msg.HomesMoved)])
+def test_the_old_home_reports_the_move_to_its_clients_when_it_hands_over(
+    mode: str, news: type
+) -> None:
+    here = Here(N1)
+    here.got(CLIENT, msg.GetShardHome(("17",)))
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, mode, SENDERS, (MOVE,)))
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.look()
+    here.do(ev.ShardDown("17"))
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, mode, (MOVE,)))
+    assert [type(message) for to, message in here.messages() if to == CLIENT] == [news]
+
+
+def test_a_client_that_knows_another_home_leaves_it_with_a_flush() -> None:
+    client = Here(None)
+    later = ShardMove(Home("17", S, 2), Home("17", N2, 3))
+    client.got(COORDINATOR, msg.HomesMoved(EPOCH, "forward", (later,)))
+    assert ev.SendFlush("17", N1, 1) in client.look()
 
 
 def test_a_sender_remembers_a_bounded_number_of_old_homes() -> None:
