@@ -660,12 +660,12 @@ class EntityRunner:
         activation: Activation = task.activation
         message: Current | None = task.message
         error: BaseException | None
-        if task.cancelled() and task.doing:
-            error = asyncio.CancelledError()  # of a start: it is tried again
-        elif task.cancelled():
-            error = EntityFailed("CancelledError", "was cancelled")
-        else:
+        if not task.cancelled():
             error = task.exception()
+        elif task.doing:
+            error = asyncio.CancelledError()  # of a start: it is tried again
+        else:
+            error = EntityFailed("CancelledError", "was cancelled")
         if error is not None:
             if not self._failed(activation, error, None if message is None else message[:4]):
                 return

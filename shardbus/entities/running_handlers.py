@@ -102,7 +102,8 @@ class RunningHandlers:
         if eager.activation is None:
             eager.activation, header = activation, current.run_header
             if header is not None and current.activation is activation:
-                eager.message = (header[0], current.payload, header[1], current.corr, header[2])
+                invoker, session, chain = header
+                eager.message = (invoker, current.payload, session, current.corr, chain)
             if self._first is not None:
                 eager.call_chain = self._first_chain(activation)
                 self._first = None

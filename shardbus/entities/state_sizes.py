@@ -24,9 +24,10 @@ class StateSizes:
 
     def note(self, activation: Activation, data: bytes | None) -> None:
         """Note the state that an activation has loaded or saved; None for none."""
-        size = 0 if data is None else len(data)
-        self.total += size - self._sizes.get(activation, 0)
-        self._sizes[activation] = size
+        size, before = 0 if data is None else len(data), self._sizes.get(activation)
+        if size != before:
+            self.total += size - (before or 0)
+            self._sizes[activation] = size
 
     def forget(self, activation: Activation) -> None:
         """Forget an activation that has left memory."""

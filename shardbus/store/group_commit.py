@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import Protocol
 
 from shardbus.errors import StoreUnavailable
-from shardbus.store.batch_answer import BatchAnswer, settle_all
+from shardbus.store.batch_answer import BatchAnswer, settle_soon
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
 from shardbus.task_set import TaskSet
@@ -146,9 +146,8 @@ class SaveGroup:
             self._observer.saved(entity_type, seconds)
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
-        loop = asyncio.get_running_loop()
         answers = [answer for _, answer, _ in batch]
-        loop.call_soon(settle_all, loop, zip(answers, outcomes, strict=True))
+        settle_soon(asyncio.get_running_loop(), answers, outcomes)
 
     def _take(self) -> dict[_Entity, _Waiting]:
         """Return the next batch: this writer's share of what waits."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any
 
 import pytest
 
-from shardbus.store.batch_answer import BatchAnswer, settle_all
+from shardbus.store.batch_answer import BatchAnswer, settle_soon
 from tests.waiting import turns
 
 PLACE: ContextVar[str] = ContextVar("place", default="outside")
@@ -17,7 +17,7 @@ PLACE: ContextVar[str] = ContextVar("place", default="outside")
 
 def settle(*answers: tuple[BatchAnswer, Exception | None]) -> None:
     loop = asyncio.get_running_loop()
-    loop.call_soon(settle_all, loop, iter(answers))
+    settle_soon(loop, [answer for answer, _ in answers], [error for _, error in answers])
 
 
 @pytest.fixture
@@ -49,13 +49,26 @@ async def test_first_waiters_go_on_in_the_callback_and_others_behind_it(
 
 
 async def test_a_waiter_is_called_in_its_context(answers: list[BatchAnswer]) -> None:
+    """Also if another one is called in the same context before, or in a third one."""
     seen: list[str] = []
-    token = PLACE.set("waiter")
-    answers[0].add_done_callback(lambda _: seen.append(PLACE.get()))
-    PLACE.reset(token)
-    settle((answers[0], None))
+    for answer, place in zip(answers, ("waiter", "waiter", "third"), strict=True):
+        token = PLACE.set(place)
+        answer.add_done_callback(lambda _: seen.append(PLACE.get()))
+        PLACE.reset(token)
+    settle(*((answer, None) for answer in answers))
     await turns(1)
-    assert seen == ["waiter"]
+    assert seen == ["waiter", "waiter", "third"]
+
+
+async def test_waiters_may_share_a_context(answers: list[BatchAnswer]) -> None:
+    seen: list[str] = []
+    shared, other = copy_context(), copy_context()
+    shared.run(PLACE.set, "shared")
+    for answer, context in zip(answers, (shared, other, shared), strict=True):
+        answer.add_done_callback(lambda _: seen.append(PLACE.get()), context=context)
+    settle(*((answer, None) for answer in answers))
+    await turns(1)
+    assert seen == ["shared", "outside", "shared"]
 
 
 async def test_a_cancelled_answer_calls_its_waiter_once(answers: list[BatchAnswer]) -> None:
