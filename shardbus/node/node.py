@@ -61,6 +61,7 @@ from shardbus.routing.instance_refs import reference
 from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.sharding import events
+from shardbus.sharding.allocation.circular import Ring
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
@@ -153,6 +154,7 @@ class Node:
             self.may_coordinate,
         )
         self._by_load: dict[str, ShardingSettings] = {}
+        self._ring = Ring()
         """The types whose load is reported, with their settings."""
         self.vitals = VitalsSampler(
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
@@ -285,7 +287,9 @@ class Node:
             if within is None
             else within.hosts
         )
-        strategy = strategy_for(name, self.settings.sharding, chosen, entity_type.strategy)
+        strategy = strategy_for(
+            name, self.settings.sharding, chosen, entity_type.strategy, self._ring
+        )
         required = with_role_minimum(chosen, self.settings.cluster.role_min_members)
         states = self.states if self.tracer is None else self.tracer.keeper(self.states)
         region = RegionShell(

@@ -5,15 +5,20 @@ least used node that it may have, and of several to the first one behind a place
 
     the row has a predecessor (k - 1) with a home   behind that home
     another row of its shard has a home             behind that of the highest one
-    otherwise                                       behind the home that the table lists last
+    the table has homes                             behind the one that it lists last
+    otherwise                                       behind the last row placed of any type
 
 So rows of one shard are neighbours where there is room, shards follow each other around the ring,
 and a row whose node died goes near its old place. No row moves for balance: when nodes come, only
 new rows use them. `least-shards` also evens out the counts.
 
-With 10 nodes and N = 4, 3 and 5, three shards are at
+The types whose coordinators run on one node share the `Ring`: the rows of all of them count as use
+of a node. So with 10 nodes and N = 4, 3 and 5, three types of one shard each are at
 
     A 1 2 3 4    B 5 6 7    C 8 9 10 1 2
+
+and only 1 and 2 have two. A strategy knows the other types' rows as of their last allocation or
+check for balance; that decides where rows go, and never whether.
 
 A shard of a type without instances is a row without siblings.
 
@@ -22,8 +27,8 @@ Source: docs/partitions.md; S3.50-S3.53.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.strategies import Move
@@ -31,9 +36,47 @@ from shardbus.sharding.instances import row_of, split_row
 from shardbus.sharding.table import ShardTable
 
 
+class Ring:
+    """The use of the nodes by the types that are placed on one ring."""
+
+    __slots__ = ("_placed", "_tables", "last")
+
+    def __init__(self) -> None:
+        self._tables: dict[str, ShardTable] = {}
+        self._placed: dict[str, dict[str, NodeId]] = {}
+        """By type: the rows placed since, which its table may lack."""
+        self.last: NodeId | None = None
+        """The node of the last row placed."""
+
+    def record(self, entity_type: str, table: ShardTable, *, settled: bool) -> None:
+        """Record the table of a type. `settled`: what was placed and is not in it is given up."""
+        placed = self._placed.get(entity_type, {})
+        if settled:
+            placed = {}
+        elif self._tables.get(entity_type) is not table:
+            placed = {row: node for row, node in placed.items() if row not in table.homes}
+        self._tables[entity_type], self._placed[entity_type] = table, placed
+
+    def place(self, entity_type: str, row: str, node: NodeId) -> None:
+        """Record a row that was given a home."""
+        self._placed[entity_type][row] = self.last = node
+
+    def counts(self, entity_type: str, nodes: Iterable[NodeId]) -> dict[NodeId, int]:
+        """Return how many rows each of the nodes has, for this type, of which the table counts."""
+        used = {node: sum(len(t.shards_at(node)) for t in self._tables.values()) for node in nodes}
+        for other, placed in self._placed.items():
+            for node in placed.values() if other != entity_type else ():
+                if node in used:
+                    used[node] += 1
+        return used
+
+
 @dataclass(frozen=True, slots=True)
 class Circular:
-    """Gives each row the first of the least used nodes on the ring."""
+    """Gives each row of a type the first of the least used nodes on the ring."""
+
+    entity_type: str = ""
+    ring: Ring = field(default_factory=Ring)
 
     def allocate(
         self,
@@ -43,14 +86,16 @@ class Circular:
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
         """Return a node for each row, one after the other."""
-        counts = {node: len(table.shards_at(node)) for node in sorted(candidates)}
+        self.ring.record(self.entity_type, table, settled=False)
+        counts = self.ring.counts(self.entity_type, sorted(candidates))
         homes: dict[str, NodeId] = {}
         for row in shards:
-            behind = _before(row, table, homes)
+            behind = _before(row, table, homes) or self.ring.last
             least = min(counts.values())
             usable = [node for node, count in counts.items() if count == least]
             later = (node for node in usable if behind is not None and node > behind)
             homes[row] = node = next(later, usable[0])
+            self.ring.place(self.entity_type, row, node)
             counts[node] += 1
         return homes
 
@@ -58,6 +103,7 @@ class Circular:
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
         """Return no move."""
+        self.ring.record(self.entity_type, table, settled=True)
         return []
 
 

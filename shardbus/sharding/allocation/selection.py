@@ -6,7 +6,7 @@ Source: S2.57, S2.63, S2.64, B.63-B.69, N.9.
 from __future__ import annotations
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.sharding.allocation.circular import Circular
+from shardbus.sharding.allocation.circular import Circular, Ring
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.strategies import (
     AllocationStrategy,
@@ -18,16 +18,21 @@ from shardbus.sharding.allocation.strategies import (
 
 
 def strategy_for(
-    name: str, section: ShardingSettings, chosen: ShardingSettings, own: AllocationStrategy | None
+    name: str,
+    section: ShardingSettings,
+    chosen: ShardingSettings,
+    own: AllocationStrategy | None,
+    ring: Ring,
 ) -> AllocationStrategy:
     """Return the strategy of a type. `own` is an object that its class declares. As with every
-    setting of a declaration, only the section of this very type overrides it."""
+    setting of a declaration, only the section of this very type overrides it. `ring`: the one on
+    which the types of this node are placed."""
     if own is None or "allocation" in section.types.get(name, {}):
-        return strategy_of(chosen)
+        return strategy_of(chosen, name, ring)
     return own
 
 
-def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
+def strategy_of(settings: ShardingSettings, name: str, ring: Ring) -> AllocationStrategy:
     """Return the strategy that the settings of a type name, with its limits."""
     limit = settings.rebalance_absolute_limit
     match settings.allocation:
@@ -38,7 +43,7 @@ def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
         case "consistent-hashing":
             return ConsistentHashing(max_moves=limit)
         case "circular":
-            return Circular()
+            return Circular(name, ring)
         case "external":
             return External(limit)
         case "least-load":

@@ -120,6 +120,16 @@ def test_ten_of_a_hundred_nodes_show_two_thirds_of_them_and_five_looks_show_near
     assert after_five / 400 == pytest.approx(100 * (1 - unseen**5), abs=0.2)
 
 
+def test_one_survey_of_a_hundred_nodes_shows_nearly_all() -> None:
+    """It asks no node twice, so its five looks show more than looks at different times."""
+    found = [Survey(NODES, random.Random(seed)) for seed in range(100)]
+    for survey in found:
+        while chosen := survey.next_look():
+            survey.record(_answers(chosen))
+    assert all(survey.looks <= LOOKS_MAX for survey in found)
+    assert sum(len(survey.found) for survey in found) / 100 > 99.5
+
+
 def test_a_survey_ends_when_every_node_is_known() -> None:
     survey = Survey(NODES[:5], random.Random(1))
     survey.record([dict.fromkeys(NODES[:5], (BUSY, 0.0))])

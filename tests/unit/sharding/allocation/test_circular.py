@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation.circular import Circular
+from shardbus.sharding.allocation.circular import Circular, Ring
 from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.strategies import AllocationStrategy, LeastShard
 from shardbus.sharding.instances import row_of, split_row
@@ -23,7 +23,7 @@ from shardbus.sharding.table import (
 )
 
 
-class Ring:
+class OneType:
     """Nodes in order, and partitions of N instances on them. A node is named by its address."""
 
     def __init__(self, nodes: list[int], strategy: AllocationStrategy | None = None) -> None:
@@ -63,14 +63,14 @@ def _node(n: int) -> NodeId:
     return NodeId("10.0.0.1", 1000 + n, n)
 
 
-def ten(strategy: AllocationStrategy | None = None) -> Ring:
-    ring = Ring(list(range(10, 110, 10)), strategy)
+def ten(strategy: AllocationStrategy | None = None) -> OneType:
+    ring = OneType(list(range(10, 110, 10)), strategy)
     for shard, n in (("A", 4), ("B", 3), ("C", 5)):
         assert ring.place(shard, n) == n
     return ring
 
 
-def abc(ring: Ring) -> list[list[int]]:
+def abc(ring: OneType) -> list[list[int]]:
     return [ring.ordinals(shard) for shard in "ABC"]
 
 
@@ -89,6 +89,63 @@ def test_S3_53_the_ordinals_of_the_example() -> None:
     assert ring.table.homes == before, "all instances are on the same nodes as before"
 
 
+class ThreeTypes:
+    """Three types of one shard each, whose coordinators run on one node and share its ring."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        ring = Ring()
+        self.types = {name: OneType(nodes, Circular(name, ring)) for name in "ABC"}
+        self.sizes = {"A": 4, "B": 3, "C": 5}
+
+    def place(self) -> dict[str, int]:
+        """Give homes to the instances that have none. Returns how many there were."""
+        return {name: kind.place("0", self.sizes[name]) for name, kind in self.types.items()}
+
+    def check_balance(self) -> None:
+        for kind in self.types.values():
+            assert kind.strategy.rebalance(kind.table, list(kind.table.regions), {}) == []
+
+    @property
+    def ordinals(self) -> list[list[int]]:
+        return [kind.ordinals("0") for kind in self.types.values()]
+
+
+def test_S3_51_and_S3_53_for_three_types() -> None:
+    types = ThreeTypes(list(range(10, 110, 10)))
+    assert types.place() == types.sizes
+    assert types.ordinals == [[1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 1, 2]]
+    for kind in types.types.values():
+        kind.join([25, 45, 55, 75, 85])
+    types.check_balance()
+    assert set(types.place().values()) == {0}
+    assert types.ordinals == [[1, 2, 4, 5], [7, 9, 10], [12, 14, 15, 1, 2]]
+
+
+def test_a_type_counts_the_rows_of_others_as_of_their_last_allocation_or_check() -> None:
+    types = ThreeTypes([10, 20, 30, 40])
+    a, b = types.types["A"], types.types["B"]
+    a.place("0", 2)
+    b.place("0", 2)
+    assert (a.ordinals("0"), b.ordinals("0")) == ([1, 2], [3, 4])
+    a.die(20)  # its rows are freed, and B's coordinator allocates before A's has seen that
+    b.place("1", 1)
+    assert b.ordinals("1") == [1]
+    types.check_balance()
+    b.place("2", 1)
+    assert b.ordinals("2") == [2]
+
+
+def test_what_was_placed_and_never_stored_counts_until_the_next_check() -> None:
+    types = ThreeTypes([10, 20, 30])
+    a, b = types.types["A"], types.types["B"]
+    a.strategy.allocate(a.table, {}, ["0~1", "0~2"], list(a.table.regions))
+    b.place("0", 1)
+    assert b.ordinals("0") == [3]
+    types.check_balance()
+    b.place("1", 1)
+    assert b.ordinals("1") == [1]
+
+
 def test_a_dead_node_costs_one_start_for_each_row_that_it_had() -> None:
     ring = ten()
     ring.die(30)
@@ -101,7 +158,7 @@ def test_a_dead_node_costs_one_start_for_each_row_that_it_had() -> None:
     assert set(_name(ring, "C")) == {80, 90, 100, 20, 30}
 
 
-def _name(ring: Ring, shard: str) -> list[int]:
+def _name(ring: OneType, shard: str) -> list[int]:
     return [h.node.uid for r, h in ring.table.homes.items() if split_row(r)[0] == shard]
 
 
@@ -113,14 +170,14 @@ def test_one_more_instance_goes_to_the_first_unused_node() -> None:
 
 
 def test_three_nodes_host_three_instances_of_all() -> None:
-    ring = Ring([10, 20, 30])
+    ring = OneType([10, 20, 30])
     for shard in "ABC":
         assert ring.place(shard, 3) == 3
         assert sorted(ring.ordinals(shard)) == [1, 2, 3]
 
 
 def test_64_shards_of_three_instances_on_five_nodes() -> None:
-    ring = Ring([10, 20, 30, 40, 50])
+    ring = OneType([10, 20, 30, 40, 50])
     for shard in range(64):
         assert ring.place(str(shard), 3) == 3
     assert ring.counts == [38, 38, 38, 39, 39]
@@ -152,7 +209,7 @@ def test_a_strategy_that_moves_removes_the_overlap_in_two_moves() -> None:
 def test_any_ring_has_rows_on_distinct_nodes_and_even_counts(
     nodes: int, wanted: list[int], deaths: list[int]
 ) -> None:
-    ring = Ring([10 * n for n in range(1, nodes + 1)])
+    ring = OneType([10 * n for n in range(1, nodes + 1)])
     sizes = {str(shard): min(n, nodes) for shard, n in enumerate(wanted)}
     for shard, n in sizes.items():
         ring.place(shard, n)
@@ -172,14 +229,14 @@ def test_any_ring_has_rows_on_distinct_nodes_and_even_counts(
 
 @pytest.mark.parametrize("instances", [1, 2, 3])
 def test_shards_follow_each_other_around_the_ring(instances: int) -> None:
-    ring = Ring([10 * n for n in range(1, 7)])
+    ring = OneType([10 * n for n in range(1, 7)])
     for shard in range(12):
         ring.place(str(shard), instances)
     assert set(Counter(ring.counts)) == {2 * instances}
 
 
 def test_the_least_used_node_comes_before_the_next_on_the_ring() -> None:
-    ring = Ring([10, 20, 30])
+    ring = OneType([10, 20, 30])
     for shard in range(3):
         ring.place(str(shard), 1)
     ring.join([25])

@@ -12,6 +12,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.circular import Ring
 from shardbus.sharding.allocation.least_load import MOVES_MAX, LeastLoad
 from shardbus.sharding.allocation.selection import strategy_of
 from shardbus.sharding.allocation.strategies import Move
@@ -163,7 +164,7 @@ def weighed(seen: ShardTable, loads: dict[str, float]) -> list[tuple[float, Node
 
 def test_settings_select_least_load() -> None:
     chosen = replace(ShardingSettings(), allocation="least-load", rebalance_absolute_limit=7)
-    assert strategy_of(chosen) == LeastLoad(0.2, 7)
+    assert strategy_of(chosen, "t", Ring()) == LeastLoad(0.2, 7)
 
 
 # What is known of loads

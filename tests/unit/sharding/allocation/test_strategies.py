@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.allocation.checked import CheckedStrategy
+from shardbus.sharding.allocation.circular import Circular, Ring
 from shardbus.sharding.allocation.selection import strategy_of
 from shardbus.sharding.allocation.strategies import (
     AllocationStrategy,
@@ -167,6 +168,7 @@ def test_the_threshold_strategy_leaves_room_for_moves_under_way() -> None:
 
 
 def test_the_settings_name_a_strategy_and_its_limits() -> None:
+    ring = Ring()
     declared = ShardingSettings(
         rebalance_absolute_limit=7,
         rebalance_relative_limit=0.5,
@@ -178,10 +180,11 @@ def test_the_settings_name_a_strategy_and_its_limits() -> None:
         "threshold": LeastShardThreshold(4, 2),
         "consistent-hashing": ConsistentHashing(max_moves=7),
         "external": External(7),
+        "circular": Circular("t", ring),
     }
-    named = {name: strategy_of(replace(declared, allocation=name)) for name in wanted}
+    named = {name: strategy_of(replace(declared, allocation=name), "t", ring) for name in wanted}
     assert named == wanted
-    assert strategy_of(ShardingSettings()) == LeastShard()
+    assert strategy_of(ShardingSettings(), "t", ring) == LeastShard()
 
 
 PLACES = {str(i): NodeId("n", 1 + i % 9, 1).address for i in range(0, 40, 3)} | {"x": ("n", 2)}
