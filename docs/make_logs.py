@@ -6,9 +6,12 @@ python docs/make_logs.py
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 from shardbus.log_events import EVENTS
-from shardbus.node.event_log import ALARMING, NOTEWORTHY
+from shardbus.membership.view import DomainEvent
+from shardbus.node.downing_log import QUIET
+from shardbus.node.event_log import ALARMING, NOTEWORTHY, event_name
 
 PAGE = Path(__file__).parent / "reference" / "logs.md"
 
@@ -24,6 +27,7 @@ application that embeds it decides.
 - [Fields](#fields)
 - [Limits](#limits)
 - [Events](#events)
+- [Membership](#membership)
 - [Notes](#notes)
 
 ## Fields
@@ -35,9 +39,11 @@ Keys of a JSON line; in the form for people, `field=value` behind the text.
 | `time`, `level`, `logger`, `message` | of each line |
 | `event` | the stable name of what happened; the text may change |
 | `node` | address of the node |
-| `entity_type`, `entity_id`, `shard`, `fence` | of lines about an entity, and of all that the \
-application logs in a handler or in a task that a handler waits for; not in other threads |
-| `epoch` | of notes of regions and coordinators: the highest epoch seen |
+| `entity_type`, `entity_id`, `shard`, `fence` | of lines about a type, an entity or a shard, \
+and of all that the application logs in a handler or in a task that a handler waits for; \
+not in other threads |
+| `epoch` | of notes of regions and coordinators: the highest epoch seen; of `epoch_claimed` \
+the one that was claimed |
 | `trace_id`, `span_id` | of what a traced handler logs, with [tracing](../how-to/trace.md) |
 | `exception` | a traceback |
 
@@ -53,6 +59,12 @@ dropped, and once it goes on, `log_lines_dropped` says how many. A process that 
 second for its reader.
 """
 
+MEMBERSHIP = """\
+What happens in the cluster, as this node sees it. `member` is the node that it concerns.
+
+| event | meaning |
+|---|---|"""
+
 
 def render() -> str:
     """The whole page."""
@@ -62,6 +74,12 @@ def render() -> str:
         parts.append(
             f"| `{event.name}` | `{module}` | {text.replace('|', chr(92) + '|')} | {names} |"
         )
+    parts += ["", "## Membership", "", MEMBERSHIP]
+    for event in sorted(get_args(DomainEvent), key=event_name):
+        meaning = " ".join((event.__doc__ or "").split())
+        meaning = meaning.replace("`seconds`", "some seconds").partition(": ")[0].rstrip(".")
+        level = "; at level debug" if event in QUIET else ""
+        parts.append(f"| `{event_name(event)}` | {meaning}{level} |")
     parts += ["", "## Notes", "", "Notes of regions and coordinators are events, too: `event` is"]
     parts += ["their kind, and `/metrics` counts them. At level warning:"]
     parts += [", ".join(f"`{kind}`" for kind in sorted(ALARMING)) + ". At level info:"]

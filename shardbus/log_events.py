@@ -2,8 +2,8 @@
 
 A line is found by the module that logs it and by its text without arguments, so the code logs as
 any library does, and no call needs to name its event. The arguments become fields under the names
-given here; `-` leaves one out, because it has no meaning by itself. The notes of machines name
-their events themselves: the event is the kind of the note.
+given here; `-` leaves one out, because it has no meaning by itself. The notes of machines and the
+events of membership name themselves (`node.event_log`).
 
 The library only logs. What writes the lines, as the command line does, asks `event_of` and
 `fields_of`.
@@ -53,7 +53,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("remembering", "%s %r does not start elsewhere: %s"): _event(
         "relocation_failed", f"{_ENTITY} error"
     ),
-    ("slow_handlers", "%s%s"): _event("slow_handler"),
+    ("slow_handlers", "%s of %s %r %s%s"): _event("slow_handler", f"method {_ENTITY} - -"),
     ("stopping", "%s %r did not stop in time: cut off"): _event("entity_cut_off", _ENTITY),
     ("stopping", "on_stop of %s %r failed"): _event("on_stop_failed", _ENTITY),
     ("supervision", "%s %r %s: %s: %s"): _event("entity_failed", f"{_ENTITY} - error_type error"),
@@ -66,7 +66,6 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "UNSAFE: members that are unreachable for %g s are downed on both sides of a split, which "
         "then go on as two clusters; no strategy decides (unsafe_auto_down_after)",
     ): _event("unsafe_downing", "seconds"),
-    ("downing_log", "%s"): _event("downing"),
     ("file_descriptors", "this process may open %d file descriptors, fewer than %d: %s"): _event(
         "few_file_descriptors", "limit wanted -"
     ),
@@ -164,7 +163,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("overrides", "the overrides of %r cannot be read and are ignored: %s"): _event(
         "overrides_unreadable", "entity_type error"
     ),
-    ("region", "%s; messages wait for a coordinator"): _event("coordinator_missing", "reason"),
+    ("region", "messages of %r wait for a coordinator: %s"): _event(
+        "coordinator_missing", "entity_type reason"
+    ),
     ("region", "%d messages of %r found no home before this node ended"): _event(
         "messages_undelivered", "count entity_type"
     ),

@@ -465,7 +465,8 @@ def changed_state(entity_id: str, size: int, operator: str) -> Note:
     """Return what the log says about a state that an operator has changed."""
     what = f"{size} bytes" if size else "removed"
     kind = "state_set" if size else "state_removed"
-    return Note(kind, f"of {entity_id!r:.100}: {what}, by {operator:.100}")
+    text = f"of {entity_id!r:.100}: {what}, by {operator:.100}"
+    return Note(kind, text, entity_id=entity_id)
 
 
 def _is_in(region: RegionShell, entity_id: str, shard: str) -> bool:

@@ -967,7 +967,8 @@ class AdminPages:
         shard = self._region(type).router.route_of(id).shard
         [data] = await self._node.store.read_states(type, [id])
         row = await asyncio.to_thread(shown, data, STATE_SHOWN_MAX)
-        self._node.note(type, Note("state_read", f"of {id!r:.100}: by {operator:.100}"))
+        note = Note("state_read", f"of {id!r:.100}: by {operator:.100}", entity_id=id)
+        self._node.note(type, note)
         return {"type": type, "id": id, "shard": shard, **(as_text(row) if text else row)}
 
     async def set_state(

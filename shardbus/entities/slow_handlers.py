@@ -109,13 +109,13 @@ class SlowHandlers:
     def _waited(self, eager: EagerTask, handler: RunningHandler | None, ms: int) -> None:
         if handler is None:
             return
-        text = f"{handler} has waited {ms // 1000} s, at {' < '.join(suspended(eager))}"
+        text = f"has waited {ms // 1000} s, at {' < '.join(suspended(eager))}"
         asked = eager.call_chain.unanswered() if eager.call_chain is not None else []
         if asked:
             names = ", ".join(f"{type} {id!r}" for type, id in asked[:ASKS_MAX])
             more = f" and {len(asked) - ASKS_MAX} others" if len(asked) > ASKS_MAX else ""
             text += f"; no answer yet from {names}{more}"
-        self._report(handler.entity_type, WAITED, text)
+        self._report(handler, WAITED, text)
 
     # ---- in the cluster thread
 
@@ -131,8 +131,8 @@ class SlowHandlers:
         elif not blocking.reported and seconds - blocking.since >= self._blocked_after:
             blocking.reported = True
             stack = walk_stack(sys._current_frames().get(self._thread))
-            text = f"{running} blocks the loop since {seconds - blocking.since:.1f} s, at "
-            self._report(running.entity_type, BLOCKED, text + " < ".join(places(stack)))
+            text = f"blocks the loop since {seconds - blocking.since:.1f} s, at "
+            self._report(running, BLOCKED, text + " < ".join(places(stack)))
 
     def _running(self) -> RunningHandler | None:
         """Return the handler that the application's loop is running."""
@@ -144,7 +144,8 @@ class SlowHandlers:
 
     # ---- reports
 
-    def _report(self, entity_type: str, what: str, text: str) -> None:
+    def _report(self, handler: RunningHandler, what: str, text: str) -> None:
+        entity_type, entity_id, method, _ = handler
         key, now = (entity_type, what), self._loop.time()
         self.counts[key] += 1
         if now < self._quiet_until.get(key, now):
@@ -152,8 +153,9 @@ class SlowHandlers:
             return
         self._quiet_until[key] = now + QUIET_S
         others = self._unreported.pop(key, 0)
-        self._reports.append(SlowReport(now, entity_type, what, text))
-        log.warning("%s%s", text, f" ({others} others before)" if others else "")
+        self._reports.append(SlowReport(now, entity_type, what, f"{handler} {text}"))
+        more = f" ({others} others before)" if others else ""
+        log.warning("%s of %s %r %s%s", method, entity_type, entity_id, text, more)
 
 
 def suspended(eager: EagerTask) -> list[str]:

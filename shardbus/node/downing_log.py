@@ -23,7 +23,7 @@ from shardbus.membership.view import (
     OtherClustersChanged,
     RoleLeaderChanged,
 )
-from shardbus.node.event_log import sentence
+from shardbus.node.event_log import event_fields, sentence
 
 log = logging.getLogger("shardbus.node")
 
@@ -48,9 +48,9 @@ class DowningLog:
     def record(self, event: DomainEvent) -> None:
         """Log an event, and keep it if it is a decision."""
         if not isinstance(event, DowningDecided):
-            log.log(_level_of(event), "%s", sentence(event))
+            log.log(_level_of(event), "%s", sentence(event), extra=event_fields(event))
             return
-        log.warning("%s", sentence(event))
+        log.warning("%s", sentence(event), extra=event_fields(event))
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._kept.append({"at": at, **_shown(event.decision)})
 

@@ -6,8 +6,10 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 import logging
+import re
 
 from shardbus.http.api import Json
+from shardbus.ids import NodeId
 from shardbus.membership import view
 from shardbus.membership.downing.split import describe_decision
 from shardbus.sharding.events import Note
@@ -65,6 +67,40 @@ def remark(note: Note) -> str:
     return f"{note.kind.replace('_', ' ')}{count} {note.detail}".rstrip()
 
 
+def note_fields(note: Note, entity_type: str, epoch: int) -> dict[str, object]:
+    """The fields of a note's line. `epoch`: the highest that the region here has seen."""
+    about = {"shard": note.shard, "entity_id": note.entity_id}
+    return {
+        "event": note.kind,
+        "entity_type": entity_type,
+        "epoch": note.epoch or epoch,
+        **{name: value for name, value in about.items() if value},
+    }
+
+
+def event_name(event: type[view.DomainEvent]) -> str:
+    """The name of an event of membership in the log: `member_up` for `MemberUp`."""
+    return re.sub(r"(?<!^)([A-Z])", r"_\1", event.__name__).lower()
+
+
+def event_fields(event: view.DomainEvent) -> dict[str, object]:
+    """The fields of the line of an event of membership: its name, and the member or the leader that
+    it concerns."""
+    found: dict[str, object] = {"event": event_name(type(event))}
+    if node := concerned_by(event):
+        found["member"] = str(node)
+    if isinstance(event, view.RoleLeaderChanged):
+        found["role"] = event.role
+    return found
+
+
+def concerned_by(event: view.DomainEvent) -> NodeId | None:
+    """The node that an event concerns; None if it is not one."""
+    member = getattr(event, "member", None)
+    node = member.node if member is not None else getattr(event, "node", None)
+    return node or getattr(event, "leader", None)
+
+
 def picture(now: view.MembershipView) -> Json:
     """The current membership as JSON, the first item of a stream of events."""
     return {
@@ -85,8 +121,8 @@ def picture(now: view.MembershipView) -> Json:
 
 def fact(event: view.DomainEvent) -> Json:
     """One event as JSON: its name, the node that it concerns, and the sentence."""
-    about = getattr(event, "member", None)
-    node = about.node if about is not None else getattr(event, "node", None)
+    member = getattr(event, "member", None)
+    node = member.node if member is not None else getattr(event, "node", None)
     return {
         "event": type(event).__name__,
         "node": str(node) if node else None,

@@ -48,7 +48,7 @@ from shardbus.membership.view import (
 from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
-from shardbus.node.event_log import level_of, remark
+from shardbus.node.event_log import level_of, note_fields, remark
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rejoining import Rejoining
 from shardbus.node.rpc import NodeRpc
@@ -672,8 +672,8 @@ class Node:
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
         self.recent_events.add_note(entity_type, note)
-        epoch = self.regions[entity_type].router.region.epoch if entity_type in self.regions else 0
-        about = {"event": note.kind, "entity_type": entity_type, "epoch": epoch}
+        region = self.regions.get(entity_type)
+        about = note_fields(note, entity_type, region.router.region.epoch if region else 0)
         log.log(level_of(note), "%s: %s", entity_type, remark(note), extra=about)
 
     def _member_ids(self) -> list[NodeId]:

@@ -67,11 +67,15 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Note:
     """Log and count something. `kind` is one word of a fixed vocabulary, the label of the metric;
-    `detail` is text for operators."""
+    `detail` is text for operators. What it concerns, if that is one thing, is a field of the log:
+    a shard, an entity, or an epoch other than that of the region here."""
 
     kind: str
     detail: str = ""
     count: int = 1
+    shard: str = ""
+    entity_id: str = ""
+    epoch: int = 0
 
 
 # Events of the coordinator.

@@ -600,7 +600,7 @@ class RegionShell:
         """Log that the node which should run the coordinator does not know this type."""
         if self.stranger != node:
             self.stranger = node
-            log.warning("%s; messages wait for a coordinator", self.missing)
+            log.warning("messages of %r wait for a coordinator: %s", self.name, self.missing)
 
     @property
     def missing(self) -> str:

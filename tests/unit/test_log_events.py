@@ -5,18 +5,21 @@ from __future__ import annotations
 import ast
 import logging
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from shardbus.log_events import EVENTS, LogEvent, event_of, fields_of
+from shardbus.membership.view import DomainEvent
+from shardbus.node.event_log import ALARMING, NOTEWORTHY, event_name
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "store_log", "frame_log", "output"}
 OTHERS = {"simulation", "testing"}
 """What runs in tests only."""
-NOTES = ("node", "%s: %s")
-"""Notes of machines name their events by `extra`."""
+NAMED = {("node", "%s: %s"), ("downing_log", "%s")}
+"""Notes of machines and events of membership name themselves by `extra`."""
 
 
 def logged(path: Path) -> set[str]:
@@ -37,14 +40,23 @@ def logged(path: Path) -> set[str]:
 
 
 def test_B62_every_logged_event_is_declared_and_every_declared_one_is_logged() -> None:
-    found = {NOTES}
+    found = set(NAMED)
     for folder in ("shardbus", "cli"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not OTHERS & set(path.parts):
                 found |= {(path.stem, text) for text in logged(path)}
     writer = {key for key in EVENTS if key[0] == "log_writer"}
-    assert found - {NOTES} - set(EVENTS) == set(), "declare them in shardbus/log_events.py"
+    assert found - NAMED - set(EVENTS) == set(), "declare them in shardbus/log_events.py"
     assert set(EVENTS) - found - writer == set(), "no code logs these"
+
+
+def test_no_event_has_the_name_of_another_kind() -> None:
+    declared = {event.name for event in EVENTS.values()}
+    membership = {event_name(event) for event in get_args(DomainEvent)}
+    notes = ALARMING | NOTEWORTHY
+    assert not declared & membership
+    assert not declared & notes
+    assert not membership & notes
 
 
 @pytest.mark.parametrize("key", EVENTS, ids=lambda key: EVENTS[key].name)

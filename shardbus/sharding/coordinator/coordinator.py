@@ -617,14 +617,14 @@ class Coordinator:
     def _on_start_overdue(self, home: Home, tries: int, now: float) -> None:
         """Send HostShard again to a region that has not confirmed, or hand the shard off."""
         others = [node for node in self._registry.candidates() if node != home.node]
-        self._note("start_overdue", f"shard {home.shard} at {home.node}, {tries} times")
+        self._note("start_overdue", f"shard {home.shard} at {home.node}, {tries} times", home.shard)
         if tries >= TRIES and others:
             self._begin(home.shard, HandoffPurpose.DRAIN, None, now)
         else:
             self._starts.host(home, now, tries + 1)
 
-    def _note(self, kind: str, detail: str) -> None:
-        self._effects.append(ev.Note(kind, detail))
+    def _note(self, kind: str, detail: str, shard: str = "") -> None:
+        self._effects.append(ev.Note(kind, detail, shard=shard))
 
     def _take_effects(self) -> list[ev.CoordinatorEffect]:
         effects = [*self._registrar.notes, *self._moves.notes, *self._direct.notes, *self._effects]

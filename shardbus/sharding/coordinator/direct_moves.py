@@ -374,7 +374,7 @@ class DirectMoves:
                 continue
             self._timers.set(shard, now + self._timeout)
             again = f"shard {shard}: asked {one.move.old.node} again"
-            self.notes.append(Note("handoff_overdue", again))
+            self.notes.append(Note("handoff_overdue", again, shard=shard))
             self._ask(one)
         return silent
 

@@ -130,7 +130,7 @@ class EpochClaim:
             case EpochClaimed(_), CoordinatorState.CLAIMING:
                 self.state = CoordinatorState.RULING
                 self._attempts = 0
-                return [Note("epoch_claimed", str(self.epoch))]
+                return [Note("epoch_claimed", str(self.epoch), epoch=self.epoch)]
             case EpochRefused(stored), CoordinatorState.CLAIMING:
                 self._floor = max(self._floor, stored)
                 self.epoch = 0

@@ -112,5 +112,6 @@ class LoadEstimates:
         for shard, since in self._hot_since.items():
             if now - since >= LASTING_S and shard not in self._noted:
                 self._noted[shard] = None
-                notes.append(Note("hot_shard", f"shard {shard} gets {hot[shard]:.0%} of all"))
+                text = f"shard {shard} gets {hot[shard]:.0%} of all"
+                notes.append(Note("hot_shard", text, shard=shard))
         return notes

@@ -235,7 +235,8 @@ class Moves:
         if trigger is HandoffTrigger.DEADLINE:
             late = ", ".join(map(str, handoff.unacked))
             what = f"asked {home.node} again" if handoff.overdue else f"not waiting for {late}"
-            self.notes.append(Note("handoff_overdue", f"shard {home.shard}: {what}"))
+            text = f"shard {home.shard}: {what}"
+            self.notes.append(Note("handoff_overdue", text, shard=home.shard))
         self._outbox.add(home.node, HomeMessage.HANDOFF, (home,))
         self._timers.set(home.shard, now + self._stop_timeout)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import fields, replace
+from dataclasses import fields as fields_of
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split
 from shardbus.membership.view import ConvergenceChanged, DowningDecided, LeaderChanged
 from shardbus.node.downing_log import KEPT, SHARED, DowningLog, check_downing, fingerprint
+from shardbus_cli.logs import fields
 
 A, B = NodeId("a", 1, 1), NodeId("b", 1, 2)
 SPLIT = Split(side=(A,), cut=(B,), ours=(A,), theirs=(B,), elders=(A, B))
@@ -55,12 +57,18 @@ def test_the_last_decisions_are_kept_and_other_events_only_logged(
     assert kept == [f"number {n}" for n in range(5, KEPT + 5)]
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING"] * (KEPT + 5) + ["INFO", "DEBUG"]
+    lines = [fields(record) for record in caplog.records[-3:]]
+    assert lines == [
+        {"event": "downing_decided"},
+        {"event": "leader_changed", "member": str(A)},
+        {"event": "convergence_changed"},
+    ]
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_each_shared_setting_is_compared(name: str) -> None:
     usual = ClusterSettings()
-    assert name in {field.name for field in fields(DowningSettings)}
+    assert name in {field.name for field in fields_of(DowningSettings)}
     changed = replace(usual.downing, **{name: not getattr(usual.downing, name)})  # type: ignore[arg-type]
     assert fingerprint(replace(usual, downing=changed)) != fingerprint(usual)
 

@@ -244,6 +244,7 @@ def test_N9_a_shard_too_hot_to_be_balanced_is_noted_once() -> None:
     assert load_estimates.hot_notes(hot, 0.0) == []
     [note] = load_estimates.hot_notes(hot, LASTING_S)
     assert (note.kind, note.detail) == ("hot_shard", "shard 7 gets 80% of all")
+    assert note.shard == "7"
     assert load_estimates.hot_notes(hot, 2 * LASTING_S) == []
     assert load_estimates.hot_notes({}, 3 * LASTING_S) == []
     load_estimates.hot_notes(hot, 4 * LASTING_S)
