@@ -143,7 +143,8 @@ def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
     output.table(("node", "before", "after"), [_named(row) for row in answer["nodes"]])
     moves, plans = len(answer["moves"]), answer["rounds"]
     shards = "1 shard" if moves == 1 else f"{moves} shards"
-    output.note(f"{shards} would move, in {'one plan' if plans == 1 else f'{plans} plans'}")
+    rounds = {0: "", 1: ", in one plan"}.get(plans, f", in {plans} plans")
+    output.note(f"{shards} would move{rounds}")
     if not answer["settled"]:
         output.note("the strategy does not settle")
     note_held(answer)

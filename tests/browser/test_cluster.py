@@ -136,6 +136,7 @@ async def test_entities_settings_and_slow_handlers_of_real_nodes(
     await shows(page, "#settings tbody", "--set node.zone")
     assert TOKEN not in await text_of(page, "#settings")
     await page.goto(f"{url_of(node)}#entities")
+    await shows(page, "#entity-summary", "in memory")
     await page.locator("#entity-type").select_option("page")
     await page.locator("#entity-prefix").fill("page-7")
     await page.get_by_role("button", name="List those in memory").click()

@@ -51,6 +51,11 @@ export class Entities {
     this.begin();
   }
 
+  /** The view is shown: list what is in memory, once the types are known. */
+  open() {
+    if (this.asked === null && $("entity-type").value) this.begin();
+  }
+
   begin() {
     this.asked = { type: $("entity-type").value, prefix: $("entity-prefix").value, shard: $("entity-shard").value.trim() };
     this.rows = [];

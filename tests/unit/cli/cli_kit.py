@@ -196,7 +196,8 @@ class FakeNode:
             {"node": "new-1:1#0", "before": 0, "after": 2},
         ]
         moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
-        found = {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
+        rounds = 1 if add or not remove else 0
+        found = {"type": type, "moves": moves, "nodes": rows, "rounds": rounds, "settled": add < 5}
         return found | {"held": "an operator has paused it" if add else ""}
 
     async def places(self, type: str) -> Json:

@@ -23,6 +23,8 @@ def test_planned_moves_are_shown_and_carried_out(shell, url, node, monkeypatch):
     assert shell("rebalance", "counter") == ExitCode.OK
     assert [act[0] for act in node.acts] == ["plan", "plan", "plan", "rebalance"]
     assert node.acts[0] == ("plan", "counter", 1, "a:1")
+    assert shell("plan", "counter", "--remove", "a:1") == ExitCode.OK
+    assert "2 shards would move\n" in shell.err, "a node that goes needs no plan"
 
 
 def test_B77_rebalancing_is_paused_resumed_and_slowed(shell, url, node, monkeypatch):
