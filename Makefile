@@ -6,7 +6,9 @@
 #   make test-pythons [ENVIRONMENTS='3.13 lowest']
 #                                   the suite of make test on each Python, and on the oldest and
 #                                   newest dependencies, one after the other
-#   make test-upgrade WHEEL=old.whl  this tree beside another build, in rolling restarts both ways
+#   make test-upgrade [FROM=v0.1.0] [WHEEL=old.whl]
+#                                   this tree beside an earlier build, in rolling restarts both ways;
+#                                   without either: the last tag, or the first build of this protocol
 #   make test-kubernetes APISERVER=/path/to/kube-apiserver  with etcd and kubectl on PATH
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
@@ -70,8 +72,8 @@ test-pythons: .venv/all.stamp
 	$(BIN)/python -m tests.supply.pythons $(ENVIRONMENTS) $(if $(PYTEST_FLAGS),-- $(PYTEST_FLAGS))
 
 test-upgrade: .venv/all.stamp
-	@test -n '$(WHEEL)' || { echo 'make: name the wheel of the other build: make test-upgrade WHEEL=old.whl' >&2; exit 1; }
-	NEIGHBOUR='$(abspath $(WHEEL))' $(BIN)/python -m pytest -m long tests/process/test_upgrades.py $(PYTEST_FLAGS)
+	wheel='$(abspath $(WHEEL))'; test -n "$$wheel" || wheel=$$($(BIN)/python -m tests.supply.neighbour $(FROM)) || exit 1; \
+	NEIGHBOUR="$$wheel" $(BIN)/python -m pytest -m long tests/process/test_upgrades.py $(PYTEST_FLAGS)
 
 test-kubernetes: .venv/all.stamp
 	@test -n '$(APISERVER)' || { echo 'make: name the program: make test-kubernetes APISERVER=/path/to/kube-apiserver' >&2; exit 1; }

@@ -14,6 +14,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.entities      100 to 1,000,000 entities in one process
     python -m benchmarks.workers       one to four nodes on one machine
     python -m benchmarks.scraped       what it costs that /metrics is read
+    python -m benchmarks.metered       metrics and their reader beside no samples and no reader
     python -m benchmarks.traced        what tracing costs
     python -m benchmarks.checkouts     this checkout beside another one, in slices
     python -m benchmarks.instances     tells to instances, and asks beside a slow node

@@ -5,7 +5,7 @@ There is no release yet that is older. The neighbour is this tree with a members
 higher that still speaks this one, and without a feature: its decoder refuses what a build with the
 feature says to its like. Its greetings of sessions say neither versions nor features.
 
-With a wheel in `NEIGHBOUR`, as `make test-upgrade WHEEL=...` sets it, the neighbour is that wheel.
+With a wheel in `NEIGHBOUR`, as `make test-upgrade` sets it, the neighbour is that wheel.
 """
 
 from __future__ import annotations

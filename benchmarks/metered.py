@@ -1,0 +1,76 @@
+"""Measure what metrics cost: tells and asks without samples of latencies, and as they are shipped
+while a monitoring system reads `/metrics` every five seconds.
+
+    python -m benchmarks.metered [WORK ...] [--pairs 8] [--slice 5]
+
+How sides are compared is in `benchmarks.turns`. Counters are plain additions and cannot be turned
+off; samples, at both ends, and the page are what costs.
+
+    off     no sample of latencies at the node and the client, and no reader: the ratio of both
+    on      as shipped; the page is read once in each slice, in its middle
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from contextlib import AsyncExitStack
+from urllib.request import urlopen
+
+from benchmarks.sides import Product
+from benchmarks.turns import WORKS, compare
+from shardbus.transport import sent_messages
+
+
+class Unsampled(Product):
+    """A node and a client that take no sample of latencies."""
+
+    async def __aenter__(self) -> Unsampled:
+        kept, sent_messages.SAMPLES_S = sent_messages.SAMPLES_S, 0
+        try:
+            await super().__aenter__()
+        finally:
+            sent_messages.SAMPLES_S = kept
+        return self
+
+
+def page(port: int) -> None:
+    """Read the page, as a monitoring system does."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        answer.read()
+
+
+async def run(works: list[str], pairs: int, seconds: float) -> None:
+    """Start the sides, and compare them in each kind of work."""
+
+    async def read(side: Product) -> None:
+        await asyncio.sleep(seconds / 2)
+        await asyncio.to_thread(page, side.http)
+
+    sides = [
+        Unsampled("off", app="benchmarks.unsampled"),
+        Product("on"),
+        Unsampled("off again", app="benchmarks.unsampled"),
+    ]
+    async with AsyncExitStack() as stack:
+        for side in sides:
+            await stack.enter_async_context(side)
+        for work in works:
+            await compare("metered", sides, work, pairs, seconds, {"on": read})
+
+
+def main() -> None:
+    """Compare."""
+    parser = argparse.ArgumentParser(description="Measure what metrics cost.")
+    parser.add_argument("works", nargs="*", metavar="WORK", default=[])
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--slice", type=float, default=5.0, dest="seconds")
+    options = parser.parse_args()
+    works = options.works or list(WORKS)
+    if unknown := set(works) - set(WORKS):
+        parser.error(f"there is no work {', '.join(sorted(unknown))}: {', '.join(WORKS)}")
+    asyncio.run(run(works, options.pairs, options.seconds))
+
+
+if __name__ == "__main__":
+    main()
