@@ -51,7 +51,7 @@ class ProxyProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         done: dict[str, int] = json.loads(self._out.readline())
-        self._process.wait(10)
+        self._process.wait(60)
         return done
 
 
@@ -67,7 +67,7 @@ async def run(messages: int, cuts: int, seed: int = 1) -> dict[str, Any]:
     )
     async with spawned("-c", START, *arguments.split()) as host:
         address = f"tcp://127.0.0.1:{proxy.port}"
-        async with AsyncClient(address, cluster=bus.name, connect_timeout=30) as client:
+        async with AsyncClient(address, cluster=bus.name, connect_timeout=300) as client:
             refs = [client.ref(Line, f"line-{n}") for n in range(ENTITIES)]
             await host.ask(f"expect {rounds * ENTITIES}")
             begun = time.monotonic()

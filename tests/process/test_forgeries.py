@@ -39,6 +39,8 @@ from tests.waiting import PATIENCE_S, until
 
 STATE = ("/v1/cluster", "/v1/nodes", "/v1/shards/page")
 LINKS = 500
+CALM = ("cluster.failure_detector.acceptable_heartbeat_pause=60s",)
+"""A node that is starved for a while is called unreachable by nobody: nothing changes."""
 
 
 async def counts(node: NodeProcess) -> dict[str, int]:
@@ -92,7 +94,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     folder = tmp_path_factory.mktemp("forgeries")
     pair = Processes(folder, f"sqlite:///{folder}/store.db")
     loop = asyncio.new_event_loop()
-    loop.run_until_complete(pair.cluster(2))
+    loop.run_until_complete(pair.cluster(2, settings=CALM))
     loop.close()
     yield pair
     pair.close()

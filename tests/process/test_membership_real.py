@@ -89,7 +89,9 @@ async def test_TC3_a_killed_node_is_downed_by_command(lab: Processes) -> None:
 @pytest.mark.long
 async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: Processes) -> None:
     """The next leader may be the last to see it exiting, and then removes it in the same step."""
-    nodes = await lab.cluster(3)
+    nodes = await lab.cluster(
+        3, settings=("cluster.failure_detector.acceptable_heartbeat_pause=60s",)
+    )
     names = {await name_of(node): node for node in nodes}
     name = cluster(nodes[0])["leader"]
     leader = names.pop(name)

@@ -17,6 +17,7 @@ from tests.process.app import Account
 from tests.process.nodes import Processes
 from tests.process.stores.saving import Savers, judge, stored_totals
 from tests.process.stores.test_failover import QUICK_STORE, Sentinels
+from tests.proxy import Proxy
 from tests.redis_cluster import SLOTS, RedisClusterServers
 from tests.redis_server import RedisServer
 from tests.waiting import until
@@ -121,7 +122,11 @@ async def test_a_migration_that_is_killed_goes_on_and_loses_nothing(
             key = f"shardbus:lab:{{account}}:entity:{name}"
             pipeline.hset(key, mapping={"v": v, "data": name.encode()})
         pipeline.execute()
-    words = ("data", "migrate", "--store", lab.store, "--cluster", "lab")
+    # What it moves passes this process, so none goes on to its end unseen.
+    proxy = Proxy(own.port)
+    await proxy.start()
+    passed = f"redis://127.0.0.1:{proxy.port}/0"
+    words = ("data", "migrate", "--store", passed, "--cluster", "lab")
 
     def left() -> int:
         with own.client() as client:
@@ -136,6 +141,7 @@ async def test_a_migration_that_is_killed_goes_on_and_loses_nothing(
         assert await refused.ended() != 0
         assert "data migrate" in refused.err.read_text()
     assert await lab.run(*words).ended() == 0
+    await proxy.close()
     store = open_store(lab.store, cluster="lab", timeout=60.0)
     await store.start()
     found = await store.read_states("account", names)
