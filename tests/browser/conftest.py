@@ -18,6 +18,7 @@ from shardbus.config.settings import HttpSettings
 from tests.browser.synthetic import Fleet, Served
 from tests.browser.windows import Windows
 from tests.process.nodes import Processes
+from tests.waiting import PATIENCE_S
 
 playwright = pytest.importorskip("playwright.async_api")
 
@@ -33,7 +34,9 @@ async def browser() -> AsyncIterator[Any]:
         pytest.skip("no Chromium is installed: apt-get install chromium")
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with playwright.async_playwright() as driver:
-        running = await driver.chromium.launch(executable_path=program, args=root)
+        running = await driver.chromium.launch(
+            executable_path=program, args=root, timeout=PATIENCE_S * 1000
+        )
         yield running
         await running.close()
 

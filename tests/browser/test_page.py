@@ -175,7 +175,7 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
             "(t) => import('/ui/model.js').then((m) => m.visible(t))", hostile
         )
         await shows(page, "#entity-detail h3", shown)
-        assert fleet.looked[-1] == hostile
+        await until(lambda hostile=hostile: fleet.looked[-1] == hostile, "the question")
     assert "owned" not in await page.title()
     assert await page.locator("img").count() == 0
 
@@ -217,7 +217,8 @@ async def test_everything_is_reached_by_keys(windows: Windows, fleet: Served) ->
         await page.keyboard.press(str(digit))
         await until(lambda v=view: page.locator(f"#view-{v}").is_visible(), view)
     await page.keyboard.press("/")
-    await until(lambda: page.evaluate("document.activeElement.id"), "focus")
+    field = "document.activeElement.id === 'entity-prefix'"
+    await until(lambda: page.evaluate(field), "the focused field")
     await page.keyboard.type("cart-1")
     await page.keyboard.press("Enter")
     await shows(page, "#entity-summary", "111 entities in memory")

@@ -51,6 +51,10 @@ async def press(page: Any, name: str) -> None:
     await page.keyboard.press("Enter")
 
 
+async def focused(page: Any, name: str) -> None:
+    await until(lambda: page.evaluate(f"document.activeElement.id === '{name}'"), f"focus: {name}")
+
+
 async def opened(windows: Windows, serve: Serve, *, write: bool = True) -> tuple[Any, Fleet]:
     """Show the stored state of one entity to an operator."""
     fleet = Fleet(nodes=2, shards=8, types=("cart", "page"))
@@ -91,12 +95,12 @@ async def test_a_state_is_shown_as_text_to_an_operator_who_asks(
 async def test_an_edit_keeps_every_digit_and_every_mark(windows: Windows, serve: Serve) -> None:
     page, fleet = await opened(windows, serve)
     await press(page, "Edit")
-    assert await page.evaluate("document.activeElement.id") == "stored-text"
+    await focused(page, "stored-text")
     await press(page, "Save")
     await shows(page, ".stored [role=status]", "Saved: ")
     assert decode_value(fleet.saved["cart-7"]) == HOSTILE
     assert type(decode_value(fleet.saved["cart-7"])["one"]) is float
-    assert await page.evaluate("document.activeElement.id") == "stored-edit"
+    await focused(page, "stored-edit")
     await press(page, "Remove…")
     await shows(page, "#dialog", "There is no way back")
     assert "cart-7" in fleet.saved
@@ -169,6 +173,8 @@ async def test_the_owner_saves_what_was_edited_on_real_nodes(
         await press(page, "Save")
         await shows(page, ".stored [role=status]", "Saved: ")
         assert await account.add(1) == 101
-    audited = lab.logs()
+    for node in nodes:
+        assert await node.terminate() == 0
+    audited = "".join(node.err.read_text() for node in nodes)
     assert audited.count("account: state set of 'a-1': ") == 1
     assert audited.count("account: state read of 'a-1': by operator at 127.0.0.1") == 3

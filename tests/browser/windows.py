@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 REFUSED_STATUS = "the server responded with a status of"
 """What Chromium itself reports for an answer that is an error."""
@@ -30,6 +30,7 @@ class Windows:
         size = {"width": width, "height": height}
         context = await self._browser.new_context(viewport=size, **options)
         self._contexts.append(context)
+        context.set_default_timeout(PATIENCE_S * 1000)
         page = await context.new_page()
         await page.add_init_script(WATCH)
         page.on("console", lambda message: self._on_console(message))

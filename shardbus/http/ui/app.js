@@ -37,6 +37,8 @@ const state = {
 };
 const dirty = new Set();
 let frame = 0;
+/** What gets the focus when the view that was asked for is shown; null is the whole view. */
+let next = null;
 
 /** Draw parts of the page in the next frame. */
 function draw(...parts) {
@@ -508,18 +510,23 @@ function showHelp() {
   actions.help(KEYS, h("label", { class: "tick" }, off, " single keys are shortcuts"));
 }
 
+/** Show a view and focus a place in it, once it is shown. */
+function go(view, place) {
+  if (location.hash === `#${view}`) place.focus();
+  else {
+    next = place;
+    location.hash = view;
+  }
+}
+
 function onKey(event) {
   const inField = event.target.closest("input, select, textarea, dialog");
   if (inField || event.ctrlKey || event.altKey || event.metaKey || localStorage.getItem("shardbus-keys") === "off") return;
   const view = VIEWS[Number(event.key) - 1];
   if (view) location.hash = view;
-  else if (event.key === "/") {
-    location.hash = "entities";
-    setTimeout(() => $("entity-prefix").focus());
-  } else if (event.key === "m") {
-    location.hash = "cluster";
-    setTimeout(() => map.canvas.focus());
-  } else if (event.key === "t") nextTheme();
+  else if (event.key === "/") go("entities", $("entity-prefix"));
+  else if (event.key === "m") go("cluster", map.canvas);
+  else if (event.key === "t") nextTheme();
   else if (event.key === "?") showHelp();
   else return;
   event.preventDefault();
@@ -565,7 +572,9 @@ document.addEventListener("visibilitychange", () => {
 });
 window.addEventListener("hashchange", () => {
   show();
-  $("main").focus({ preventScroll: true });
+  if (next) next.focus();
+  else $("main").focus({ preventScroll: true });
+  next = null;
 });
 setTheme(localStorage.getItem("shardbus-theme") ?? "system");
 show();
