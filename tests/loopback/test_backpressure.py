@@ -14,7 +14,7 @@ from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.node.node import Node
 from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from tests.loopback.nodes import Nodes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MAILBOX = 200
 BATCH = BATCH_WEIGHT_MAX // ENVELOPE_WEIGHT + 1
@@ -245,7 +245,8 @@ async def test_entities_that_wait_for_room_at_each_other_come_apart(nodes: Nodes
     a, b = homes.values()
     count = 20_000  # 20 MB: more than mailboxes and windows hold
     asks = [
-        client.ref(app.line, one).within(60).chat(other, count) for one, other in ((a, b), (b, a))
+        client.ref(app.line, one).within(PATIENCE_S).chat(other, count)
+        for one, other in ((a, b), (b, a))
     ]
     assert await asyncio.gather(*asks) == [count, count]
 
@@ -262,7 +263,7 @@ async def test_an_entity_that_tells_itself_more_than_it_has_room_for_goes_on(nod
     app = Application()
     node, client = await started(nodes, app, mailbox_patience=0.2)
     count = 10_000
-    assert await client.ref(app.line, "a").within(60).chat("a", count) == count
+    assert await client.ref(app.line, "a").within(PATIENCE_S).chat("a", count) == count
     lost = dropped(node)["mailbox_full"]
     await until(lambda: len(app.told["a"]) == count - lost, "what was not dropped")
     assert app.told["a"] == sorted(set(app.told["a"]))

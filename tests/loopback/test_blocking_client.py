@@ -121,7 +121,7 @@ async def test_mistakes_are_raised_where_they_are_made(nodes: Nodes) -> None:
                 ref.within(0.1).never()
             late = client.ref(page, "y")
             late.start_entity()  # type: ignore[attr-defined]
-            answer: int = late.within(5.0).ask(1)  # type: ignore[attr-defined]
+            answer: int = late.within(PATIENCE_S).ask(1)  # type: ignore[attr-defined]
         with pytest.raises(LocalProtocolError, match="closed"):
             client.tell("page", "x", 1)
         return answer

@@ -21,7 +21,7 @@ from shardbus.node.node import Node
 from shardbus.store.opening import open_store
 from tests.loopback.nodes import Nodes
 from tests.loopback.test_sharding import crash, gone
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 STILL = {"rebalance_interval": 3600.0, "retry_interval": 0.2}
 """No shard moves for balance in between."""
@@ -110,7 +110,7 @@ def items(ids: Iterable[str]) -> list[str]:
 
 
 async def ask(node: Node, kind: str, method: str, ids: list[str], *args: int) -> list[Any]:
-    refs = [node.ref(kind, i).within(60) for i in ids]
+    refs = [node.ref(kind, i).within(PATIENCE_S) for i in ids]
     return await asyncio.gather(*(getattr(ref, method)(*args) for ref in refs))
 
 

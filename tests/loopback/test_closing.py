@@ -51,7 +51,10 @@ async def entered(proxy: Proxy) -> AsyncClient:
     return client
 
 
-async def test_tells_arrive_over_a_slow_connection(way: Proxy) -> None:
+async def test_tells_arrive_over_a_slow_connection(
+    way: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous, "CLOSE_S", PATIENCE_S)
     client = await entered(way)
     way.rate = 500_000.0
     for number in range(400):

@@ -56,16 +56,24 @@ async def test_a_healthy_cluster_is_silent_and_a_held_entity_is_named(nodes: Nod
     first, second = await nodes.cluster(bus, 2)
     await asyncio.gather(*(first.ref(Page, f"page-{i}").put(0) for i in range(60)))
     async with http_of(second) as asked:
-        assert await found(asked) == {}
+
+        async def nothing() -> bool:
+            return await found(asked) == {}
+
+        await until(nothing, "silence")
         held = [asyncio.ensure_future(first.ref(Page, "held").put(1))]
         held += [asyncio.ensure_future(first.ref(Page, "held").put(0)) for _ in range(WAITING)]
 
+        page = ("page", "held")
+
         async def named() -> bool:
-            return "backlog" in await found(asked)
+            return await found(asked) == {"backlog": [page], "hot-entity": [page]}
 
         await until(named, "the backlog to be found")
-        page = ("page", "held")
-        assert await found(asked) == {"backlog": [page], "hot-entity": [page]}
         gate.set()
         await asyncio.gather(*held)
-        assert "backlog" not in await found(asked)
+
+        async def forgotten() -> bool:
+            return "backlog" not in await found(asked)
+
+        await until(forgotten, "an end of the backlog")

@@ -212,6 +212,7 @@ async def test_S3_42_a_node_that_was_downed_rejoins_and_answers_as_before() -> N
             with pytest.raises(NodeLost):
                 await former.add.tell(1)
             assert (await readiness(second.http_url))["status"] == "ok"
+            await until(lambda: len(changes) >= 3, "the callback")
             assert changes == ["up", "removed", "up"]
             assert not reasons
         assert second.reason == "left"

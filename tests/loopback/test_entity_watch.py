@@ -65,6 +65,19 @@ async def seen(node: Node, entity_id: str) -> EntityFigures:
     return await watch(node, region, region.router.shard_of(entity_id), entity_id)
 
 
+async def still(node: Node, entity_id: str) -> EntityFigures:
+    """What is seen of an entity that has come to the place where it waits."""
+    figures: list[EntityFigures] = []
+
+    async def rests() -> bool:
+        figures.append(await seen(node, entity_id))
+        now = figures[-1]
+        return now.busy == LOOKS and not now.moved and set(now.waits.values()) <= {LOOKS}
+
+    await until(rests, f"{entity_id} at rest")
+    return figures[-1]
+
+
 async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
     bus = ShardBus("shop")
     bus.entity("page", shards=4)(Page)
@@ -93,7 +106,7 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         try:
             ids = ("own", "asks", "saves", "thread")
             await until(lambda: all(i in host.active and host.active[i].task for i in ids), "work")
-            own, asks, saves, thread = [await seen(node, i) for i in ids]
+            own, asks, saves, thread = [await still(node, i) for i in ids]
             assert (own.method, own.busy, own.moved, own.waits) == ("wait", LOOKS, False, {})
             assert "in wait" in own.stack[0]
             assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)

@@ -136,6 +136,7 @@ async def test_TG5_of_two_the_second_goes_on_and_the_last_just_ends(
     nodes: Nodes, claims: list[tuple[int, list[str]]]
 ) -> None:
     bus, _ = application()
+    nodes.cluster_settings = PATIENT
     first, second = await nodes.cluster(bus, 2)
     asking = Asking(second)
     await asking.more()
@@ -152,6 +153,7 @@ async def test_TG5_the_two_oldest_leave_at_once(
     nodes: Nodes, claims: list[tuple[int, list[str]]]
 ) -> None:
     bus, _ = application()
+    nodes.cluster_settings = PATIENT
     three = await nodes.cluster(bus, 3)
     asking = Asking(three[2])
     await asking.more()
@@ -208,6 +210,7 @@ async def test_B60_a_node_that_hosts_nothing_coordinates_and_hands_over_to_the_n
     nodes: Nodes, claims: list[tuple[int, list[str]]]
 ) -> None:
     bus, _ = application()
+    nodes.cluster_settings = PATIENT
     roles = {"role": "worker", "coordinator_role": "control"}
     workers = [await nodes.start(bus, up=False, roles=("worker",), **roles)]
     await until(lambda: workers[0].is_up, "the oldest of all")

@@ -50,6 +50,12 @@ async def nodes(secret: Path) -> AsyncIterator[Nodes]:
         yield nodes
 
 
+async def refused_client(address: str, secret: Path | str) -> None:
+    """Enter a client, for as long as the refusal may take on a busy machine."""
+    client = AsyncClient(address, cluster="shop", secret=secret, connect_timeout=PATIENCE_S)
+    await client.__aenter__()
+
+
 @pytest.fixture
 def context() -> Iterator[zmq.Context[Socket]]:
     context: zmq.Context[Socket] = zmq.Context()
@@ -69,7 +75,8 @@ async def test_nodes_and_clients_with_the_secret_work_as_without(
     assert all(not node.endpoint.dropped_frames for node in nodes.all)
 
     def blocking() -> Any:
-        with Client(f"tcp://{nodes.all[1].me.address}", cluster="shop", secret=secret) as other:
+        address = f"tcp://{nodes.all[1].me.address}"
+        with Client(address, cluster="shop", secret=secret, timeout=PATIENCE_S) as other:
             return other.call("counter", "page-1", "add", 1)
 
     assert await asyncio.to_thread(blocking) == 4
@@ -93,9 +100,9 @@ async def test_a_client_with_another_secret_or_none_is_refused_with_the_reason(
     other = secret_file(tmp_path, "other.secret")
     address = f"tcp://{node.me.address}"
     with pytest.raises(Refused, match=DIFFERS):
-        await AsyncClient(address, cluster="shop", secret=other).__aenter__()
+        await refused_client(address, other)
     with pytest.raises(Refused, match="has a secret, and this process has none"):
-        await AsyncClient(address, cluster="shop", secret="").__aenter__()
+        await refused_client(address, "")
     await until(lambda: node.endpoint.dropped_frames.get("handshake_failed", 0) >= 2, "the count")
     assert not node.endpoint.sessions()
 
@@ -106,7 +113,7 @@ async def test_a_client_with_a_secret_is_told_that_the_node_has_none(secret: Pat
         node = await nodes.start(bus)
         address = f"tcp://{node.me.address}"
         with pytest.raises(Refused, match=r"has no secret|or that node has none"):
-            await AsyncClient(address, cluster="shop", secret=secret).__aenter__()
+            await refused_client(address, secret)
 
 
 async def test_a_node_with_another_secret_stops_and_founds_no_cluster(
@@ -164,7 +171,7 @@ async def test_a_handler_of_keys_that_fails_admits_nobody(
     monkeypatch.setattr(Keyring, "user_of", fail)
     address = f"tcp://{node.me.address}"
     with pytest.raises(Refused, match="does not know this process's key"):
-        await AsyncClient(address, cluster="shop", secret=secret).__aenter__()
+        await refused_client(address, secret)
     assert "its key could not be checked" in caplog.text
     assert await before.call("counter", "page-1", "add", 1) == 1  # a connection that stands goes on
 
@@ -283,7 +290,7 @@ async def test_an_old_secret_is_refused_once_it_is_dropped(
     with pytest.raises((AskTimeout, NodeLost)):
         await client.call("counter", "page-1", "add", 1, timeout=1.0)
     with pytest.raises(Refused, match=DIFFERS):
-        await AsyncClient(f"tcp://{node.me.address}", cluster="shop", secret=late).__aenter__()
+        await refused_client(f"tcp://{node.me.address}", late)
 
 
 async def test_a_node_without_a_secret_has_nothing_to_rotate() -> None:
@@ -368,7 +375,7 @@ async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
         assert await client.call("counter", "page-1", "add", 0) == 1
         address = f"tcp://{nodes.all[0].me.address}"
         with pytest.raises(Refused, match="does not know this process's key"):  # the secret alone
-            await AsyncClient(address, cluster="shop", secret=secret).__aenter__()
+            await refused_client(address, secret)
         nodes.security = party.settings(rogue)
         stranger = await nodes.start(bus, up=False)
         async with asyncio.timeout(PATIENCE_S):
@@ -416,7 +423,7 @@ async def test_a_revoked_key_loses_its_connection_and_others_lose_nothing(party:
         node = await nodes.start(bus)
         good = await nodes.client(secret="", key=kept)
         bad = await nodes.client(secret="", key=revoked, timeout=2.0, connect_timeout=PATIENCE_S)
-        assert await bad.call("counter", "page-1", "add", 1) == 1
+        assert await bad.call("counter", "page-1", "add", 1, timeout=PATIENCE_S) == 1
         del party.entries["revoked"]
         party.write()
         assert node.rekey() is True

@@ -20,7 +20,7 @@ from shardbus.store.protocol import Lease
 from tests.loopback.nodes import Nodes, hosts, ready
 from tests.waiting import PATIENCE_S, until
 
-SHARDS, TTL = 6, 2.0
+SHARDS, TTL = 6, 6.0
 STOPS: list[tuple[str, StopReason]] = []
 
 

@@ -121,9 +121,13 @@ async def test_S3_20_shards_with_long_handlers_are_spread(nodes: Nodes) -> None:
         return len(slow & hosts([second], "task").keys())
 
     await until(lambda: 0 < moved() < 4, "some of the slow shards to move")
-    shown: Any = await AdminPages(second).shards("task")
-    assert shown["load_unit"] == "handler s/s"
-    assert all(row["load"] > 0 for row in shown["shards"] if row["shard"] in slow)
+
+    async def shown() -> bool:
+        page: Any = await AdminPages(second).shards("task")
+        assert page["load_unit"] == "handler s/s"
+        return all((row["load"] or 0) > 0 for row in page["shards"] if row["shard"] in slow)
+
+    await until(shown, "the load of each of them")
     sending.cancel()
     await asyncio.wait([sending])
 

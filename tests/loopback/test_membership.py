@@ -182,7 +182,7 @@ async def test_B21_callbacks_come_once_at_their_moment_and_late_ones_at_once(nod
     await until(lambda: len(said) == 2, "the late callback")
     assert said == [("up", Status.UP), ("late", None)]
     await shutdown.leave(node, lambda text: None)
-    await node.subscriptions.end(5.0)
+    await node.subscriptions.end(PATIENCE_S)
     assert said[2:] == [("removed", None)]
 
 

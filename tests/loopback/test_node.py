@@ -309,7 +309,7 @@ async def test_a_client_of_another_cluster_is_refused(nodes: Nodes) -> None:
 
 
 def _connect(node: Node, cluster: str) -> None:
-    with Client(f"tcp://{node.me.address}", cluster=cluster):
+    with Client(f"tcp://{node.me.address}", cluster=cluster, connect_timeout=PATIENCE_S):
         pass
 
 
@@ -498,6 +498,7 @@ async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
     asked: list[int] = []
     monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.timeout_ms))
     assert [*await first.rpc.ask_all("stats")] == [first.me]
+    await until(lambda: asked, "the question")
     assert asked == [250]
 
 
@@ -524,9 +525,11 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
             with pytest.raises(AskTimeout):
                 await steered
         wanted = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
+        await until(lambda: len(asked) >= len(wanted), "every question")  # noqa: B023
         assert asked == [(question, patience) for question in wanted]
         asked.clear()
     await AdminPages(first).nodes()
+    await until(lambda: len(asked) >= 3, "the other questions")
     assert asked == [("stats", 50), ("suspension", 50), ("state_bytes", 50)]
 
 

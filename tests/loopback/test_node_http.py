@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -54,6 +53,7 @@ async def two(nodes: Nodes) -> list[Node]:
 async def test_the_cluster(nodes: Nodes) -> None:
     first, second = await two(nodes)
     for node in (first, second):
+        await until(lambda node=node: node.view and node.view.converged, "convergence")
         said = await get(node, "/v1/cluster")
         epoch = said["coordinators"]["counter"].pop("epoch")
         assert epoch >= 1
@@ -493,6 +493,4 @@ async def test_every_node_knows_how_busy_the_others_are(nodes: Nodes) -> None:
         page = await get(first, "/v1/load")
         return {row["node"] for row in page["nodes"] if row["rss"] > 0} == names
 
-    async with asyncio.timeout(30):
-        while not await known():
-            await asyncio.sleep(0.05)
+    await until(known, "figures of both nodes")

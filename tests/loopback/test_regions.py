@@ -111,7 +111,7 @@ async def test_S0_4_a_client_computes_id_and_shard_as_the_nodes_do(nodes: Nodes)
     relayed = [node.regions["counter"].relayed_messages for node in pair]
     assert await region.ask(EntityEnvelope(7, Get(7))) == 1
     await region.tell(Envelope("7", "increment"))
-    assert await region.ask(Get(7), timeout=10) == 2
+    assert await region.ask(Get(7), timeout=PATIENCE_S) == 2
     await region.ask(StartEntity("123"))
     assert [node for node in pair if node.regions["counter"].host.find("123", "3")] != []
     assert [node.regions["counter"].relayed_messages for node in pair] == relayed
@@ -129,7 +129,7 @@ async def test_the_blocking_client_has_regions_too(nodes: Nodes) -> None:
             region.tell(EntityEnvelope(3, "increment"))
             with pytest.raises(Unhandled, match="knows no such int"):
                 region.ask(5)
-            return [region.ask(Get(3)), region.ask(Envelope("3", Get(3)), timeout=10)]
+            return [region.ask(Get(3)), region.ask(Envelope("3", Get(3)), timeout=PATIENCE_S)]
 
     assert await asyncio.to_thread(use) == [1, 1]
 

@@ -11,6 +11,7 @@ from shardbus.transport import incoming, outgoing
 from shardbus.transport.session import Session
 from shardbus.wire.batch import SESSION_FEATURES, Hello, LinkWelcome, SessionVersions
 from tests.loopback.nodes import Nodes
+from tests.waiting import PATIENCE_S
 
 
 def application() -> ShardBus:
@@ -74,7 +75,8 @@ async def test_N19_versions_without_a_common_one_are_refused_with_both_ranges(
 ) -> None:
     [node] = await nodes.cluster(application(), 1)
     monkeypatch.setattr(outgoing, "SESSION_VERSIONS", SessionVersions(2, 3))
+    address = f"tcp://{node.me.address}"
     with pytest.raises(Refused, match="sessions of version 2 to 3 are not 1 to 1"):
-        async with AsyncClient(f"tcp://{node.me.address}", cluster="shop"):
+        async with AsyncClient(address, cluster="shop", connect_timeout=PATIENCE_S):
             pass
     assert not node.endpoint.incoming.by_name

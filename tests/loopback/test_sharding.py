@@ -90,7 +90,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 async def ask_all(node: Node, method: str, ids: Iterable[str] = IDS) -> list[Any]:
     refs = [node.ref("counter", i) for i in ids]
-    return await asyncio.gather(*(getattr(ref.within(20), method)() for ref in refs))
+    return await asyncio.gather(*(getattr(ref.within(PATIENCE_S), method)() for ref in refs))
 
 
 def homes(of: Iterable[Node]) -> dict[str, Node]:
@@ -164,7 +164,9 @@ async def test_TS9_with_a_minimum_of_members_nothing_moves_at_the_start() -> Non
     async with Nodes(replace(QUICK, min_members=3)) as nodes:
         trio = [await nodes.start(bus, up=False, **FAST) for _ in range(2)]
         early = [
-            asyncio.ensure_future(n.ref("counter", i).within(20).add()) for n in trio for i in IDS
+            asyncio.ensure_future(n.ref("counter", i).within(PATIENCE_S).add())
+            for n in trio
+            for i in IDS
         ]
         await until(lambda: all(n.view and len(n.view.members) == 2 for n in trio), "two members")
         assert not any(node.is_up for node in trio)
@@ -382,7 +384,7 @@ async def test_TS2_a_black_hole_delays_and_loses_nothing(nodes: Nodes) -> None:
     assert there
     assert here
     passage.open.clear()
-    waiting = [second.ref("counter", i).within(20).add() for i in (*there, *fresh)]
+    waiting = [second.ref("counter", i).within(PATIENCE_S).add() for i in (*there, *fresh)]
     await ask_all(second, "passivate", here[:3])
     assert await ask_all(second, "add", here) == [2] * len(here)
     assert not any(ask.done() for ask in waiting)
@@ -553,7 +555,11 @@ async def test_TS16_TSU16_who_does_not_answer_is_not_shown_as_empty(
 ) -> None:
     first, second = await nodes.cluster(application(), 2, shard_region_query_timeout=0.25)
     await ask_all(first, "add")
-    assert (await page(first, "/v1/entities/counter"))["silent"] == []
+
+    async def answered() -> bool:
+        return bool((await page(first, "/v1/entities/counter"))["silent"] == [])
+
+    await until(answered, "the answer of the other in time")
     monkeypatch.setattr(second.rpc, "asked", lambda session, run: None)
     rows = (await page(first, "/v1/shards/counter"))["shards"]
     unknown = [row["entities"] for row in rows if row["node"] == str(second.me)]

@@ -47,9 +47,13 @@ async def test_a_handler_that_blocks_and_one_that_waits(caplog: pytest.LogCaptur
         first = await until(lambda: told("has waited"), "the warning")
         assert first.startswith("reach of page 'b' has waited")
         assert first.endswith("; no answer yet from page 'c'")
+        counted = 'shardbus_slow_handlers_total{entity_type="page",how="%s"} %d.0'
         async with http(node) as client:
-            text = (await client.get("/metrics")).text
-        assert 'shardbus_slow_handlers_total{entity_type="page",how="blocked"} 1.0' in text
-        assert 'shardbus_slow_handlers_total{entity_type="page",how="waited"} 2.0' in text
+
+            async def both() -> bool:
+                return counted % ("waited", 2) in (await client.get("/metrics")).text
+
+            await until(both, "the count of both that wait")
+            assert counted % ("blocked", 1) in (await client.get("/metrics")).text
         Page.gate.set()
         await asked

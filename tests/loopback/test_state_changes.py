@@ -97,6 +97,7 @@ async def test_a_running_entity_saves_the_state_and_starts_again(
             assert answer.status_code == 200, answer.text
             assert answer.json()["node"] in (str(first.me), str(second.me))
             assert stored(nodes, f"c{n}")["items"] == {"milk": n}
+    await until(lambda: len(heard) >= 6, "the starts")
     assert [what for what, _ in heard] == ["start"] * 6, "on_stop does not run"
     for n in range(6):
         assert await client.ref(cart, f"c{n}").show() == {"milk": n}

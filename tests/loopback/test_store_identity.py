@@ -4,7 +4,6 @@ each other, those with one store are one cluster.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from shardbus.config.settings import StoreSettings
@@ -12,7 +11,7 @@ from shardbus.store.memory import MemoryData
 from shardbus.store.sqlite import SqliteStore
 from tests.loopback.nodes import Nodes
 from tests.loopback.test_node import application
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 
 async def test_nodes_with_a_file_each_refuse_each_other(nodes: Nodes, tmp_path: Path) -> None:
@@ -60,8 +59,6 @@ async def test_a_node_can_join_after_the_store_was_replaced(nodes: Nodes, tmp_pa
     async def known_again() -> bool:
         return await first.store.identity() == before
 
-    async with asyncio.timeout(PATIENCE_S):
-        while not await known_again():
-            await asyncio.sleep(0.01)
+    await until(known_again, "the identity in the new file")
     await nodes.start(bus)
     await nodes.agree(2)

@@ -13,7 +13,7 @@ from shardbus import ConfigError, Entity, ShardBus, StopReason, handler
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, hosts, http
 from tests.loopback.test_sharding import FAST, crash, gone
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 IDS = [str(n) for n in range(24)]
 
@@ -74,7 +74,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 async def ask(node: Node, kind: str, method: str, ids: list[str]) -> list[Any]:
-    refs = [node.ref(kind, i).within(30) for i in ids]
+    refs = [node.ref(kind, i).within(PATIENCE_S) for i in ids]
     return await asyncio.gather(*(getattr(ref, method)() for ref in refs))
 
 
