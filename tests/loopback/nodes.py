@@ -122,6 +122,7 @@ class Nodes:
         """A client that knows these nodes, or the first."""
         given = nodes or self.all[:1]
         addresses = [f"tcp://{node.me.address}" for node in given]
+        own = {"connect_timeout": PATIENCE_S} | own
         client = AsyncClient(*addresses, cluster=given[0].cluster_name, timeout=timeout, **own)
         self._clients.append(client)
         return await client.__aenter__()

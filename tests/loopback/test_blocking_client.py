@@ -59,7 +59,12 @@ async def test_messages_of_a_thread_keep_their_order_whatever_their_kind(nodes: 
     [node] = await nodes.cluster(bus, 1)
 
     def use(thread: int) -> list[int]:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             ref: Any = client.ref(page, f"page-{thread}")
             for n in range(0, 3000, 6):
                 ref.add.tell(n)
@@ -82,7 +87,12 @@ async def test_threads_share_a_client_and_each_keeps_its_order(nodes: Nodes) -> 
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> list[list[int]]:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             ref: Any = client.ref(page, "x")
 
             def tell(first: int) -> None:
@@ -103,7 +113,12 @@ async def test_mistakes_are_raised_where_they_are_made(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> int:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             ref: Any = client.ref(page, "x")
             with pytest.raises(SchemaError):
                 ref.tell(object())
@@ -135,7 +150,12 @@ async def test_an_ask_whose_node_dies_has_its_outcome(nodes: Nodes) -> None:
     waiting = threading.Event()
 
     def use() -> str:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             ref: Any = client.ref(page, "x")
             ref.add(1)
             waiting.set()

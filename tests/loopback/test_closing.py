@@ -45,7 +45,12 @@ async def way() -> AsyncIterator[Proxy]:
 
 
 async def entered(proxy: Proxy) -> AsyncClient:
-    client = AsyncClient(f"tcp://127.0.0.1:{proxy.port}", cluster="closing", timeout=PATIENCE_S)
+    client = AsyncClient(
+        f"tcp://127.0.0.1:{proxy.port}",
+        cluster="closing",
+        timeout=PATIENCE_S,
+        connect_timeout=PATIENCE_S,
+    )
     await client.__aenter__()
     await client.ref(Line, "a").ping()
     return client

@@ -94,7 +94,12 @@ async def test_an_asynchronous_client_and_its_refs_refuse_in_a_child(nodes: Node
 
 
 async def test_a_client_that_was_not_entered_yet_works_in_a_child(nodes: Nodes) -> None:
-    client = AsyncClient(f"tcp://{nodes.all[0].me.address}", cluster="forks", timeout=PATIENCE_S)
+    client = AsyncClient(
+        f"tcp://{nodes.all[0].me.address}",
+        cluster="forks",
+        timeout=PATIENCE_S,
+        connect_timeout=PATIENCE_S,
+    )
 
     async def use() -> int:
         async with client:
@@ -109,7 +114,9 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
     address = f"tcp://{nodes.all[0].me.address}"
 
     def work() -> list[str]:
-        with Client(address, cluster="forks", timeout=PATIENCE_S) as client:
+        with Client(
+            address, cluster="forks", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+        ) as client:
             ref = client.ref(Counter, "a")
             assert ref.add(1) == 1
             children = [
@@ -131,7 +138,7 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
 
 def with_own(address: str) -> int:
     """A client that was made after the fork."""
-    with Client(address, cluster="forks", timeout=PATIENCE_S) as client:
+    with Client(address, cluster="forks", timeout=PATIENCE_S, connect_timeout=PATIENCE_S) as client:
         return int(client.ref(Counter, "a").add(100))
 
 

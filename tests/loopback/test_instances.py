@@ -288,7 +288,9 @@ async def test_references_of_threads_choose_a_router_too(nodes: Nodes) -> None:
 
     def blocking() -> None:
         address = f"tcp://{nodes.all[0].me.address}"
-        with Client(address, cluster="market", timeout=PATIENCE_S) as client:
+        with Client(
+            address, cluster="market", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+        ) as client:
             ref: Any = client.ref(quote, "x")
             assert len(ref.to("all").who()) == 3
             turns = [ref.to("round-robin").who()[1] for _ in range(6)]

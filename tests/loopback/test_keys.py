@@ -76,7 +76,9 @@ async def test_nodes_and_clients_with_the_secret_work_as_without(
 
     def blocking() -> Any:
         address = f"tcp://{nodes.all[1].me.address}"
-        with Client(address, cluster="shop", secret=secret, timeout=PATIENCE_S) as other:
+        with Client(
+            address, cluster="shop", secret=secret, timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+        ) as other:
             return other.call("counter", "page-1", "add", 1)
 
     assert await asyncio.to_thread(blocking) == 4

@@ -69,7 +69,9 @@ async def test_a_client_that_was_not_entered_says_so(use: Callable[[AsyncClient]
 
 
 async def test_a_closed_client_refuses_instead_of_dropping(address: str) -> None:
-    async with AsyncClient(address, cluster="misuse", timeout=PATIENCE_S) as client:
+    async with AsyncClient(
+        address, cluster="misuse", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+    ) as client:
         known, unknown = client.ref(Page, "a"), client.ref(Page, "b")
         await known.ping()
     for use in [*USES[:5], USES[7]]:
@@ -98,7 +100,9 @@ async def test_a_timeout_that_is_none_is_a_setting_that_is_no_good(
     for make in (AsyncClient, Client) if timeout is not None else ():
         with pytest.raises(ConfigError, match="a timeout is a number of seconds"):
             make(address, cluster="misuse", timeout=timeout)
-    async with AsyncClient(address, cluster="misuse", timeout=PATIENCE_S) as client:
+    async with AsyncClient(
+        address, cluster="misuse", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+    ) as client:
         if timeout is not None:
             with pytest.raises(ConfigError, match="a timeout is a number of seconds"):
                 await client.ask("page", "a", "hello", timeout=timeout)
@@ -111,7 +115,9 @@ async def test_what_cannot_be_sent_of_a_batch_of_asks_has_its_error_in_its_place
     address: str,
 ) -> None:
     batch: list[tuple[str, object]] = [("a", "x"), ("", "y"), ("b", object()), ("c", "z")]
-    async with AsyncClient(address, cluster="misuse", timeout=PATIENCE_S) as client:
+    async with AsyncClient(
+        address, cluster="misuse", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+    ) as client:
         first, second, third, last = await client.ask_many("page", batch)
     assert (first, last) == ("x", "z")
     assert isinstance(second, ConfigError)

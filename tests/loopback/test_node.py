@@ -164,7 +164,12 @@ async def test_the_blocking_client_does_the_same(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> list[Any]:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             ref: Any = client.ref(counter, "x")
             seen = [ref.add(2)]
             ref.add.tell(1)

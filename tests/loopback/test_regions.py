@@ -124,7 +124,12 @@ async def test_the_blocking_client_has_regions_too(nodes: Nodes) -> None:
     [node] = await nodes.cluster(application(), 1)
 
     def use() -> list[object]:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             region = client.region(Counter)
             region.tell(EntityEnvelope(3, "increment"))
             with pytest.raises(Unhandled, match="knows no such int"):

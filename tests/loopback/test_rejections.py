@@ -95,7 +95,12 @@ async def test_the_blocking_client_raises_the_very_class(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> None:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             ref: Any = client.ref(shop, "a")
             for ask in (lambda: ref.order(4), lambda: client.ask("shop", "a", 4)):
                 with pytest.raises(SoldOut) as refused:

@@ -122,7 +122,11 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
     def produce() -> dict[str, int]:
         address = f"tcp://{node.me.address}"
         with Client(
-            address, cluster="senders", timeout=PATIENCE_S, send_buffer_bytes=SEND_BUFFER_MIN
+            address,
+            cluster="senders",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+            send_buffer_bytes=SEND_BUFFER_MIN,
         ) as client:
             for number in range(messages):
                 client.tell("line", "a", "put", number, PAYLOAD)
@@ -218,7 +222,12 @@ async def test_a_thread_gets_reports_of_drops_too(nodes: Nodes) -> None:
     loop = asyncio.get_running_loop()
 
     def produce() -> dict[str, int]:
-        with Client(f"tcp://{node.me.address}", cluster="senders", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="senders",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             client.tell("line", "a", "put", "no number")
             client.flush()
             asyncio.run_coroutine_threadsafe(

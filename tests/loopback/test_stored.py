@@ -149,7 +149,12 @@ async def test_threads_list_and_call_as_well(nodes: Nodes) -> None:
     found: dict[str, Any] = {}
 
     def work() -> None:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             found["ids"] = list(client.stored(Cart))
             found["named"] = client.for_each(Cart, "add", 1, rate=5000)
             found["called"] = client.for_each(

@@ -105,7 +105,12 @@ async def test_the_blocking_client_calls_the_handler_too(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> None:
-        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{node.me.address}",
+            cluster="shop",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             assert client.ask("counter", "a", "hit") == 1
             assert client.ask(counter, "a", "total") == Sum(1)
             ref: Any = client.ref(counter, "a")

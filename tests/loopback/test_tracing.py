@@ -279,7 +279,11 @@ async def test_B151_a_client_without_tracing_sends_no_context(traced: Nodes, kep
 async def test_B151_the_context_of_a_web_request_is_the_parent(traced: Nodes, kept: Spans) -> None:
     [node] = await traced.cluster(application(), 1)
     client = AsyncClient(
-        f"tcp://{node.me.address}", cluster="shop", tracing=True, timeout=PATIENCE_S
+        f"tcp://{node.me.address}",
+        cluster="shop",
+        tracing=True,
+        timeout=PATIENCE_S,
+        connect_timeout=PATIENCE_S,
     )
 
     async def put(request: Request) -> JSONResponse:
@@ -367,7 +371,9 @@ async def test_B151_what_a_thread_sends_by_the_blocking_client_is_traced(
 
     def send() -> None:
         address = f"tcp://{node.me.address}"
-        with Client(address, cluster="shop", tracing=True, timeout=PATIENCE_S) as client:
+        with Client(
+            address, cluster="shop", tracing=True, timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+        ) as client:
             client.ask("stock", "fig", "take", 1)
             client.tell("log", "before", "note", 1)
             with kept.root():
@@ -408,7 +414,12 @@ async def test_B151_the_ratio_begins_traces_of_the_blocking_client(
     def send() -> None:
         address = f"tcp://{node.me.address}"
         with Client(
-            address, cluster="shop", tracing=True, trace_ratio=1.0, timeout=PATIENCE_S
+            address,
+            cluster="shop",
+            tracing=True,
+            trace_ratio=1.0,
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
         ) as client:
             with unsampled():
                 client.call("stock", "fig", "take", 1)

@@ -34,7 +34,12 @@ def page() -> dict[str, Any]:
 def test_the_applications_of_the_page_serve_requests() -> None:
     """The client and the node are in one application here, so that one test starts them."""
     names, own = page(), settings()
-    client = AsyncClient(f"tcp://127.0.0.1:{own['node.port']}", cluster="shop", timeout=PATIENCE_S)
+    client = AsyncClient(
+        f"tcp://127.0.0.1:{own['node.port']}",
+        cluster="shop",
+        timeout=PATIENCE_S,
+        connect_timeout=PATIENCE_S,
+    )
     both = names["app"]
     both.router.lifespan_context = lifespan(names["bus"].run(own), client)
     with TestClient(both) as web:

@@ -245,7 +245,7 @@ class Processes:
     def client(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> AsyncClient:
         """A client that knows these nodes, or all that run."""
         addresses = [f"tcp://{node.address}" for node in (nodes or self.live)]
-        return AsyncClient(*addresses, cluster="lab", timeout=timeout)
+        return AsyncClient(*addresses, cluster="lab", timeout=timeout, connect_timeout=PATIENCE_S)
 
     def logs(self) -> str:
         """The end of what every node said."""

@@ -95,7 +95,9 @@ class Dev:
 
     def client(self) -> AsyncClient:
         addresses = (f"tcp://127.0.0.1:{self.port + 10 * n}" for n in range(NODES))
-        return AsyncClient(*addresses, cluster="lab", timeout=PATIENCE_S)
+        return AsyncClient(
+            *addresses, cluster="lab", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+        )
 
 
 @pytest.mark.parametrize("blocked", [True, *long_only(False)])

@@ -51,7 +51,9 @@ async def test_S2_9_counters_survive_passivation_and_a_kill(lab: Processes) -> N
     second = begin(lab, COUNTER_IDLE="0.5")
     await lab.agree()
     addresses = [f"tcp://{node.address}" for node in (first, second)]
-    async with AsyncClient(*addresses, cluster="counters", timeout=PATIENCE_S) as client:
+    async with AsyncClient(
+        *addresses, cluster="counters", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+    ) as client:
         counters = client.region(Counter)
         for n in NUMBERS:
             for command in (Increment(), Increment(), Decrement()):

@@ -69,7 +69,12 @@ async def test_threads_and_the_command_line_choose_a_router(lab: Processes) -> N
     await told(lab, 3)
 
     def blocking() -> list[Any]:
-        with Client(f"tcp://{nodes[0].address}", cluster="lab", timeout=PATIENCE_S) as client:
+        with Client(
+            f"tcp://{nodes[0].address}",
+            cluster="lab",
+            timeout=PATIENCE_S,
+            connect_timeout=PATIENCE_S,
+        ) as client:
             found = client.to("all").call("quote", "x", "who")
             one = client.call("quote", "x", "who")
             many = client.to("round-robin").ask_many("quote", [])

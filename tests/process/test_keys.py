@@ -39,7 +39,9 @@ def secret(tmp_path: Path) -> Path:
 
 def client(lab: Processes, secret: Path) -> AsyncClient:
     addresses = [f"tcp://{node.address}" for node in lab.live]
-    return AsyncClient(*addresses, cluster="lab", timeout=PATIENCE_S, secret=secret)
+    return AsyncClient(
+        *addresses, cluster="lab", timeout=PATIENCE_S, connect_timeout=PATIENCE_S, secret=secret
+    )
 
 
 async def command(lab: Processes, node: NodeProcess, *words: str) -> NodeProcess:

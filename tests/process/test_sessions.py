@@ -27,7 +27,9 @@ RESTORED = 'shardbus_entities_carried_total{entity_type="session",outcome="resto
 
 def client_of(lab: Processes) -> AsyncClient:
     addresses = [f"tcp://{node.address}" for node in lab.live]
-    return AsyncClient(*addresses, cluster="sessions", timeout=PATIENCE_S)
+    return AsyncClient(
+        *addresses, cluster="sessions", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+    )
 
 
 async def settled(lab: Processes) -> None:

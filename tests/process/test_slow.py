@@ -133,7 +133,9 @@ async def _plant(lab: Processes, proxy: Proxy) -> None:
     first, second, third = nodes = await lab.cluster(3, app="shop.py", settings=RULES)
     faults = Faults(lab)
     addresses = [f"tcp://{node.address}" for node in nodes]
-    async with AsyncClient(*addresses, cluster="shop", timeout=PATIENCE_S) as client:
+    async with AsyncClient(
+        *addresses, cluster="shop", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
+    ) as client:
 
         async def price() -> None:
             await client.call("order", "o-1", "price")

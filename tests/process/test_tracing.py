@@ -67,7 +67,13 @@ async def test_B151_a_collector_gets_the_spans_of_a_node_in_the_trace_of_its_cli
     settings = ("tracing.enabled=true",)
     node = await lab.start(settings=settings, APP_COLLECTOR=collector.url)
     await lab.agree()
-    own = AsyncClient(f"tcp://{node.address}", cluster="lab", tracing=True, timeout=PATIENCE_S)
+    own = AsyncClient(
+        f"tcp://{node.address}",
+        cluster="lab",
+        tracing=True,
+        timeout=PATIENCE_S,
+        connect_timeout=PATIENCE_S,
+    )
     async with own as client:
         with kept.root():
             assert await client.call("account", "a-1", "add", 5) == 5
