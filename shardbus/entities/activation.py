@@ -151,9 +151,11 @@ class StopRequest:
 
 class Extras:
     """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
-    request, the error of a start that is not tried again, and failures of their own timers."""
+    request, the error of a start that is not tried again, failures, and failures of their own
+    timers."""
 
     __slots__ = (
+        "failures",
         "idle_timeout",
         "own_failures",
         "refusal",
@@ -175,6 +177,8 @@ class Extras:
         self.idle_timeout: float | None = None
         self.stop_request: StopRequest | None = None
         self.refusal: BaseException | None = None
+        self.failures = 0
+        """Starts in a row that have failed, with the failure that led to the first."""
         self.own_failures = 0
         """Failures by messages of the entity's own, without one of others in between."""
         self.used_at_failure = 0
@@ -212,6 +216,7 @@ class Shard:
         "activations",
         "arrivals",
         "fence",
+        "host",
         "live",
         "returning",
         "shard",
@@ -219,8 +224,10 @@ class Shard:
         "via",
     )
 
-    def __init__(self, shard: str, fence: int) -> None:
+    def __init__(self, shard: str, fence: int, host: Any = None) -> None:
         self.shard, self.fence = shard, fence
+        self.host = host
+        """The `ContextHost`, for `Context`."""
         self.arrivals = False
         """Messages from links are admitted; if `via` is set, only those from that node."""
         self.via: object | None = None
@@ -255,11 +262,9 @@ class Activation(HotSlots):
     """One entity in memory. There is one object per entity, so it is small; `Context` adds methods
     and no slots."""
 
-    __slots__ = ("_host", "extras", "failures", "key", "shard", "state", "task")
+    __slots__ = ("extras", "key", "shard", "state", "task")
 
-    def __init__(self, host: Any, shard: Shard, key: str) -> None:
-        self._host = host
-        """The `ContextHost`, for `Context`."""
+    def __init__(self, shard: Shard, key: str) -> None:
         self.shard = shard
         self.key = key
         """The id under which its messages arrive: the entity's, with the instance if there is
@@ -275,7 +280,6 @@ class Activation(HotSlots):
         """Why the entity stops, once that is decided."""
         self.used = 0
         """The tick of the last message from outside."""
-        self.failures = 0
         self.task: EagerTask | None = None
         """The task of a handler, a start or an `on_stop` that waits."""
         self.extras: Extras | None = None
@@ -303,6 +307,11 @@ class Activation(HotSlots):
     def stop_request(self) -> StopRequest | None:
         """The stop message on its way to the entity."""
         return None if self.extras is None else self.extras.stop_request
+
+    @property
+    def failures(self) -> int:
+        """Starts in a row that have failed, with the failure that led to the first."""
+        return 0 if self.extras is None else self.extras.failures
 
     @property
     def refusal(self) -> BaseException | None:

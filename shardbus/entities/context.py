@@ -58,7 +58,11 @@ class Context(Activation):
 
     __slots__ = ()
 
-    _host: ContextHost
+    @property
+    def _host(self) -> ContextHost:
+        """Return what serves the entities of this type here."""
+        host: ContextHost = self.shard.host
+        return host
 
     @property
     def entity_id(self) -> str:

@@ -263,8 +263,9 @@ class EagerRunner:
         task."""
         self._depth += 1
         if self._depth == 1:
-            outer = self._outer = asyncio.current_task(self.loop)
+            outer = asyncio.current_task(self.loop)
             if outer is not None:
+                self._outer = outer
                 _leave_task(self.loop, outer)
             _enter_task(self.loop, self.task)  # type: ignore[arg-type]
 
@@ -274,7 +275,8 @@ class EagerRunner:
         if self._depth == 0:
             _leave_task(self.loop, self.task)  # type: ignore[arg-type]
             if self._outer is not None:
-                _enter_task(self.loop, self._outer)
+                outer, self._outer = self._outer, None
+                _enter_task(self.loop, outer)
 
     def fresh(self) -> Context:
         """Return a context for a coroutine that is to `begin`. It equals `base` until the coroutine

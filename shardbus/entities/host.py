@@ -122,7 +122,7 @@ class Host:
 
     def start_shard(self, shard: str, fence: int) -> None:
         """Host a shard. It admits no message until `set_arrivals` opens it."""
-        hosted = self.shards[shard] = Shard(shard, fence)
+        hosted = self.shards[shard] = Shard(shard, fence, self)
         if self.remembered is not None:
             self.remembered.open(hosted)
         if self.carrying is not None and (waiting := self.carrying.waiting(shard, fence)):
@@ -235,7 +235,7 @@ class Host:
     ) -> Activation:
         """Start an entity that is not in memory; it begins with the messages of `mailbox`. `chain`:
         the entities that wait for it. Without `begins` the caller starts it later."""
-        activation = self._context(self, hosted, entity_id)
+        activation = self._context(hosted, entity_id)
         if mailbox is not None:
             activation.mailbox = mailbox
             self.runner.mailbox_limits.has_mailbox(activation)

@@ -135,7 +135,7 @@ def sliced(
         end = len(ids)
         if end <= RUN_SLICE:
             marks = repeat(corrs) if isinstance(corrs, int) else corrs
-            return (zip(ids, payloads, marks, strict=False),)
+            return (zip(ids, payloads, marks),)  # noqa: B905 - a keyword costs as much as the call
     slices = []
     for at in range(begin, end, RUN_SLICE):
         part = slice(at, min(at + RUN_SLICE, end))
@@ -148,8 +148,7 @@ def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
     """Decode the payloads of a run; the first one is last in the list. Returns None if the run is
     too short or too long, or if any payload is undecodable; the messages are then decoded one by
     one."""
-    read_all = invoker.read_all
-    if read_all is None or not AHEAD_MIN <= len(payloads) <= AHEAD_MAX:
+    if not AHEAD_MIN <= len(payloads) <= AHEAD_MAX or (read_all := invoker.read_all) is None:
         return None
     try:
         ahead = read_all(payloads)

@@ -232,7 +232,8 @@ class Supervisor:
                 if self.gives_up(activation, e):
                     return
             else:
-                activation.failures = 0
+                if activation.extras is not None:
+                    activation.extras.failures = 0
                 self.counts.unreadable.pop(activation.key, None)
                 if self.carrying is not None:
                     self.carrying.forget(activation)
@@ -246,7 +247,7 @@ class Supervisor:
         again = extras.own_failures and extras.used_at_failure == activation.used
         extras.own_failures = extras.own_failures + 1 if again else 1
         extras.used_at_failure = activation.used
-        activation.failures = extras.own_failures
+        extras.failures = extras.own_failures
 
     async def _pause(self, activation: Activation, seconds: float) -> None:
         activation.step(LifeStep.PAUSES)
@@ -359,7 +360,7 @@ class Supervisor:
         backoff than the last time."""
         self.counts.failures += 1
         if again:
-            activation.failures += 1
+            activation.more().failures += 1
         # A store that fails may fail all entities of a node.
         stored = isinstance(error, StoreUnavailable | StateUnreadable)
         output = store_log if stored else log

@@ -28,7 +28,7 @@ EVERY = [(state, step) for state in LifeState for step in LifeStep]
 
 
 def activation(state: LifeState = LifeState.STARTING, *, busy: bool = True) -> Activation:
-    made = Activation(None, Shard("0", 1), "e")
+    made = Activation(Shard("0", 1), "e")
     made.state, made.busy = state, busy
     return made
 
@@ -106,7 +106,7 @@ def test_messages_queue_in_every_state_but_running(state: LifeState) -> None:
 
 
 def test_a_context_is_as_small_as_its_activation() -> None:
-    context = Context(None, Shard("0", 1), "e")
+    context = Context(Shard("0", 1), "e")
     assert Context.__slots__ == ()
     assert not hasattr(context, "__dict__")
     assert sys.getsizeof(context) == sys.getsizeof(activation())

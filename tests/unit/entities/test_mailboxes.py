@@ -231,7 +231,7 @@ class Limited:
         self.limits = MailboxLimits(options, self.clock)  # type: ignore[arg-type]
 
     def entity(self, messages: int = 0, size: int = 0) -> Activation:
-        made = Activation(None, Shard("0", 1), "e")
+        made = Activation(Shard("0", 1), "e")
         self.limits.mailbox_of(made).extend(self.message(size) for _ in range(messages))
         return made
 
@@ -256,7 +256,7 @@ def box(activation: Activation) -> deque[Message]:
 def test_S3_20_waiting_messages_are_counted_by_shard() -> None:
     made = Limited()
     for shard, count in (("1", 2), ("2", 0), ("1", 3)):
-        activation = Activation(None, Shard(shard, 1), "e")
+        activation = Activation(Shard(shard, 1), "e")
         made.limits.mailbox_of(activation).extend(made.message() for _ in range(count))
     assert made.limits.waiting_by_shard() == {"1": 5}
     assert made.limits.waiting == 5
