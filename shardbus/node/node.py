@@ -154,8 +154,8 @@ class Node:
             self.may_coordinate,
         )
         self._by_load: dict[str, ShardingSettings] = {}
-        self._ring = Ring()
         """The types whose load is reported, with their settings."""
+        self._ring = Ring()
         self.vitals = VitalsSampler(
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
         )
