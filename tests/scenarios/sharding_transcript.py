@@ -11,11 +11,13 @@ Lines that begin with `#` are for the reader.
     $ tell n1 s3 4            a sender at n1 sends four messages to an entity of shard s3
     $ kill n2 | leave n2      a node dies; a node drains and leaves
     $ stall n1 n2 3           what n1 sends to n2 takes three seconds
-    $ store down | up         the state store
+    $ stopping takes 6        shards take six seconds to stop from now on
+    $ store down | up | forgets    the state store answers or not, or loses everything
     $ run 5                   time passes
 
 The lane shows who sends what to whom, shards that start and stop, and writes to the store, in
-order. Links take half a millisecond, shards start and stop at once, and so a lane has one order.
+order. Links take half a millisecond, shards start and stop at once unless the script says
+otherwise, and so a lane has one order.
 """
 
 from __future__ import annotations
@@ -185,6 +187,10 @@ class Stage(Net):
                 self.leave(self.named(name))
             case ["stall", source, target, seconds]:
                 self.stall(self.named(source).me, self.named(target).me, float(seconds))
+            case ["stopping", "takes", seconds]:
+                self.stop_s = float(seconds)
+            case ["store", "forgets"]:
+                self.store.forget()
             case ["store", "down" | "up" as state]:
                 self.store.down = state == "down"
             case ["run", seconds]:

@@ -115,6 +115,8 @@ class Net(MachineNetwork):
         self.leaving_mail = 0.0
         """How often a shard stops with messages that its entities have not handled."""
         self.work_s = 0.02
+        self.stop_s = 0.0
+        """Seconds, at least, that a shard takes to stop."""
         self.left = 0
         self.version = "1.0.0"
         """Of nodes that start from now on."""

@@ -252,7 +252,8 @@ class Process:
             )
         elif shard.stopping:
             shard.busy = True
-            self.net.at(self.net.now + self.net.dice.uniform(0, 0.05), lambda: self._down(name))
+            stopped_at = self.net.now + self.net.stop_s + self.net.dice.uniform(0, 0.05)
+            self.net.at(stopped_at, lambda: self._down(name))
 
     def _step(self, name: str) -> None:
         if self.alive:
