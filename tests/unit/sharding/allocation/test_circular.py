@@ -135,15 +135,25 @@ def test_a_type_counts_the_rows_of_others_as_of_their_last_allocation_or_check()
     assert b.ordinals("2") == [2]
 
 
+def test_what_another_type_has_just_placed_counts() -> None:
+    types = ThreeTypes([10, 20, 30])
+    a, b = types.types["A"], types.types["B"]
+    b.place("0", 1)
+    a.place("0", 1)
+    b.place("1", 1)
+    assert [a.ordinals("0"), b.ordinals("0"), b.ordinals("1")] == [[2], [1], [3]]
+
+
 def test_what_was_placed_and_never_stored_counts_until_the_next_check() -> None:
     types = ThreeTypes([10, 20, 30])
     a, b = types.types["A"], types.types["B"]
-    a.strategy.allocate(a.table, {}, ["0~1", "0~2"], list(a.table.regions))
+    for row in ("0~1", "1~1"):
+        a.strategy.allocate(a.table, {}, [row], [_node(20)])
     b.place("0", 1)
-    assert b.ordinals("0") == [3]
     types.check_balance()
     b.place("1", 1)
-    assert b.ordinals("1") == [1]
+    b.place("2", 1)
+    assert [b.ordinals(shard) for shard in "012"] == [[3], [1], [2]]
 
 
 def test_a_dead_node_costs_one_start_for_each_row_that_it_had() -> None:
