@@ -234,7 +234,7 @@ def _agreement(picture: Picture) -> Iterator[Finding]:
             for node, row in answers.items():
                 if row.get(what) != usual:
                     text = f"runs {name} {row.get(what)}, most run {usual}"
-                    yield Finding("versions", name, node, text)
+                    yield Finding("versions", MEMBERS, node, text)
     keys = sorted({key for row in answers.values() for key in row.get("settings", {})})
     for key in keys:
         values = Counter(row.get("settings", {}).get(key, "default") for row in answers.values())

@@ -42,7 +42,7 @@ def drain(
     time."""
     answer = _post(node, member, "drain")
     left = _shards(node, str(answer["node"]))
-    _wait_until_empty(node, {**answer, "shards": left}, timeout, as_json)
+    _wait_until_empty(node, {**answer, "shards": sum(left.values())}, timeout, as_json)
 
 
 def shutdown_region(
@@ -73,13 +73,24 @@ def _wait_until_empty(
 ) -> None:
     """Wait until the node of `answer` hosts no shards (of a type), then print the answer. Exit with
     code 7 if shards are left after `timeout` seconds, unless that is 0."""
-    left, deadline = int(answer["shards"]), time.monotonic() + timeout
+    left, told, deadline = int(answer["shards"]), "", time.monotonic() + timeout
+    types: dict[str, int] = {}
     while left and time.monotonic() < deadline:
-        output.note(f"{left} shards left")
-        time.sleep(POLL_S)
-        left = _shards(url, str(answer["node"]), entity_type)
+        types = _shards(url, str(answer["node"]), entity_type)
+        left = sum(types.values())
+        line = ", ".join(f"{count} of {name}" for name, count in types.items())
+        if left and line != told:
+            told = line
+            output.note(f"{left} shard{'' if left == 1 else 's'} left: {line}")
+        if left:
+            time.sleep(POLL_S)
     _show({**answer, "shards": left}, as_json)
     if left and timeout:
+        for name in types:
+            output.note(
+                f"`shardbus shards {name}` names the shard, `shardbus explain {name} --shard S` "
+                "what it waits for"
+            )
         raise typer.Exit(ExitCode.DRAIN_DEADLINE)
 
 
@@ -88,16 +99,16 @@ def _post(url: str, member: str, action: str) -> dict[str, Any]:
     return asked.parse(asked.post("v1", "nodes", member, action))
 
 
-def _shards(url: str, node: str, entity_type: str | None = None) -> int:
-    """Return how many shards the node hosts, of one type or of all."""
+def _shards(url: str, node: str, entity_type: str | None = None) -> dict[str, int]:
+    """Return how many shards the node hosts, by type: of one type, or of all that have some."""
     rows = NodeHttp(url).read("v1", "nodes").get("nodes", ())
-    return sum(
-        count
+    return {
+        name: count
         for row in rows
         if row["node"] == node
         for name, count in row["shards"].items()
-        if entity_type in (None, name)
-    )
+        if count and entity_type in (None, name)
+    }
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:

@@ -186,8 +186,8 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     (lambda p: update(member(p, 1), suspended="suspended, because"), [("suspended", "members", B)]),
     (lambda p: update(member(p, 1), time=1030.0), [("clock", "members", B)]),
     (lambda p: update(member(p, 1), time=990.0), [("clock", "members", B)]),
-    (lambda p: update(member(p, 1), build="0.2.0"), [("versions", "shardbus", B)]),
-    (lambda p: update(member(p, 1), version="8"), [("versions", "the application", B)]),
+    (lambda p: update(member(p, 1), build="0.2.0"), [("versions", "members", B)]),
+    (lambda p: update(member(p, 1), version="8"), [("versions", "members", B)]),
     (
         lambda p: update(member(p, 1)["settings"], **{"cluster.min_members": "2"}),
         [("settings", "cluster", "cluster.min_members")],
