@@ -97,7 +97,7 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
     assert await m("m.quantile([], [], 0.5)") is None
 
     # Problems are sorted, the gravest first, and each has a cause.
-    minute = "{drops: new Map([['cart\\nexpired', 2]]), storeErrors: 1, slow: 3}"
+    minute = "{drops: new Map([['cart\\nexpired', 2], ['\\nno_session', 1]]), storeErrors: 1, slow: 3}"
     overview = {
         "converged": False,
         "types": [{"type": "cart", "coordinator": None}],
@@ -119,6 +119,7 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
         "warning: b:1 is late by 500 ms",
         "warning: cart has no coordinator known here",
         "warning: 2 messages dropped in the last minute: expired (cart)",
+        "warning: 1 frame dropped in the last minute: no_session",
         "warning: 3 slow handlers in the last minute",
         "note: c:1 is draining",
         "note: the members do not agree on the membership yet",

@@ -383,7 +383,7 @@ const DRAW = {
     const rows = [...state.events, ...(state.earlier ?? [])].filter((one) => `${one.event} ${one.type ?? ""} ${one.text}`.toLowerCase().includes(wanted));
     const shown = rows.slice(0, EVENTS_SHOWN);
     $("event-summary").textContent = `${count(rows.length, "event")}, newest first${rows.length > shown.length ? `, of which the last ${shown.length} are shown` : ""}. Those from before this page was opened are the last that each node keeps.`;
-    $("event-list").replaceChildren(...shown.map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", one.type ? [name(one.type, 60), ": "] : null, name(one.text ?? ""), one.seen_by && one.seen_by !== state.overview?.self ? h("span", { class: "muted" }, " seen by ", name(address(one.seen_by))) : null)));
+    $("event-list").replaceChildren(...shown.map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", one.type ? [name(one.type, 60), ": "] : null, name(one.text ?? ""), one.seen_by && one.seen_by !== state.overview?.self ? h("span", { class: "muted" }, " · seen by ", name(address(one.seen_by))) : null)));
   },
   settings() {
     if (state.view !== "settings" || !state.settings) return;

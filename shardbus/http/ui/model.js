@@ -247,7 +247,7 @@ export function problems(overview, minute, maps) {
   if (minute.storeErrors) add("fault", `the store failed ${count(minute.storeErrors, "time")} in the last minute`, "Entities can neither be loaded nor saved meanwhile.");
   for (const [key, n] of minute.drops) {
     const [type, reason] = key.split("\n");
-    add("warning", `${count(n, "message")} dropped in the last minute: ${visible(reason)}${type ? ` (${visible(type)})` : ""}`);
+    add("warning", `${count(n, type ? "message" : "frame")} dropped in the last minute: ${visible(reason)}${type ? ` (${visible(type)})` : ""}`);
   }
   if (minute.slow) add("warning", `${count(minute.slow, "slow handler")} in the last minute`, "Trouble lists what they wait for.");
   if (!overview.converged) add("note", "the members do not agree on the membership yet", "Nodes that join or leave wait for it.");
