@@ -97,7 +97,8 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
     assert await m("m.quantile([], [], 0.5)") is None
 
     # Problems are sorted, the gravest first, and each has a cause.
-    minute = "{drops: new Map([['cart\\nexpired', 2], ['\\nno_session', 1]]), storeErrors: 1, slow: 3}"
+    drops = "new Map([['cart\\nexpired', 2], ['\\nno_session', 1]])"
+    minute = f"{{drops: {drops}, storeErrors: 1, slow: 3}}"
     overview = {
         "converged": False,
         "types": [{"type": "cart", "coordinator": None}],
