@@ -190,7 +190,7 @@ async def test_the_settings_of_every_master_are_checked(empty: RedisClusterServe
 async def test_a_master_that_is_away_holds_up_only_its_own_slots(
     empty: RedisClusterServers,
 ) -> None:
-    store = open_store(empty.url, cluster="shop", timeout=1.0)
+    store = open_store(empty.url, cluster="shop", timeout=8.0)
     await store.start()
     kept = EntityStates(store, 7, within=0.0)
     assert set(await store.save_states(states())) == {None}

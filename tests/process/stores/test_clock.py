@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     no_compiler(), reason="needs a C compiler, for a server whose clock can be set"
 )
 
-TTL = 20.0
+TTL = 120.0
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def jump(server: RedisServer, clock: Shim) -> None:
 @asynccontextmanager
 async def node_on(server: RedisServer) -> AsyncIterator[StateStore]:
     """The store of one node."""
-    store = open_store(server.url(), cluster="shop", timeout=5.0)
+    store = open_store(server.url(), cluster="shop", timeout=60.0)
     await store.start()
     try:
         yield store

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -39,6 +40,19 @@ async def insist(step: Callable[[], Awaitable[Answer]]) -> Answer:
                 return await step()
             except StoreUnavailable:
                 await asyncio.sleep(0.01)
+
+
+async def failure(step: Callable[[], Awaitable[object]], says: str) -> StoreUnavailable:
+    """Repeat `step`, which fails each time, until the error says this, and return that error.
+
+    For the same stores: on a machine that stands still, time may pass before the cause is known.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with pytest.raises(StoreUnavailable) as raised:
+                await step()
+            if re.search(says, str(raised.value)):
+                return raised.value
 
 
 Spoil = Callable[..., Awaitable[bool]]
