@@ -22,8 +22,9 @@ from typing import IO, Any
 
 from benchmarks.counters import resident
 from benchmarks.cuts_app import Line, bus
-from benchmarks.harness import emit, free_port, spawned
+from benchmarks.harness import emit, spawned
 from shardbus import AsyncClient
+from tests.ports import free_port
 
 ENTITIES = 1_000
 BYTES = 15

@@ -44,6 +44,7 @@ from shardbus.transport.secret_file import new_secret, secrets_text, write_priva
 from shardbus.transport.zmq.curve import ClusterKeys, KeyPair, Keyring, connect_with, derive
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, Hello, encode_body, pack_header
+from tests.ports import free_port
 
 CURVE_KINDS = ("plain", "other", "half", "server")
 RAW_KINDS = ("old", "http", "replay", "noise")
@@ -73,8 +74,8 @@ class Target:
     async def start(self) -> None:
         """Start the node and count every frame that reaches it."""
         bus = ShardBus("forged")
-        port = _free_port()
-        own = NodeSettings(port=port, gossip_port=_free_port())
+        port = free_port()
+        own = NodeSettings(port=port, gossip_port=free_port())
         settings = Settings(node=own, security=SecuritySettings(secret=str(self.secret)))
         node = self.node = Node(bus.name, bus.types, settings, MemoryStore())
         count = self._counted
@@ -271,14 +272,6 @@ def through(found: dict[str, Any]) -> int:
     """Return how many attempts got anywhere."""
     known = int(found["members"]) - 1 + int(found["sessions"])
     return known + int(found["ends"].get("admitted", 0)) + int(sum(found["reached"].values()))
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> int:

@@ -22,8 +22,9 @@ from typing import Any
 
 from benchmarks.cuts import START
 from benchmarks.cuts_app import Line, bus
-from benchmarks.harness import PAYLOAD, emit, free_port, spawned
+from benchmarks.harness import PAYLOAD, emit, spawned
 from shardbus import AsyncClient
+from tests.ports import free_port
 
 KINDS: dict[str, tuple[int, str, float]] = {
     "busy": (100, "put_slowly", 0.000_05),

@@ -20,7 +20,7 @@ from urllib.request import ProxyHandler, build_opener
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = str(Path(sys.executable).with_name("shardbus"))
 READY_WITHIN_S, LEAVE_WITHIN_S, ANSWER_WITHIN_S = 30.0, 20.0, 5.0
-PORTS = range(20_000, 32_000)
+PORTS = range(26_000, 32_000)
 """Below the ports that the system gives to outgoing connections."""
 
 # Asks for the signal, then becomes the node. The parent may have ended before that. Without prctl

@@ -54,9 +54,11 @@ async def test_a_kill_is_seen_within_two_seconds_of_the_clusters_knowing_it(
 
     async def cluster_knows() -> bool:
         found = await nodes[0].page("/v1/cluster")
+        members = await nodes[0].page("/v1/nodes")
+        if not found or not members:
+            return False
         if not known and any(one.startswith(victim.address) for one in found["unreachable"]):
             known.append(time.monotonic())
-        members = await nodes[0].page("/v1/nodes")
         gone = all(row["address"] != victim.address for row in members["nodes"])
         if gone and not known:
             known.append(time.monotonic())

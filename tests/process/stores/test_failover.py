@@ -32,8 +32,8 @@ QUICK_STORE = ("sharding.entity_restart_backoff=500ms",)
 DETECT_QUICKLY = (
     *QUICK_STORE,
     "cluster.failure_detector.heartbeat_interval=200ms",
-    "cluster.failure_detector.acceptable_heartbeat_pause=600ms",
-    "cluster.downing.stable_after=1s",
+    "cluster.failure_detector.acceptable_heartbeat_pause=1500ms",
+    "cluster.downing.stable_after=2s",
 )
 NOTICED = "the store has another server"
 
