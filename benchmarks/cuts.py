@@ -67,6 +67,7 @@ async def run(messages: int, cuts: int, seed: int = 1) -> dict[str, Any]:
         f" --http-port {http} --advertise 127.0.0.1:{proxy.port} --store memory://"
     )
     async with spawned("-c", START, *arguments.split()) as host:
+        await host.listens(port)  # before that, the proxy ends each connection that it takes
         address = f"tcp://127.0.0.1:{proxy.port}"
         async with AsyncClient(address, cluster=bus.name, connect_timeout=300) as client:
             refs = [client.ref(Line, f"line-{n}") for n in range(ENTITIES)]

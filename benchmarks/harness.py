@@ -90,6 +90,11 @@ def free_port() -> int:
         return port
 
 
+Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+START_S = 300.0
+"""Ends a wait for a host that does not start, however busy the machine is."""
+
+
 class Host:
     """Hold a host process and the socket that reports its counters."""
 
@@ -99,11 +104,20 @@ class Host:
 
     async def connect(self) -> None:
         """Wait until the host answers."""
-        deadline = time.monotonic() + 30
+        self._reader, self._writer = await self._opened(
+            lambda: asyncio.open_unix_connection(self._control)
+        )
+
+    async def listens(self, port: int) -> None:
+        """Wait until the host takes connections there."""
+        _, writer = await self._opened(lambda: asyncio.open_connection("127.0.0.1", port))
+        writer.close()
+
+    async def _opened(self, connect: Callable[[], Awaitable[Pipe]]) -> Pipe:
+        deadline = time.monotonic() + START_S
         while True:
             with contextlib.suppress(OSError):
-                self._reader, self._writer = await asyncio.open_unix_connection(self._control)
-                return
+                return await connect()
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("the host did not start")
             await asyncio.sleep(0.05)
