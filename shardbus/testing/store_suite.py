@@ -236,26 +236,26 @@ class StoreSuite:
     # Leases
 
     async def test_a_lease_has_one_owner(self, store: StateStore, other: StateStore) -> None:
-        held = await store.acquire_lease("sbr", "a", 60.0)
+        held = await store.acquire_lease("sbr", "a", 3600.0)
         assert held is not None
-        assert await other.acquire_lease("sbr", "b", 60.0) is None
-        assert await store.acquire_lease("sbr", "a", 60.0) == held
-        assert await store.renew_lease(held, 60.0)
-        assert await other.acquire_lease("another", "b", 60.0) is not None
+        assert await other.acquire_lease("sbr", "b", 3600.0) is None
+        assert await store.acquire_lease("sbr", "a", 3600.0) == held
+        assert await store.renew_lease(held, 3600.0)
+        assert await other.acquire_lease("another", "b", 3600.0) is not None
 
     async def test_a_released_lease_is_free_and_its_counter_grows(
         self, store: StateStore, other: StateStore
     ) -> None:
-        first = await store.acquire_lease("sbr", "a", 60.0)
+        first = await store.acquire_lease("sbr", "a", 3600.0)
         assert first is not None
         await store.release_lease(first)
-        assert not await store.renew_lease(first, 60.0)
-        second = await other.acquire_lease("sbr", "b", 60.0)
+        assert not await store.renew_lease(first, 3600.0)
+        second = await other.acquire_lease("sbr", "b", 3600.0)
         assert second is not None
         assert second.counter > first.counter
         await store.release_lease(first)
-        assert await store.acquire_lease("sbr", "a", 60.0) is None
-        assert await other.renew_lease(second, 60.0)
+        assert await store.acquire_lease("sbr", "a", 3600.0) is None
+        assert await other.renew_lease(second, 3600.0)
 
     async def test_a_lease_runs_out(
         self, store: StateStore, other: StateStore, pass_time: Callable[[float], None]
@@ -263,18 +263,18 @@ class StoreSuite:
         first = await store.acquire_lease("sbr", "a", 0.2)
         assert first is not None
         pass_time(0.2)
-        await until(lambda: other.acquire_lease("sbr", "b", 60.0))
-        second = await other.acquire_lease("sbr", "b", 60.0)
+        await until(lambda: other.acquire_lease("sbr", "b", 3600.0))
+        second = await other.acquire_lease("sbr", "b", 3600.0)
         assert second is not None
         assert second.counter > first.counter
-        assert not await store.renew_lease(first, 60.0)
+        assert not await store.renew_lease(first, 3600.0)
         await store.release_lease(first)
-        assert await store.acquire_lease("sbr", "a", 60.0) is None
+        assert await store.acquire_lease("sbr", "a", 3600.0) is None
 
     async def test_a_lease_that_ran_out_is_not_renewed_but_acquired_anew(
         self, store: StateStore, pass_time: Callable[[float], None]
     ) -> None:
-        first = await store.acquire_lease("sbr", "a", 60.0)
+        first = await store.acquire_lease("sbr", "a", 3600.0)
         assert first is not None
 
         async def lost() -> bool:
@@ -283,7 +283,7 @@ class StoreSuite:
             return not renewed
 
         await until(lost)
-        second = await store.acquire_lease("sbr", "a", 60.0)
+        second = await store.acquire_lease("sbr", "a", 3600.0)
         assert second is not None
         assert second.counter > first.counter
 
@@ -295,20 +295,20 @@ class StoreSuite:
         pass_time(0.1)
 
         async def again() -> bool:
-            lease = await store.acquire_lease("sbr", "a", 60.0)
+            lease = await store.acquire_lease("sbr", "a", 3600.0)
             return lease is not None and lease.counter > first.counter
 
         await until(lambda: other.acquire_lease("sbr", "b", 0.001))
         pass_time(0.001)
         await until(again)
         await store.release_lease(first)
-        assert await other.acquire_lease("sbr", "b", 60.0) is None
+        assert await other.acquire_lease("sbr", "b", 3600.0) is None
 
     async def test_of_many_that_race_for_a_lease_one_gets_it(
         self, store: StateStore, other: StateStore
     ) -> None:
         racers = [
-            racer.acquire_lease("sbr", f"owner-{n}", 60.0)
+            racer.acquire_lease("sbr", f"owner-{n}", 3600.0)
             for n in range(20)
             for racer in (store, other)
         ]
@@ -564,7 +564,7 @@ class StoreSuite:
             await store.claim_epoch(name, number, "crc32/100")
             await store.write_homes(name, number, dict.fromkeys(NASTY_IDS, (A, number)), number)
             await store.add_remembered("counter", name, NASTY_IDS[:number], number)
-            assert await store.acquire_lease(name, name, 60.0) is not None
+            assert await store.acquire_lease(name, name, 3600.0) is not None
         saves = [
             save(name, 1, name.encode(), number, name)
             for number, name in enumerate(NASTY_IDS, start=1)
@@ -577,7 +577,7 @@ class StoreSuite:
             for limit in (1, 100):
                 assert await remembered(store, name, limit) == set(NASTY_IDS[:number])
             assert await store.load_state("counter", name, name, 1) == name.encode()
-            assert await store.acquire_lease(name, "another", 60.0) is None
+            assert await store.acquire_lease(name, "another", 3600.0) is None
 
     async def test_two_stores_that_race_write_one_history(
         self, store: StateStore, other: StateStore

@@ -60,7 +60,7 @@ async def uses_everything(store: StateStore, text: bytes) -> None:
         assert await asyncio.gather(*loads) == [text + name.encode() for name in names]
         lists = [store.add_remembered("counter", str(n), [f"{turn}"], 1) for n in range(10)]
         await asyncio.gather(*lists)
-        leases = [store.acquire_lease(f"l-{n}", f"{turn}", 60.0) for n in range(10)]
+        leases = [store.acquire_lease(f"l-{n}", f"{turn}", 3600.0) for n in range(10)]
         assert [lease is not None for lease in await asyncio.gather(*leases)] == [turn == 0] * 10
     await store.claim_epoch("counter", 1, "crc32/100")
     pages = [store.page_remembered("counter", str(n), None, 9) for n in range(10)]
