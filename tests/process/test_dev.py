@@ -197,7 +197,7 @@ async def test_other_shards_than_stored_are_said_with_a_command_that_mends_it(
 ) -> None:
     folder = lab.folder / ".shardbus"
     folder.mkdir(mode=0o700)
-    store = open_store(f"sqlite:///{folder / 'state.db'}", cluster="lab")
+    store = open_store(f"sqlite:///{folder / 'state.db'}", cluster="lab", timeout=PATIENCE_S)
     await store.start()
     await store.claim_epoch("box", 1, "crc32/12")
     await store.write_homes("box", 1, {"7": (NodeId("127.0.0.1", 7355, 1), 1 << 32)}, 1)

@@ -17,6 +17,7 @@ from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
 from shardbus_cli.exit_codes import ExitCode
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 NO_NODE = ("--node", "http://127.0.0.1:1")
 
@@ -29,7 +30,7 @@ class Stored:
         self.words = ("counter", "--store", self.url)
 
     async def _open(self) -> StateStore:
-        store = open_store(self.url, cluster="shop")
+        store = open_store(self.url, cluster="shop", timeout=PATIENCE_S)
         await store.start()
         return store
 

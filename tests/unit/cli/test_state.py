@@ -17,6 +17,7 @@ from shardbus.store.transfer import Importer, StoredEntity
 from shardbus.wire.schema import encode_value
 from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.main import run
+from tests.waiting import PATIENCE_S
 
 APP = """
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ def url(tmp_path: Path) -> str:
     where = f"sqlite:///{tmp_path}/store.db"
 
     async def fill() -> None:
-        store = open_store(where, cluster="shop")
+        store = open_store(where, cluster="shop", timeout=PATIENCE_S)
         await store.start()
         states = {
             "a/1": encode_value({"items": ["tea"]}),
@@ -70,7 +71,7 @@ def url(tmp_path: Path) -> str:
 
 def spoil(url: str, count: int) -> None:
     async def spoil_them() -> None:
-        store = open_store(url, cluster="shop")
+        store = open_store(url, cluster="shop", timeout=PATIENCE_S)
         await store.start()
         saves = [Save("cart", "7", f"x{n}", 1, b"\xc1\x00\x09\x80", 100 + n) for n in range(count)]
         await store.save_states(saves)
@@ -140,7 +141,7 @@ def test_a_check_of_a_type_without_states_is_refused(
 
 def states(url: str, kind: str) -> dict[str, bytes | None]:
     async def read() -> dict[str, bytes | None]:
-        store = open_store(url, cluster="shop")
+        store = open_store(url, cluster="shop", timeout=PATIENCE_S)
         await store.start()
         ids, _ = await store.page_stored(kind, "", None, 1000)
         found = await store.read_states(kind, ids)

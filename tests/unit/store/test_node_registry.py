@@ -11,6 +11,7 @@ from shardbus.ids import Address
 from shardbus.store import node_registry
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
+from tests.waiting import PATIENCE_S
 
 NODES = [Address("10.0.0.1", 7355), Address("::1", 7357), Address("a.b-c", 1)]
 
@@ -19,7 +20,7 @@ NODES = [Address("10.0.0.1", 7355), Address("::1", 7357), Address("a.b-c", 1)]
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StateStore]:
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/s.db"}
     url = urls.get(request.param) or str(request.getfixturevalue(f"{request.param}_url"))
-    opened = open_store(url, cluster="shop")
+    opened = open_store(url, cluster="shop", timeout=PATIENCE_S)
     await opened.start()
     yield opened
     await opened.close()
