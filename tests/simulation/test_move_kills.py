@@ -76,6 +76,11 @@ def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(se
     run(options(seed, "drop"))
 
 
+@pytest.mark.parametrize("seed", [20388])
+def test_a_shard_that_comes_back_while_its_entities_still_stop_runs_again(seed: int) -> None:
+    run(options(seed, "forward"))
+
+
 @pytest.mark.parametrize("seed", [10209])
 def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwarded(
     seed: int,

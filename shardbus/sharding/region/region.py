@@ -598,15 +598,20 @@ class ShardRegion:
         fence = self._stopped[shard] = max(hosted.fence, hosted.stop_fence)
         self._incoming.end(shard, now)
         if self._outgoing.on_stopped(shard, left, now, carried):
+            if hosted.restart_fence:  # it came back while its entities still stopped
+                self._restart(shard, hosted.restart_fence)
             return
         if hosted.state is not HostedState.STOPPING or not hosted.restart_fence:
             self._routing.on_shard_stopping(shard, fence, now)  # it may have this home again
         self._routing.keep_leftovers(shard, left, self.epoch, now)
         if hosted.restart_fence:
-            self._hosted[shard] = HostedShard(hosted.restart_fence)
-            self._out.append(ev.StartShard(shard, hosted.restart_fence))
+            self._restart(shard, hosted.restart_fence)
         else:
             self._stopped_now[shard] = Home(shard, self._me, self._stopped[shard])
+
+    def _restart(self, shard: str, fence: int) -> None:
+        self._hosted[shard] = HostedShard(fence)
+        self._out.append(ev.StartShard(shard, fence))
 
     def _report_stopped(self, home: Home) -> None:
         if self._outgoing.has_left(home):

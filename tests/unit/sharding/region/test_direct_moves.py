@@ -396,6 +396,24 @@ def test_a_deadline_of_an_earlier_move_does_not_end_the_next_one_of_the_shard() 
     assert here.sent() == [(N2, msg.Switch), (None, msg.ShardMoved)]
 
 
+def test_a_shard_that_comes_back_while_its_entities_still_stop_starts_again_after_that() -> None:
+    """Options 2a 3a: it was handed over before they had stopped."""
+    here = old_home("forward")
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    for sender in SENDERS[1:]:
+        here.got(sender, ack(sender))
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "forward", (MOVE,)))
+    back = Home("17", N1, 3)
+    here.got(COORDINATOR, msg.HostShard(EPOCH, (back,)))
+    assert not any(isinstance(effect, ev.StartShard) for effect in here.look())
+    here.do(ev.ShardDown("17", (letter(1),)))
+    done = here.look()
+    assert ev.StartShard("17", 3) in done
+    assert [e.node for e in done if isinstance(e, ev.Release)] == [N2], "N2 sends it on"
+    here.do(ev.ShardReady("17"))
+    assert here.region.state_of("17") is HostedState.RUNNING
+
+
 def test_a_shard_that_waits_for_its_new_home_is_handed_off_if_the_coordinator_says_so() -> None:
     """The next coordinator does not know of the move, for its store was set back."""
     here = old_home()
