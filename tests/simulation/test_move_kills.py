@@ -76,6 +76,11 @@ def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(se
     run(options(seed, "drop"))
 
 
+@pytest.mark.parametrize("seed", [20722])
+def test_what_a_dead_new_home_gives_back_does_not_go_behind_later_messages(seed: int) -> None:
+    run(options(seed, "ordered"))
+
+
 @pytest.mark.parametrize("seed", [20388])
 def test_a_shard_that_comes_back_while_its_entities_still_stop_runs_again(seed: int) -> None:
     run(options(seed, "forward"))

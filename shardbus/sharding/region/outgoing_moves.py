@@ -65,7 +65,12 @@ from shardbus.sharding.messages import (
     Home,
     ShardMove,
 )
-from shardbus.sharding.region.route import REJECT_DROPPED_IN_MOVE, BufferedMessage
+from shardbus.sharding.region.route import (
+    REJECT_DROPPED_IN_MOVE,
+    REJECT_STOPPED,
+    BufferedMessage,
+    Returned,
+)
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.timers import Timers
 from shardbus.transitions import following
@@ -410,6 +415,20 @@ class OutgoingMoves:
             self._forget(one.move.old.shard)
 
     # The end.
+
+    def refuse_returned(self, node: NodeId, returned: Returned) -> Returned:
+        """Refuse what this old home had forwarded to a new one that has died, in a mode that keeps
+        order: its senders may have sent later ones there, and go on to the next home by themselves.
+        Returns the rest: a Flush, which its sender waits for, and what this node has sent."""
+        rest = []
+        for shard, message in returned:
+            last = self._moved.get(shard)
+            to_it = last is not None and last.mode.keeps_order and last.move.new.node == node
+            if to_it and message.hops and not message.is_marker:
+                self._out.append(ev.Reject(shard, message, REJECT_STOPPED))
+            else:
+                rest.append((shard, message))
+        return tuple(rest)
 
     def on_node_gone(self, node: NodeId) -> None:
         """Keep the shards that this node was to get; forward an acknowledgement in its name."""

@@ -194,6 +194,7 @@ class ShardRegion:
                 self._on_down(shard, left, now, carried)
             case ev.NodeGone(node, returned):
                 self._watchers.pop(node, None)
+                returned = self._outgoing.refuse_returned(node, returned)
                 self._outgoing.on_node_gone(node)
                 self._routing.on_node_gone(node, returned, now)
                 self._incoming.on_node_gone(node)

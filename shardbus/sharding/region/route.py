@@ -62,7 +62,8 @@ class BufferedMessage(Protocol):
 
     `size` is the number of bytes it counts for in a buffer. `expired`: it is an ask whose deadline
     has passed, and its sender has the error. `is_marker`: it is a Flush, and no message.
-    `any_instance`: of a type with instances, another one may handle it as well.
+    `any_instance`: of a type with instances, another one may handle it as well. `hops`: how often
+    it was forwarded; 0 if it is of this process.
     """
 
     @property
@@ -73,6 +74,8 @@ class BufferedMessage(Protocol):
     def is_marker(self) -> bool: ...
     @property
     def any_instance(self) -> bool: ...
+    @property
+    def hops(self) -> int: ...
 
 
 Returned = tuple[tuple[str, BufferedMessage], ...]

@@ -753,6 +753,21 @@ def test_the_old_home_reports_the_move_to_its_clients_when_it_hands_over(
     assert [type(message) for to, message in here.messages() if to == CLIENT] == [news]
 
 
+@pytest.mark.parametrize(("mode", "refused"), [("ordered", [1]), ("forward", [])])
+def test_what_a_dead_new_home_gives_back_of_others_does_not_go_behind_their_later_messages(
+    mode: str, refused: list[int]
+) -> None:
+    """Their senders may have acknowledged, and use the next home by themselves. What the old home
+    itself had sent goes on, and a Flush, for which its sender waits."""
+    here = switched(mode)
+    forwarded, own, flush = letter(1), letter(2), replace(letter(3), flush_id=1)
+    forwarded.hops = flush.hops = 1
+    here.do(ev.NodeGone(N2, tuple(("17", one) for one in (forwarded, own, flush))))
+    assert here.rejected() == [(seq, "stopped") for seq in refused]
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH, (Home("17", S, 3),)))
+    assert here.released() == [(S, [seq for seq in (1, 2, 3) if seq not in refused])]
+
+
 def test_a_client_that_knows_another_home_leaves_it_with_a_flush() -> None:
     client = Here(None)
     later = ShardMove(Home("17", S, 2), Home("17", N2, 3))
