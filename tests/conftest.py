@@ -6,9 +6,10 @@ import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import postgres_server as postgres
 from tests.postgres_server import PostgresServer
@@ -17,9 +18,10 @@ from tests.redis_server import RedisServer
 SUITES = ("shardbus.testing.store_suite", "shardbus.testing.allocation_suite")
 pytest.register_assert_rewrite("tests.unit.store.store_suite", *SUITES)
 
-settings.register_profile("default", deadline=None, derandomize=True)
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
-settings.register_profile("wild", deadline=None, max_examples=2_000)
+UNTIMED: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("default", **UNTIMED, derandomize=True)
+settings.register_profile("quick", **UNTIMED, derandomize=True, max_examples=20)
+settings.register_profile("wild", **UNTIMED, max_examples=2_000)
 """The same examples in every run, and no clock. `make test` runs with the profile `quick`,
 `make test-long` with `default`; `--hypothesis-profile=wild` searches for other examples."""
 settings.load_profile("default")
