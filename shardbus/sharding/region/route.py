@@ -146,6 +146,8 @@ class Route:
     """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
     flush_id: int = 0
     flushing_since: float = 0.0
+    passed: list[Home] = field(default_factory=list)
+    """FLUSHING: earlier next homes, to which the old one may have forwarded; at most `LEFT_MAX`."""
     unacked: Home | None = None
     """The BeginHandOff to acknowledge when the Flush ends."""
     dead_home: Home | None = None
@@ -208,6 +210,9 @@ class Route:
 
     def set_next(self, home: Home) -> None:
         """Make this the next home."""
+        before = self.next_home
+        if self.state is RouteState.FLUSHING and before is not None and before.node != home.node:
+            self.passed = [*self.passed[: LEFT_MAX - 1], before]
         self.next_home = home
         self.floor = home.fence
         self.handed_off = None

@@ -352,7 +352,7 @@ class Routing:
                     route.on_home_dead(route.home)
                     self._close(route)
                 else:
-                    self._end_flush(route, now)
+                    self._on_flushed_home_dead(route, now)
             self._request(route, now)
 
     def on_node_back(self, node: NodeId) -> None:
@@ -754,7 +754,7 @@ class Routing:
         home = route.home
         assert home is not None
         self._close(route)
-        route.state, route.home = RouteState.FLUSHING, home
+        route.state, route.home, route.passed = RouteState.FLUSHING, home, []
         self._flushes += 1
         route.flush_id, route.flushing_since = self._flushes, now
         self._timers.set(route.shard, now + min(self._retry, FLUSH_PATIENCE_S))
@@ -773,6 +773,19 @@ class Routing:
             self._timers.cancel(route.shard)  # it was for the Flush
         self._request(route, now)
 
+    def _on_flushed_home_dead(self, route: Route, now: float) -> None:
+        """Go on to the next home, behind what the old one may have forwarded before it died: there
+        is a home in between that may still have it."""
+        passed = route.passed
+        for at, home in enumerate(passed, 1):
+            to_next = route.next_home is not None and home.node == route.next_home.node
+            if home.node != self._me and home.node not in self._dead and not to_next:
+                route.home = home
+                self._flush(route, now)
+                route.passed = passed[at:]
+                return
+        self._end_flush(route, now)
+
     def _give_up_flush(self, route: Route, home: Home, now: float) -> None:
         """Go on without the echo. Messages that are still on their way to the old home may arrive
         after later ones."""
@@ -784,7 +797,7 @@ class Routing:
         if route.unacked is not None:
             self._acks[route.shard] = route.unacked
         route.state, route.home = RouteState.UNKNOWN, None
-        route.unacked, route.awaits_leftovers = None, False
+        route.unacked, route.awaits_leftovers, route.passed = None, False, []
 
     # Room in the buffers.
 

@@ -775,6 +775,32 @@ def test_a_client_that_knows_another_home_leaves_it_with_a_flush() -> None:
     assert ev.SendFlush("17", N1, 1) in client.look()
 
 
+def test_what_a_dead_old_home_has_forwarded_arrives_before_later_messages() -> None:
+    """It forwarded to a home in between, which still has it: the next Flush goes there."""
+    here = Here(S)
+    between, last = Home("17", N2, 2), Home("17", COORDINATOR, 3)
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH, (between,)))
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH, (last,)))
+    assert ev.SendFlush("17", N1, 1) in here.look()
+    here.deliver(1, None)
+    here.do(ev.NodeGone(N1, ()))
+    assert ev.SendFlush("17", N2, 2) in here.look()
+    assert here.released() == []
+    here.do(ev.FlushDone("17", 2))
+    assert here.released() == [(COORDINATOR, [1])]
+
+
+def test_no_home_in_between_that_is_dead_too_is_waited_for() -> None:
+    here = Here(S)
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH, (NEW,)))
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH, (Home("17", COORDINATOR, 3),)))
+    here.deliver(1, None)
+    here.do(ev.NodeGone(N2, ()))
+    here.look()
+    here.do(ev.NodeGone(N1, ()))
+    assert here.released() == [(COORDINATOR, [1])]
+
+
 def test_a_sender_remembers_a_bounded_number_of_old_homes() -> None:
     here = Here(S)
     homes = [Home("17", NodeId("m", port, port), port) for port in range(10, 30)]
