@@ -116,18 +116,19 @@ def test_a_kill_meets_the_phase_and_the_victim_that_it_is_for() -> None:
         ("buffer", 0),
         ("ordered", 0),
         ("forward", 3),
-        ("drop", 13),
+        ("drop", 19),
         ("keep/open/drop", 3),
         ("forward/open/forward", 4),
         ("forward/buffer/forward", 0),
-        ("drop/open/forward", 14),
+        ("drop/open/forward", 19),
     ],
 )
 def test_every_phase_can_meet_every_victim(
     mode: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No pair is impossible: each move has two homes, and four nodes leave one for the coordinator
-    and one for a sender. A phase that a mode lacks is none of its targets."""
+    and one for a sender. A phase that a mode lacks is none of its targets. The first seed met all
+    when this list was last brought up to date."""
     met: dict[Target, None] = {}
 
     def look(kills: MoveKills, sim_node: SimNode) -> None:
@@ -137,8 +138,12 @@ def test_every_phase_can_meet_every_victim(
                     met[target] = None
 
     monkeypatch.setattr(MoveKills, "_look", look)
-    run(options(seed, mode))
-    assert set(met) == set(targets_of(MODES[mode]))
+    wanted = set(targets_of(MODES[mode]))
+    for one in range(seed, seed + SEEDS_PER_TARGET):
+        run(options(one, mode))
+        if met.keys() >= wanted:
+            break
+    assert met.keys() == wanted
 
 
 @pytest.mark.long
