@@ -12,13 +12,11 @@ off; samples, at both ends, and the page are what costs.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-from contextlib import AsyncExitStack
 from urllib.request import urlopen
 
 from benchmarks.sides import Product
-from benchmarks.turns import WORKS, compare
+from benchmarks.turns import options_of, run
 from shardbus.transport import sent_messages
 
 
@@ -40,11 +38,12 @@ def page(port: int) -> None:
         answer.read()
 
 
-async def run(works: list[str], pairs: int, seconds: float) -> None:
-    """Start the sides, and compare them in each kind of work."""
+def main() -> None:
+    """Compare."""
+    options = options_of("Measure what metrics cost.", pairs=8, seconds=5.0)
 
     async def read(side: Product) -> None:
-        await asyncio.sleep(seconds / 2)
+        await asyncio.sleep(options.seconds / 2)
         await asyncio.to_thread(page, side.http)
 
     sides = [
@@ -52,24 +51,7 @@ async def run(works: list[str], pairs: int, seconds: float) -> None:
         Product("on"),
         Unsampled("off again", app="benchmarks.unsampled"),
     ]
-    async with AsyncExitStack() as stack:
-        for side in sides:
-            await stack.enter_async_context(side)
-        for work in works:
-            await compare("metered", sides, work, pairs, seconds, {"on": read})
-
-
-def main() -> None:
-    """Compare."""
-    parser = argparse.ArgumentParser(description="Measure what metrics cost.")
-    parser.add_argument("works", nargs="*", metavar="WORK", default=[])
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--slice", type=float, default=5.0, dest="seconds")
-    options = parser.parse_args()
-    works = options.works or list(WORKS)
-    if unknown := set(works) - set(WORKS):
-        parser.error(f"there is no work {', '.join(sorted(unknown))}: {', '.join(WORKS)}")
-    asyncio.run(run(works, options.pairs, options.seconds))
+    asyncio.run(run("metered", sides, options, {"on": read}))
 
 
 if __name__ == "__main__":

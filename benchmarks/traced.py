@@ -13,10 +13,8 @@ The SDK exports batches, as an application's does, to an exporter that discards 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -24,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from benchmarks.counters import bus as bus  # what a node serves
 from benchmarks.sides import Product
-from benchmarks.turns import WORKS, compare
+from benchmarks.turns import options_of, run
 
 
 class Discard(SpanExporter):
@@ -40,9 +38,10 @@ provider.add_span_processor(BatchSpanProcessor(Discard()))
 trace.set_tracer_provider(provider)
 
 
-async def run(works: list[str], pairs: int, ratio: float, seconds: float) -> None:
-    """Start the sides, and compare them in each kind of work."""
-    app = "benchmarks.traced"
+def main() -> None:
+    """Compare."""
+    options = options_of("Measure what tracing costs.", pairs=20, seconds=1.5, ratio=0.01)
+    app, ratio = "benchmarks.traced", options.ratio
     sides = [
         Product("off", app=app),
         Product("idle", app=app, trace_ratio=0.0),
@@ -50,25 +49,7 @@ async def run(works: list[str], pairs: int, ratio: float, seconds: float) -> Non
         Product("every", app=app, trace_ratio=ratio, trace_limit=0),
         Product("off again", app=app),
     ]
-    async with AsyncExitStack() as stack:
-        for side in sides:
-            await stack.enter_async_context(side)
-        for work in works:
-            await compare("traced", sides, work, pairs, seconds, {})
-
-
-def main() -> None:
-    """Compare."""
-    parser = argparse.ArgumentParser(description="Measure what tracing costs.")
-    parser.add_argument("works", nargs="*", metavar="WORK", default=[])
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--ratio", type=float, default=0.01)
-    parser.add_argument("--slice", type=float, default=1.5, dest="seconds")
-    options = parser.parse_args()
-    works = options.works or list(WORKS)
-    if unknown := set(works) - set(WORKS):
-        parser.error(f"there is no work {', '.join(sorted(unknown))}: {', '.join(WORKS)}")
-    asyncio.run(run(works, options.pairs, options.ratio, options.seconds))
+    asyncio.run(run("traced", sides, options, {}))
 
 
 if __name__ == "__main__":

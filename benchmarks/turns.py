@@ -7,6 +7,7 @@ same round: of the rates, and of the processor time that client and node take fo
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import statistics
@@ -20,6 +21,31 @@ from benchmarks.sides import Product
 WORKS = ("tell", "ask256", "ask1")
 Beside = Mapping[str, Callable[[Product], Coroutine[Any, Any, None]]]
 """What runs while a side is at work, by its name."""
+
+
+def options_of(about: str, pairs: int, seconds: float, **numbers: float) -> argparse.Namespace:
+    """Return the options of a command line: the kinds of work, the pairs, the seconds of a slice,
+    and further `numbers`, by their defaults."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("works", nargs="*", metavar="WORK", default=[])
+    parser.add_argument("--pairs", type=int, default=pairs)
+    parser.add_argument("--slice", type=float, default=seconds, dest="seconds")
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=float, default=default)
+    options = parser.parse_args()
+    options.works = options.works or list(WORKS)
+    if unknown := set(options.works) - set(WORKS):
+        parser.error(f"there is no work {', '.join(sorted(unknown))}: {', '.join(WORKS)}")
+    return options
+
+
+async def run(name: str, sides: list[Product], options: argparse.Namespace, beside: Beside) -> None:
+    """Start the sides, and compare them in each kind of work."""
+    async with contextlib.AsyncExitStack() as stack:
+        for side in sides:
+            await stack.enter_async_context(side)
+        for work in options.works:
+            await compare(name, sides, work, options.pairs, options.seconds, beside)
 
 
 async def slice_of(side: Product, work: str, amount: float) -> dict[str, float]:

@@ -448,9 +448,8 @@ class Host:
             raise
         if self.state_sizes is not None:
             self.state_sizes.note(activation, data)
-        gate = self.gate
-        if gate.closed or gate.clock() >= gate.valid_until:  # as `is_shut`, for each save
-            await gate.passed()
+        if self.gate.is_shut():
+            await self.gate.passed()
 
     async def change_state(
         self, shard: str, entity_id: str, data: bytes | None, revision: str = ""

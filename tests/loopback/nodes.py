@@ -15,6 +15,7 @@ from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.pages import AdminPages
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
+from shardbus.client.blocking import Client
 from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
@@ -126,6 +127,12 @@ class Nodes:
         client = AsyncClient(*addresses, cluster=given[0].cluster_name, timeout=timeout, **own)
         self._clients.append(client)
         return await client.__aenter__()
+
+
+def blocking_client(node: Node, **own: Any) -> Client:
+    """A blocking client of one node's cluster, for a thread of its own."""
+    patient: dict[str, Any] = {"timeout": PATIENCE_S, "connect_timeout": PATIENCE_S}
+    return Client(f"tcp://{node.me.address}", cluster=node.cluster_name, **patient | own)
 
 
 def ready(node: Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardbus import Client, Entity, ShardBus, handler
+from shardbus import Entity, ShardBus, handler
 from shardbus.errors import (
     AskTimeout,
     ConfigError,
@@ -20,7 +20,7 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import Nodes, blocking_client
 from tests.waiting import PATIENCE_S, until
 
 
@@ -59,12 +59,7 @@ async def test_messages_of_a_thread_keep_their_order_whatever_their_kind(nodes: 
     [node] = await nodes.cluster(bus, 1)
 
     def use(thread: int) -> list[int]:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             ref: Any = client.ref(page, f"page-{thread}")
             for n in range(0, 3000, 6):
                 ref.add.tell(n)
@@ -87,12 +82,7 @@ async def test_threads_share_a_client_and_each_keeps_its_order(nodes: Nodes) -> 
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> list[list[int]]:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             ref: Any = client.ref(page, "x")
 
             def tell(first: int) -> None:
@@ -113,12 +103,7 @@ async def test_mistakes_are_raised_where_they_are_made(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> int:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             ref: Any = client.ref(page, "x")
             with pytest.raises(SchemaError):
                 ref.tell(object())
@@ -150,12 +135,7 @@ async def test_an_ask_whose_node_dies_has_its_outcome(nodes: Nodes) -> None:
     waiting = threading.Event()
 
     def use() -> str:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             ref: Any = client.ref(page, "x")
             ref.add(1)
             waiting.set()

@@ -10,7 +10,6 @@ import pytest
 
 from examples import prices
 from shardbus import (
-    Client,
     ConfigError,
     Entity,
     EntityFailed,
@@ -28,7 +27,7 @@ from shardbus.routing.pending_message import PendingMessage
 from shardbus.sharding.events import MessageReceived
 from shardbus.sharding.messages import InstanceCount
 from shardbus.wire.schema import decode_value, encode_value
-from tests.loopback.nodes import Nodes, http
+from tests.loopback.nodes import Nodes, blocking_client, http
 from tests.waiting import PATIENCE_S, until
 
 
@@ -287,10 +286,7 @@ async def test_references_of_threads_choose_a_router_too(nodes: Nodes) -> None:
     await three(nodes, bus)
 
     def blocking() -> None:
-        address = f"tcp://{nodes.all[0].me.address}"
-        with Client(
-            address, cluster="market", timeout=PATIENCE_S, connect_timeout=PATIENCE_S
-        ) as client:
+        with blocking_client(nodes.all[0]) as client:
             ref: Any = client.ref(quote, "x")
             assert len(ref.to("all").who()) == 3
             turns = [ref.to("round-robin").who()[1] for _ in range(6)]

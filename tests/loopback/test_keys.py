@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from benchmarks import forgeries
-from shardbus import AskTimeout, AsyncClient, Client, NodeLost, Refused, UnknownEntityType
+from shardbus import AskTimeout, AsyncClient, NodeLost, Refused, UnknownEntityType
 from shardbus.config.settings import SecuritySettings
 from shardbus.ids import Address, NodeId
 from shardbus.node.node import Node
@@ -23,7 +23,7 @@ from shardbus.transport.zmq import zap
 from shardbus.transport.zmq.curve import KeyPair, Keyring, connect_with, derive
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, Hello, encode_body, pack_header
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import Nodes, blocking_client
 from tests.loopback.test_node import application
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
@@ -75,10 +75,7 @@ async def test_nodes_and_clients_with_the_secret_work_as_without(
     assert all(not node.endpoint.dropped_frames for node in nodes.all)
 
     def blocking() -> Any:
-        address = f"tcp://{nodes.all[1].me.address}"
-        with Client(
-            address, cluster="shop", secret=secret, timeout=PATIENCE_S, connect_timeout=PATIENCE_S
-        ) as other:
+        with blocking_client(nodes.all[1], secret=secret) as other:
             return other.call("counter", "page-1", "add", 1)
 
     assert await asyncio.to_thread(blocking) == 4
@@ -371,7 +368,7 @@ async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
         await nodes.agree(2)
         client = await nodes.client(secret="", key=user)
         assert await client.call("counter", "page-1", "add", 1) == 1
-        narrow = await nodes.client(secret="", key=other, timeout=2.0, connect_timeout=PATIENCE_S)
+        narrow = await nodes.client(secret="", key=other, timeout=2.0)
         with pytest.raises((UnknownEntityType, AskTimeout)):
             await narrow.call("counter", "page-1", "add", 1)
         assert await client.call("counter", "page-1", "add", 0) == 1
@@ -424,7 +421,7 @@ async def test_a_revoked_key_loses_its_connection_and_others_lose_nothing(party:
         nodes.security = party.settings(one)
         node = await nodes.start(bus)
         good = await nodes.client(secret="", key=kept)
-        bad = await nodes.client(secret="", key=revoked, timeout=2.0, connect_timeout=PATIENCE_S)
+        bad = await nodes.client(secret="", key=revoked, timeout=2.0)
         assert await bad.call("counter", "page-1", "add", 1, timeout=PATIENCE_S) == 1
         del party.entries["revoked"]
         party.write()

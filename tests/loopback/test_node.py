@@ -34,7 +34,7 @@ from shardbus.sharding.allocation.strategies import ConsistentHashing, Move
 from shardbus.sharding.table import ShardTable
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import decode_value, encode_value
-from tests.loopback.nodes import Nodes, hosts, ready
+from tests.loopback.nodes import Nodes, blocking_client, hosts, ready
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
@@ -164,12 +164,7 @@ async def test_the_blocking_client_does_the_same(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> list[Any]:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             ref: Any = client.ref(counter, "x")
             seen = [ref.add(2)]
             ref.add.tell(1)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from shardbus import (
-    Client,
     ConfigError,
     Entity,
     Envelope,
@@ -20,7 +19,7 @@ from shardbus import (
     handler,
 )
 from shardbus.node.node import Node
-from tests.loopback.nodes import Nodes, hosts, http, ready
+from tests.loopback.nodes import Nodes, blocking_client, hosts, http, ready
 from tests.waiting import PATIENCE_S, until
 
 SHARDS = 10
@@ -124,12 +123,7 @@ async def test_the_blocking_client_has_regions_too(nodes: Nodes) -> None:
     [node] = await nodes.cluster(application(), 1)
 
     def use() -> list[object]:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             region = client.region(Counter)
             region.tell(EntityEnvelope(3, "increment"))
             with pytest.raises(Unhandled, match="knows no such int"):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from shardbus import Client, Entity, Rejection, ShardBus, handler
+from shardbus import Entity, Rejection, ShardBus, handler
 from shardbus.errors import EntityFailed
 from shardbus.wire import rejections
-from tests.loopback.nodes import Nodes
-from tests.waiting import PATIENCE_S, until
+from tests.loopback.nodes import Nodes, blocking_client
+from tests.waiting import until
 
 
 @dataclass
@@ -95,12 +95,7 @@ async def test_the_blocking_client_raises_the_very_class(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> None:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             ref: Any = client.ref(shop, "a")
             for ask in (lambda: ref.order(4), lambda: client.ask("shop", "a", 4)):
                 with pytest.raises(SoldOut) as refused:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from shardbus import BufferFull, Client, Entity, ShardBus, handler
+from shardbus import BufferFull, Entity, ShardBus, handler
 from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
 from shardbus.errors import ConfigError
 from shardbus.node.node import Node
 from shardbus.transport import outgoing
 from shardbus.transport.session import BATCH_WEIGHT_MAX
 from shardbus.wire.batch import Hello
-from tests.loopback.nodes import Nodes, http
-from tests.waiting import PATIENCE_S, until
+from tests.loopback.nodes import Nodes, blocking_client, http
+from tests.waiting import until
 
 MAILBOX = 10
 PAYLOAD = bytes(64 * 1024)
@@ -120,14 +120,7 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
     messages = SEND_BUFFER_MIN // len(PAYLOAD) * 2
 
     def produce() -> dict[str, int]:
-        address = f"tcp://{node.me.address}"
-        with Client(
-            address,
-            cluster="senders",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-            send_buffer_bytes=SEND_BUFFER_MIN,
-        ) as client:
+        with blocking_client(node, send_buffer_bytes=SEND_BUFFER_MIN) as client:
             for number in range(messages):
                 client.tell("line", "a", "put", number, PAYLOAD)
             client.flush()
@@ -222,12 +215,7 @@ async def test_a_thread_gets_reports_of_drops_too(nodes: Nodes) -> None:
     loop = asyncio.get_running_loop()
 
     def produce() -> dict[str, int]:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="senders",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             client.tell("line", "a", "put", "no number")
             client.flush()
             asyncio.run_coroutine_threadsafe(

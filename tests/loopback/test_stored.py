@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from shardbus import Client, ConfigError, Entity, ShardBus, handler
+from shardbus import ConfigError, Entity, ShardBus, handler
 from shardbus.client import stored as stored_module
 from shardbus.errors import EntityFailed, Unhandled, UnknownEntityType
 from shardbus.ids import shard_of
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import Nodes, blocking_client
 from tests.virtual_time import virtual
-from tests.waiting import PATIENCE_S
 
 SHARDS = 10
 bus = ShardBus("shop")
@@ -149,12 +148,7 @@ async def test_threads_list_and_call_as_well(nodes: Nodes) -> None:
     found: dict[str, Any] = {}
 
     def work() -> None:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             found["ids"] = list(client.stored(Cart))
             found["named"] = client.for_each(Cart, "add", 1, rate=5000)
             found["called"] = client.for_each(

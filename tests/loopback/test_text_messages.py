@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardbus import Client, Entity, SchemaError, ShardBus, Unhandled, handler
-from tests.loopback.nodes import Nodes
-from tests.waiting import PATIENCE_S, until
+from shardbus import Entity, SchemaError, ShardBus, Unhandled, handler
+from tests.loopback.nodes import Nodes, blocking_client
+from tests.waiting import until
 
 
 @dataclass
@@ -105,12 +105,7 @@ async def test_the_blocking_client_calls_the_handler_too(nodes: Nodes) -> None:
     [node] = await nodes.cluster(bus, 1)
 
     def use() -> None:
-        with Client(
-            f"tcp://{node.me.address}",
-            cluster="shop",
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node) as client:
             assert client.ask("counter", "a", "hit") == 1
             assert client.ask(counter, "a", "total") == Sum(1)
             ref: Any = client.ref(counter, "a")

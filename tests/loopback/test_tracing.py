@@ -20,12 +20,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from shardbus import AsyncClient, Client, Entity, EntityFailed, Rejection, ShardBus, handler
+from shardbus import AsyncClient, Entity, EntityFailed, Rejection, ShardBus, handler
 from shardbus.config.settings import TracingSettings
 from shardbus.integrations.starlette import TraceContext, client_of, lifespan
 from shardbus.node.node import Node
 from tests import spans
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import Nodes, blocking_client
 from tests.spans import Spans, id_of, parent_of
 from tests.waiting import PATIENCE_S, until
 
@@ -370,10 +370,7 @@ async def test_B151_what_a_thread_sends_by_the_blocking_client_is_traced(
     [node] = await traced.cluster(application(), 1)
 
     def send() -> None:
-        address = f"tcp://{node.me.address}"
-        with Client(
-            address, cluster="shop", tracing=True, timeout=PATIENCE_S, connect_timeout=PATIENCE_S
-        ) as client:
+        with blocking_client(node, tracing=True) as client:
             client.ask("stock", "fig", "take", 1)
             client.tell("log", "before", "note", 1)
             with kept.root():
@@ -412,15 +409,7 @@ async def test_B151_the_ratio_begins_traces_of_the_blocking_client(
     [node] = await traced.cluster(application(), 1)
 
     def send() -> None:
-        address = f"tcp://{node.me.address}"
-        with Client(
-            address,
-            cluster="shop",
-            tracing=True,
-            trace_ratio=1.0,
-            timeout=PATIENCE_S,
-            connect_timeout=PATIENCE_S,
-        ) as client:
+        with blocking_client(node, tracing=True, trace_ratio=1.0) as client:
             with unsampled():
                 client.call("stock", "fig", "take", 1)
             client.call("stock", "fig", "take", 1)

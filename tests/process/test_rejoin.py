@@ -61,6 +61,7 @@ async def test_a_node_that_was_downed_in_its_sleep_rejoins(lab: Processes) -> No
     await lab.agree(first, second)
 
 
+@pytest.mark.long
 async def test_a_node_whose_loop_is_blocked_rejoins(lab: Processes) -> None:
     """The thread that would end the process starts it anew: no port stays in use."""
     blocks = (*REJOINS, "cluster.app_stall_timeout=4s")

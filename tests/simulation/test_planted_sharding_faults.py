@@ -101,7 +101,7 @@ PLANTED = (
         REFUSALS,
         density="thin",
     ),
-    Planted(3, defects.a_downed_node_goes_on_leaving, ("ends",)),
+    Planted(12, defects.a_downed_node_goes_on_leaving, ("ends",)),
     Planted(
         0,
         defects.messages_of_a_starting_entity_are_dropped_at_a_handoff,
