@@ -179,6 +179,7 @@ def test_of_two_the_survivor_stays_by_the_lease(lab: Lab) -> None:
     assert len(lab.leases) == 1
 
 
+@pytest.mark.long
 def test_a_new_process_at_the_old_address_replaces_the_old(lab: Lab) -> None:
     first, second, third = three(lab)
     member = third.thread.me

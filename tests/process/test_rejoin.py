@@ -89,6 +89,7 @@ async def test_a_node_that_an_operator_downed_ends(lab: Processes) -> None:
     assert "this node stops: downed by an operator" in third.err.read_text()
 
 
+@pytest.mark.long
 async def test_a_node_that_was_told_to_stop_does_not_rejoin(lab: Processes) -> None:
     first, second, third = await lab.cluster(3, settings=REJOINS)
     third.signal(signal.SIGSTOP)
@@ -99,6 +100,7 @@ async def test_a_node_that_was_told_to_stop_does_not_rejoin(lab: Processes) -> N
     assert third.out.read_text().count("ready: ") == 1
 
 
+@pytest.mark.long
 async def test_an_embedded_node_that_was_downed_in_its_sleep_rejoins(lab: Processes) -> None:
     """In the same process and loop: its application goes on."""
     first, second = await lab.cluster(2, settings=REJOINS)
@@ -116,6 +118,7 @@ async def test_an_embedded_node_that_was_downed_in_its_sleep_rejoins(lab: Proces
     await lab.agree(first, second)
 
 
+@pytest.mark.long
 async def test_S3_42_if_those_that_stayed_are_lost_for_good_it_ends(lab: Processes) -> None:
     """A supervisor starts it again, and its seeds decide who founds a cluster."""
     first, second, third = await lab.cluster(3, settings=(*REJOINS, "cluster.rejoin_within=2s"))

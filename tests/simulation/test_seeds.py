@@ -71,6 +71,7 @@ def test_who_is_heard_but_does_not_hear_votes_for_one_side_only() -> None:
     check(draw(13459, seconds=60.0))
 
 
+@pytest.mark.long
 def test_the_last_of_a_side_does_not_wait_for_the_dead() -> None:
     """n5 was to ask for the lease, and died. n1 had flagged it before, so nothing that n1 sees
     changes."""
