@@ -86,6 +86,11 @@ def test_a_shard_that_comes_back_while_its_entities_still_stop_runs_again(seed: 
     run(options(seed, "forward"))
 
 
+@pytest.mark.parametrize("seed", [30019])
+def test_a_prepared_shard_of_a_lost_move_gets_a_home_when_its_old_one_dies(seed: int) -> None:
+    run(options(seed, "ordered"))
+
+
 @pytest.mark.parametrize("seed", [10209])
 def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwarded(
     seed: int,

@@ -23,7 +23,8 @@ with its session is none. It asks the old home, too, which answers for senders t
 `ACK_PATIENCE_S` a sender's messages are handled all the same, and the region notes `ack_given_up`:
 from then on the order of that sender is not guaranteed. When the old home is gone, nothing more can
 come from it, and every buffer opens. If it is gone before Switch, only the coordinator's HostShard
-starts the shard.
+starts the shard. The new home asks for the home every `retry_interval` then: a coordinator whose
+store has lost the move has the shard nowhere, and what waits here would wait for ever.
 
 What the entities had in memory at the old home comes before Switch, and goes to the shard's start.
 What comes later, or exceeds `CARRY_MAX` bytes, is refused, and noted: those entities start from the
@@ -263,7 +264,9 @@ class IncomingMoves:
         """Ask again for what is late, and end what takes too long."""
         for shard in self._timers.due(now):
             one = self._moves[shard]
-            if not one.switched:
+            if not one.switched and self._routing.is_gone(one.move.old.node):
+                self._out.append(ev.SendCoordinator(msg.GetShardHome((shard,))))
+            elif not one.switched:
                 again = msg.MovePrepared((one.move,), carries=True)
                 self._out.append(ev.Send(one.move.old.node, again))
             elif one.runs and now >= one.until:

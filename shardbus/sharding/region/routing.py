@@ -355,6 +355,10 @@ class Routing:
                     self._on_flushed_home_dead(route, now)
             self._request(route, now)
 
+    def is_gone(self, node: NodeId) -> bool:
+        """True if the node has died or left."""
+        return node in self._dead
+
     def on_node_back(self, node: NodeId) -> None:
         """Accept homes on a node again that was taken for dead, and answers."""
         self._dead.pop(node, None)

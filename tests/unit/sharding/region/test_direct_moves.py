@@ -655,6 +655,33 @@ def test_a_prepared_shard_starts_at_the_coordinators_command_only() -> None:
     assert ev.StartShard("17", 2) in here.look()
 
 
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("node", [N2, S])
+def test_a_prepared_shard_that_no_coordinator_knows_gets_a_home_when_its_old_one_is_gone(
+    node: NodeId, told: bool
+) -> None:
+    """Switch was lost, and the store has lost the move. Senders use the new home already."""
+    here = new_home(runs=False)
+    if told:
+        here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))
+    here.deliver(1, S)
+    here.do(ev.NodeGone(N1))
+    here.look()
+    for _ in range(2):
+        here.pass_time(ShardingSettings().retry_interval)
+        done = here.look()
+        assert ev.SendCoordinator(msg.GetShardHome(("17",))) in done
+        assert not any(isinstance(effect, ev.Send) for effect in done)
+    home = Home("17", node, 3)
+    if node == N2:
+        here.got(COORDINATOR, msg.HostShard(EPOCH + 1, (home,)))
+        assert ev.StartShard("17", 3) in here.look()
+        here.do(ev.ShardReady("17"))
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH + 1, (home,)))
+    assert here.released() == [(node, [1])]
+    assert here.region.moving == ()
+
+
 def test_a_prepared_shard_that_must_move_on_starts_first() -> None:
     here = new_home(runs=False)
     on = ShardMove(NEW, Home("17", S, 3))
