@@ -122,52 +122,51 @@ class SaveGroup:
     async def _write(self) -> None:
         """Write batches until nothing waits."""
         try:
-            while taken := self._take():
-                batch = [*taken.values()]
+            while batch := self._take():
                 self._writing.append(batch)
                 try:
                     await self._write_batch(batch)
                 finally:
                     self._writing = [other for other in self._writing if other is not batch]
-                    self._in_flight.difference_update(taken)
+                    self._in_flight.difference_update([save[:3] for save, _, _ in batch])
         finally:
             self._idle_writers += 1
 
     async def _write_batch(self, batch: list[_Waiting]) -> None:
+        saves, answers, begun = zip(*batch, strict=True)
         outcomes: Sequence[Exception | None]
         try:
-            outcomes = await self._save([save for save, _, _ in batch])
+            outcomes = await self._save(saves)
         except Exception as e:
             outcomes = [e] * len(batch)
         ended, durations = perf_counter(), defaultdict[str, list[float]](list)
-        for save, _, began in batch:
-            durations[save.entity_type].append(ended - began)
+        for save, began in zip(saves, begun, strict=True):
+            durations[save[0]].append(ended - began)
         for entity_type, seconds in durations.items():
             self._observer.saved(entity_type, seconds)
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
-        answers = [answer for _, answer, _ in batch]
         settle_soon(asyncio.get_running_loop(), answers, outcomes)
 
-    def _take(self) -> dict[_Entity, _Waiting]:
+    def _take(self) -> list[_Waiting]:
         """Return the next batch: this writer's share of what waits."""
-        batch: dict[_Entity, _Waiting] = {}
+        batch: list[_Waiting] = []
         waiting, in_flight = self._waiting, self._in_flight
         share = max(ALONGSIDE, -(-len(waiting) // (WRITERS - len(self._writing))))
         most, size = min(share, BATCH_SAVES), 0
         while waiting and len(batch) < most and size < BATCH_BYTES:
             save, answer, _ = one = waiting[0]
             entity = save[:3]
-            if entity in in_flight or entity in batch:
+            if entity in in_flight:
                 break
             waiting.popleft()
             if not answer.done():
-                batch[entity] = one
-                size += len(save.data or b"")
-        in_flight.update(batch)
+                in_flight.add(entity)
+                batch.append(one)
+                size += len(save[4] or b"")
         return batch
 
-    async def _save(self, saves: list[Save]) -> list[Exception | None]:
+    async def _save(self, saves: Sequence[Save]) -> list[Exception | None]:
         """Write saves, and those again whose server did not answer."""
         end = self._clock() + self._within
         outcomes = await self._try(saves)
@@ -185,7 +184,7 @@ class SaveGroup:
                     outcome.definite = outcome.definite and before.definite
         return outcomes
 
-    async def _try(self, saves: list[Save]) -> list[Exception | None]:
+    async def _try(self, saves: Sequence[Save]) -> list[Exception | None]:
         """Return the answer to each save, StoreUnavailable for one without."""
         try:
             outcomes: list[Exception | None] = list(await self._store.save_states(saves))

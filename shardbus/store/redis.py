@@ -363,36 +363,27 @@ class RedisStore:
         return found
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        keys, args = self._encoded(saves)
+        for fence in {save[3] for save in saves}:
+            check_fence(fence)
+        keys = self._keys_of(saves)
         answers: list[StoreError | None] = [None] * len(saves)
         for once in _rounds(keys):
-            await self._save_once(saves, keys, args, once, answers)
+            await self._save_once(saves, keys, once, answers)
         return answers
 
-    def _encoded(self, saves: Sequence[Save]) -> tuple[list[Value], list[Value]]:
-        """Return the key of each save, and its argument for the script.
-
-        Raises:
-            StoreError: no store can hold a fence. Nothing was written.
-        """
+    def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
+        """Return the key of each save."""
         known, entities = self._keys.known, self._keys.entities
         keys: list[Value] = []
-        args: list[Value] = []
-        for entity_type, shard, entity_id, fence, data, op_id in saves:
+        for entity_type, shard, entity_id, _, _, _ in saves:
             start = known.get((entity_type, shard)) or entities(entity_type, shard)
             keys.append((start + quoted(entity_id)).encode())
-            check_fence(fence)
-            if data is None:
-                args.append(b"%019d%016x0" % (fence, op_id))
-            else:
-                args.append(b"%019d%016x1%b" % (fence, op_id, data))
-        return keys, args
+        return keys
 
     async def _save_once(
         self,
         saves: Sequence[Save],
         keys: list[Value],
-        args: list[Value],
         once: Sequence[int],
         answers: list[StoreError | None],
     ) -> None:
@@ -402,7 +393,7 @@ class RedisStore:
 
         async def save(part: Sequence[int]) -> None:
             chosen = [keys[i] for i in part]
-            stale = await link.call(scripts.SAVE_STATES, chosen, *[args[i] for i in part])
+            stale = await link.call(scripts.SAVE_STATES, chosen, *[saves[i] for i in part])
             for place, stored in zip(stale[::2], stale[1::2], strict=True):
                 one = part[place - 1]
                 answers[one] = _stale(saves[one], stored)
@@ -413,7 +404,7 @@ class RedisStore:
             for i in once:
                 by_slot[self._keys.slot(saves[i].entity_type, saves[i].shard)].append(i)
             groups = by_slot.values()
-        parts = [part for group in groups for part in _parts(group, args)]
+        parts = [part for group in groups for part in _parts(group, saves)]
         if len(parts) == 1:
             await save(parts[0])
             return
@@ -717,14 +708,17 @@ def _rounds(keys: Sequence[Value]) -> Iterator[Sequence[int]]:
     yield range(first, len(keys))
 
 
-def _parts(places: Sequence[int], args: Sequence[Any]) -> Iterator[Sequence[int]]:
-    """Cut these places into parts for one script each, bounded in number and bytes."""
+def _parts(places: Sequence[int], saves: Sequence[Save]) -> Iterator[Sequence[int]]:
+    """Cut the places of these saves into parts for one script each, bounded in number and bytes."""
+    if len(places) <= CHUNK_SAVES and scripts.size_of_data(saves) < CHUNK_BYTES:
+        yield places
+        return
     first = size = 0
     for n, i in enumerate(places):
         if n - first == CHUNK_SAVES or size >= CHUNK_BYTES:
             yield places[first:n]
             first, size = n, 0
-        size += len(args[i])
+        size += len(saves[i].data or b"")
     yield places[first:]
 
 

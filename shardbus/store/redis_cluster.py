@@ -223,7 +223,7 @@ class ClusterLink:
         link = self._links.get(owner) if owner is not None else None
         return link is not None and link.busy_for(key)
 
-    async def call(self, script: Script, keys: Sequence[Value], *args: Value) -> Any:
+    async def call(self, script: Script, keys: Sequence[Value], *args: Any) -> Any:
         """Run `script` at the master of its keys and return its reply, as `RedisLink.call`."""
         doubts: list[bool] = []
         troubles: list[Trouble] = []
@@ -241,7 +241,7 @@ class ClusterLink:
             ) from None
 
     async def call_at(
-        self, master: Address, script: Script, keys: Sequence[Value], *args: Value
+        self, master: Address, script: Script, keys: Sequence[Value], *args: Any
     ) -> Any:
         """Run `script` at this master. Raises StoreUnavailable also if it has not these keys."""
         try:
@@ -255,7 +255,7 @@ class ClusterLink:
         self,
         script: Script,
         keys: Sequence[Value],
-        args: Sequence[Value],
+        args: Sequence[Any],
         doubts: list[bool],
         troubles: list[Trouble],
     ) -> Any:
@@ -287,7 +287,7 @@ class ClusterLink:
             redirects, pause = 0, min(2 * pause, LONGEST_PAUSE_S)
 
     async def _call_each(
-        self, script: Script, keys: Sequence[Value], args: Sequence[Value]
+        self, script: Script, keys: Sequence[Value], args: Sequence[Any]
     ) -> list[Any]:
         """Run `script` once for each key, because the keys are at two masters."""
         assert script.join is not None

@@ -114,7 +114,7 @@ class RedisClient(Protocol):
 class _Call:
     script: Script
     keys: Sequence[Value]
-    args: Sequence[Value]
+    args: Sequence[Any]
     size: int
     answer: asyncio.Future[Any]
     asking: bool = False
@@ -129,7 +129,9 @@ class _Call:
     def command(self, session: str, sequence: int) -> tuple[Value, ...]:
         name = ("EVAL", self.script.source) if self.in_full else ("EVALSHA", self.script.sha)
         seq = str(sequence).zfill(SEQUENCE_WIDTH)
-        return (*name, len(self.keys), *self.keys, session, seq, *self.args)
+        sign = self.script.sign
+        args = self.args if sign is None else sign(session + seq, self.args)
+        return (*name, len(self.keys), *self.keys, session, seq, *args)
 
 
 class RedisSession:
@@ -200,7 +202,7 @@ class RedisLink:
         self._disconnect()
         await self._closing.wait(self._timeout)
 
-    async def call(self, script: Script, keys: Sequence[Value], *args: Value) -> Any:
+    async def call(self, script: Script, keys: Sequence[Value], *args: Any) -> Any:
         """Run `script` on the server and return its reply: bytes, int, None or a list of them.
 
         Raises:
@@ -217,20 +219,19 @@ class RedisLink:
             ) from None
 
     def bounce(
-        self, script: Script, keys: Sequence[Value], args: Sequence[Value], *, asking: bool = False
+        self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, asking: bool = False
     ) -> asyncio.Future[Any]:
         """Return the future of a reply, as `call`, from a master of a cluster. It fails with
         `Bounced` if this server does not answer, and has no deadline of its own."""
         return self._queue(script, keys, args, asking=asking).answer
 
     def _queue(
-        self, script: Script, keys: Sequence[Value], args: Sequence[Value], *, asking: bool = False
+        self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, asking: bool = False
     ) -> _Call:
         if not self._open:
             raise StoreUnavailable(f"the store {self._shown} is not open")
-        size = sum(len(arg) for arg in args if not isinstance(arg, int))
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        call = _Call(script, keys, args, size, answer, asking)
+        call = _Call(script, keys, args, script.size(args), answer, asking)
         self._waiting.append(call)
         if self._task is None or self._task.done():
             self._trouble = None

@@ -33,13 +33,40 @@ Source: N.1, N.6.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
+
+from shardbus.store.protocol import Save
+from shardbus.store.redis_packing import Value
 
 FENCE_WIDTH = 19
 SESSION_WIDTH = 10
 SEQUENCE_WIDTH = 15
+
+
+_DATA = itemgetter(Save._fields.index("data"))
+
+
+def size_of_data(saves: Sequence[Save]) -> int:
+    """Return the bytes of the states in these saves."""
+    return sum(map(len, filter(None, map(_DATA, saves))))
+
+
+def _size(args: Sequence[Any]) -> int:
+    return sum(len(arg) for arg in args if not isinstance(arg, int))
+
+
+def _signed(signature: str, saves: Sequence[Save]) -> list[Value]:
+    """Return the arguments that SAVE_STATES takes."""
+    args, sign = list[Value](), signature.encode()
+    for _, _, _, fence, data, op_id in saves:
+        if data is None:
+            args += (b"%019d%b%016x-" % (fence, sign, op_id), b"")
+        else:
+            args += (b"%019d%b%016x" % (fence, sign, op_id), data)
+    return args
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +79,10 @@ class Script:
     """The script treats each key by itself; this makes one answer out of one for each key."""
     own_args: bool = False
     """Each key has an argument of its own."""
+    size: Callable[[Sequence[Any]], int] = _size
+    """Returns the bytes of the arguments of a call, about."""
+    sign: Callable[[str, Sequence[Any]], list[Value]] | None = None
+    """Returns the arguments of the script for those of a call and the command's signature."""
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -158,49 +189,50 @@ return answers
     own_args=True,
 )
 
-# KEYS entities, each once; ARGV from 3 on: for each of them fence, op and then '1' and the data, or
-# '0' to remove it, in one text. All are checked before one is written, so that `late` means that
-# none was written. Answers place and stored fence of each that is stale, in turn. What is stored
-# below this fence and signature has a lower fence, another session, or an earlier command of this
-# session: none of them keeps the save out.
+# KEYS entities, each once; ARGV from 3 on: for each of them `v` as it is to be stored, with a `-`
+# behind it to remove the state, and the data. All are checked before one is written, so that `late`
+# means that none was written. Answers place and stored fence of each that is stale, in turn. A
+# lower `v` has a lower fence, another session, or an earlier command of this session: none of them
+# keeps the save out, unless it is of the same operation. Most differ in the last byte of that, so
+# that the texts need not be cut.
 SAVE_STATES = Script(
     _LATE
     + """
-local call, signature = redis.call, session .. seq
-local todo, signed, stale = {}, {}, {}
-for i = 1, #KEYS do
-  local save, v = ARGV[i + 2], call('HGET', KEYS[i], 'v')
-  local sign, op = save:sub(1, 19) .. signature, save:sub(20, 35)
-  local write = not v or v:sub(45) ~= op
-  if write and v and v >= sign then
+local keys, args, call, byte = KEYS, ARGV, redis.call, string.byte
+local skipped, stale = nil, {}
+for i = 1, #keys do
+  local v, new = call('HGET', keys[i], 'v'), args[2 * i + 1]
+  if v and (v >= new or byte(v, 60) == byte(new, 60)) then
     local stored = v:sub(1, 19)
-    if stored > save:sub(1, 19) then
-      write = false
+    skipped = skipped or {}
+    if v:sub(45) == new:sub(45, 60) then
+      skipped[i] = true
+    elseif stored > new:sub(1, 19) then
+      skipped[i] = true
       stale[#stale + 1] = i
       stale[#stale + 1] = stored
-    elseif late(v:sub(20, 44)) then
+    elseif v >= new and late(v:sub(20, 44)) then
       return 'late'
     end
   end
-  if write then
-    todo[#todo + 1] = i
-    signed[#todo] = sign .. op
-  end
 end
-for n = 1, #todo do
-  local i = todo[n]
-  local save = ARGV[i + 2]
-  if save:byte(36) == 49 then
-    call('HSET', KEYS[i], 'v', signed[n], 'data', save:sub(37))
-  else
-    call('HSET', KEYS[i], 'v', signed[n])
-    call('HDEL', KEYS[i], 'data')
+for i = 1, #keys do
+  if not (skipped and skipped[i]) then
+    local new = args[2 * i + 1]
+    if #new == 60 then
+      call('HSET', keys[i], 'v', new, 'data', args[2 * i + 2])
+    else
+      call('HSET', keys[i], 'v', new:sub(1, 60))
+      call('HDEL', keys[i], 'data')
+    end
   end
 end
 return stale
 """,
     join=_stale_places,
     own_args=True,
+    size=size_of_data,
+    sign=_signed,
 )
 
 # KEYS lists; ARGV 3 a shard that is to have a list

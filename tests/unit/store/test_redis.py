@@ -9,6 +9,7 @@ from typing import Any
 import fakeredis
 import pytest
 
+from shardbus.errors import StaleFence
 from shardbus.store import redis as redis_module
 from shardbus.store.protocol import Save
 from shardbus.store.redis import RedisStore, _parts, _rounds
@@ -77,6 +78,44 @@ def test_parts_for_one_script_are_bounded_in_number_and_bytes(
 ) -> None:
     monkeypatch.setattr(redis_module, "CHUNK_SAVES", 4)
     monkeypatch.setattr(redis_module, "CHUNK_BYTES", 100)
-    args = [b"x"] * 5 + [b"x" * 99] * 3
-    assert [*_parts(range(5), args)] == [range(4), range(4, 5)]
-    assert [*_parts([7, 6, 5, 0], args)] == [[7, 6], [5, 0]]
+    saves = [Save("cart", "1", "e", 1, data, 1) for data in [b"x"] * 5 + [b"x" * 99] * 3]
+    assert [*_parts(range(5), saves)] == [range(4), range(4, 5)]
+    assert [*_parts([7, 6, 5, 0], saves)] == [[7, 6], [5, 0]]
+    assert [*_parts(range(4), saves[:4])] == [range(4)]
+
+
+OP = 0x1D
+"""The operation of the save in the test below."""
+
+
+@pytest.mark.parametrize(
+    ("fence", "session", "number", "op_id", "stored"),
+    [
+        (5, "own", 0, OP, b"old"),  # this operation was written before
+        (5, "own", 0, OP + 16, b"new"),
+        (5, "own", 0, OP + 1, b"new"),
+        (4, "own", 9**15, OP + 16, b"new"),  # a later command, under an earlier fence
+        (5, "~" * 10, 9**15, OP + 16, b"new"),  # of another store object
+        (6, "own", 0, OP + 16, None),  # a newer activation
+    ],
+)
+async def test_a_save_is_written_unless_it_was_before_or_is_stale(
+    server: fakeredis.FakeServer,
+    fence: int,
+    session: str,
+    number: int,
+    op_id: int,
+    stored: bytes | None,
+) -> None:
+    client: Any = fakeredis.FakeAsyncRedis(server=server)
+    store = RedisStore("redis://fake", connect=lambda: fakeredis.FakeAsyncRedis(server=server))
+    await store.start()
+    own = store._session.session
+    v = f"{fence:019}{own if session == 'own' else session}{number:015}{op_id:016x}"
+    [key] = store._keys_of([Save("counter", "7", "a", 5, b"", OP)])
+    await client.hset(key, mapping={"v": v, "data": b"old"})
+    [refused] = await store.save_states([Save("counter", "7", "a", 5, b"new", OP)])
+    assert isinstance(refused, StaleFence) is (stored is None)
+    assert await client.hget(key, "data") == (stored or b"old")
+    await store.close()
+    await client.aclose()

@@ -12,6 +12,7 @@ from redis import exceptions as redis_errors
 from benchmarks.redis_cluster import measured
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
+from shardbus.store.protocol import Save
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_keys import slot_of
 from shardbus.store.redis_link import RedisSession
@@ -157,7 +158,8 @@ async def test_keys_at_two_masters_are_called_one_by_one(
     servers.answers[B] = [[b"y"]]
     assert await link.call(LOAD_STATES, keys, "1", "2", "3") == [b"x", b"y", b"z"]
     servers.answers[A] = [try_again(), [], [1, b"9"], []]
-    assert await link.call(SAVE_STATES, keys, "1", "2", "3") == [2, b"9"]
+    saves = [Save("cart", "b", str(n), 1, b"", n) for n in range(3)]
+    assert await link.call(SAVE_STATES, keys, *saves) == [2, b"9"]
     servers.answers[A] = [try_again(), [1], [], [1]]
     assert await link.call(EXPIRE_STATES, keys, 1000, 900) == [1, 3]
 
