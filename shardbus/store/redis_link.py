@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ BATCH_CALLS = 512
 BATCH_BYTES = 4 * 1024 * 1024
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.2
+_RUN_ID = re.compile(rb"run_id:(\w+)")
 
 
 class NotSynced(Exception):
@@ -103,7 +105,8 @@ class RedisPipeline(Protocol):
 
 
 class RedisClient(Protocol):
-    """The methods of a redis-py client that the link uses, for one server or for a cluster."""
+    """The methods of a redis-py client, for one server or for a cluster. A link uses `exchange` of
+    `redis_client.LinkRedis` instead, if the client has it."""
 
     def pipeline(self, transaction: Any = ...) -> Any: ...
     def execute_command(self, *args: Any) -> Any: ...
@@ -311,18 +314,10 @@ class RedisLink:
             if call.asking:
                 commands.append(("ASKING",))
             commands.append(call.command(self._session.session, sequence))
-        if self._durability is None and len(commands) == 1:  # quicker than a pipeline
-            try:
-                return [await client.execute_command(*commands[0])]
-            except redis_errors.ResponseError as error:
-                return [error]
-        pipeline: RedisPipeline = client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
+        follows: list[tuple[Value, ...]] = []
         if self._durability is not None:
-            for command in self._durability.commands(sequence, int(self._timeout * 400)):
-                pipeline.execute_command(*command)
-        replies = await pipeline.execute(raise_on_error=False)
+            follows = self._durability.commands(sequence, int(self._timeout * 400))
+        replies = await _exchange(client, [*commands, *follows])
         if self._durability is not None:
             self._durability.check(replies[len(commands) :])
         if len(commands) == len(batch):
@@ -335,11 +330,12 @@ class RedisLink:
         return self._task is not None and not self._task.done()
 
     async def _identify(self, client: RedisClient) -> str:
-        try:
-            answer = await client.execute_command("INFO", "server")
-        except redis_errors.ResponseError:
-            return ""
-        return str(answer.get("run_id", "")) if isinstance(answer, dict) else ""
+        """Return the run id of the server at the other end of the connection."""
+        [answer] = await _exchange(client, [("INFO", "server")])
+        if isinstance(answer, dict):  # as the client library reads it
+            return str(answer.get("run_id", ""))
+        found = _RUN_ID.search(answer) if isinstance(answer, bytes) else None
+        return found[1].decode() if found is not None else ""
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
         """Answer the calls. Returns those that must be sent again."""
@@ -414,6 +410,18 @@ class RedisLink:
         client, self._client = self._client, None
         if client is not None:
             self._closing.spawn(_close(client))
+
+
+async def _exchange(client: RedisClient, commands: list[tuple[Value, ...]]) -> list[Any]:
+    """Return what the server answers to each of these commands."""
+    exchange = getattr(client, "exchange", None)
+    if exchange is not None:
+        replies: list[Any] = await exchange(commands)
+        return replies
+    pipeline: RedisPipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return await pipeline.execute(raise_on_error=False)
 
 
 async def _close(client: RedisClient) -> None:

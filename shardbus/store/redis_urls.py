@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -22,8 +22,8 @@ from redis.backoff import NoBackoff
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
+from shardbus.store.redis_client import LinkRedis
 from shardbus.store.redis_link import RedisClient
-from shardbus.store.redis_packing import packing
 from shardbus.store.urls import check_durability, mask_url, split_options
 
 DURABILITIES = ("disk", "cache", "fsync")
@@ -99,8 +99,8 @@ class RedisUrl:
                 return lambda: _SentinelClient.of(self, shared, settings)
             case _:
                 host = self.hosts[0]
-                return lambda: _packs(
-                    Redis(host=host.host, port=host.port, db=self.db, retry=_no_retry(), **settings)
+                return lambda: LinkRedis(
+                    host=host.host, port=host.port, db=self.db, retry=_no_retry(), **settings
                 )
 
     def _shared(self, timeout: float) -> dict[str, Any]:
@@ -124,9 +124,7 @@ class RedisUrl:
     def node_connector(self, timeout: float) -> Callable[[Address], RedisClient]:
         """Return a function that creates a client of one node of a cluster."""
         settings = self._settings(timeout)
-        return lambda node: _packs(
-            Redis(host=node.host, port=node.port, retry=_no_retry(), **settings)
-        )
+        return lambda node: LinkRedis(host=node.host, port=node.port, retry=_no_retry(), **settings)
 
     def _cluster(self, settings: dict[str, Any]) -> RedisClient:
         nodes = [ClusterNode(host.host, host.port) for host in self.hosts]
@@ -138,11 +136,11 @@ class RedisUrl:
 class _SentinelClient:
     """A client of the master; closing it also closes the connections to the Sentinels."""
 
-    def __init__(self, sentinel: Sentinel, master: Redis) -> None:
+    def __init__(self, sentinel: Sentinel, master: LinkRedis) -> None:
         self._sentinel = sentinel
         self._master = master
         self.pipeline = master.pipeline
-        self.execute_command = master.execute_command
+        self.execute_command, self.exchange = master.execute_command, master.exchange
         self.scan, self.info = master.scan, master.info
 
     @classmethod
@@ -155,10 +153,10 @@ class _SentinelClient:
             [(host.host, host.port) for host in url.hosts],
             sentinel_kwargs={**shared, **login, "retry": _no_retry()},
         )
-        master = sentinel.master_for(
-            url.options["master"], db=url.db, retry=_no_retry(), **settings
+        master: Any = sentinel.master_for(
+            url.options["master"], LinkRedis, db=url.db, retry=_no_retry(), **settings
         )
-        return cls(sentinel, _packs(master))
+        return cls(sentinel, master)
 
     async def aclose(self) -> None:
         try:
@@ -166,13 +164,6 @@ class _SentinelClient:
         finally:
             for client in self._sentinel.sentinels:
                 await client.aclose()
-
-
-def _packs(client: Redis) -> Redis:
-    """Return a client whose connections pack long commands themselves."""
-    pool: Any = client.connection_pool
-    pool.connection_class = packing(pool.connection_class)
-    return client
 
 
 def _no_retry() -> Retry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from shardbus.store.redis_link import RedisLink, RedisSession
@@ -25,8 +26,11 @@ class Client:
         self.keys.append(args[3])
         return [b"1"]
 
+    async def exchange(self, commands: Sequence[Any]) -> list[Any]:
+        return [await self.execute_command(*command) for command in commands]
+
     def pipeline(self, transaction: Any = True) -> Any:
-        raise AssertionError("one call needs no pipeline")
+        raise AssertionError("the client keeps a connection")
 
     async def aclose(self) -> None: ...
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import Connection
 
-from shardbus.store.redis_packing import LONG, Value, packed, packing
+from shardbus.store.redis_client import LinkRedis
+from shardbus.store.redis_packing import Value, packed
 from shardbus.store.redis_urls import RedisUrl
 
 COMMANDS: list[tuple[Value, ...]] = [
@@ -23,22 +24,11 @@ def test_a_command_has_the_same_bytes_as_those_of_the_library(command: tuple[Val
     assert packed(command) == b"".join(Connection().pack_command(*command))
 
 
-def test_a_name_of_several_words_is_left_to_the_library() -> None:
-    connection = packing(Connection)()
-    assert connection.pack_command("CONFIG GET", "maxmemory") == [
-        b"*3\r\n$6\r\nCONFIG\r\n$3\r\nGET\r\n$9\r\nmaxmemory\r\n"
-    ]
-    long = ("HSET", "key", *map(str, range(LONG)))
-    assert connection.pack_command(*long) == [packed(long)]
-
-
 @pytest.mark.parametrize(
     "url",
     ["redis://h", "rediss://h", "redis+sentinel://h/0?master=m", "rediss+sentinel://h/0?master=m"],
 )
-async def test_every_client_of_a_server_packs(url: str) -> None:
+async def test_every_client_of_a_server_keeps_a_connection(url: str) -> None:
     client: Any = RedisUrl.parse(url).connector(2.0)()
-    pool = getattr(client, "_master", client).connection_pool
-    long = ("MGET", *("key" for _ in range(LONG)))
-    assert pool.make_connection().pack_command(*long) == [packed(long)]
+    assert client.exchange.__func__ is LinkRedis.exchange
     await client.aclose()
