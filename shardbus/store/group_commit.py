@@ -7,6 +7,10 @@ so the store writes one while the node goes on with what the other has answered.
 shared equally between the writers that are free. The callers of a batch are answered in one
 callback of the loop (`batch_answer`), and each goes on there.
 
+A store may offer `begin_saves`, which sends a batch without a task, and tells its end to a
+callback. Then a batch goes as soon as `AT_ONCE` saves wait: where one turn of the loop handles many
+messages, the store works on the first of them while the node handles the others.
+
 A batch is bounded in number and bytes. Of an entity there is at most one save in flight, so that to
 repeat a batch is safe.
 
@@ -24,10 +28,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from itertools import count
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from shardbus.errors import StoreUnavailable
 from shardbus.store.batch_answer import BatchAnswer, settle_soon
@@ -39,14 +44,31 @@ ATTEMPTS = 3
 WRITERS = 2
 ALONGSIDE = 64
 """Saves that are worth a batch of their own while another one is in flight."""
+AT_ONCE = 128
+"""Saves that are worth a batch while others are still coming, if it costs no task."""
 BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
 _Entity = tuple[str, str, str]
 """Its type, shard and id."""
-_Waiting = tuple[Save, BatchAnswer, float]
-"""A save, the answer to its caller, and when the caller asked."""
+_Waiting = tuple[Save, BatchAnswer, float, _Entity]
+"""A save, the answer to its caller, when the caller asked, and for which entity."""
+_made = tuple.__new__
+"""Makes a named tuple in half the time that its class takes."""
+
+
+Outcomes = Sequence[Exception | None]
+"""Of each save of a batch: its error, None if the store has it."""
+_Outcomes = Coroutine[Any, Any, Outcomes]
+_Sent = tuple[_Outcomes, float]
+"""What returns the outcomes of a batch that was sent, and when that was."""
+SavesEnded = Callable[[_Outcomes | None], None]
+"""Told the end of a batch: None if the store has it all, else what returns the outcomes, or raises,
+as `save_states` does."""
+BeginSaves = Callable[[Sequence[Save], SavesEnded], bool]
+"""Sends a batch at once, and calls `ended` later in a callback of the loop. Returns False, and does
+nothing, if the batch must wait for something."""
 
 
 class SaveObserver(Protocol):
@@ -73,7 +95,10 @@ class SaveGroup:
         clock: Callable[[], float] = machine_clock,
     ) -> None:
         self._store = store
+        self._begin_saves: BeginSaves | None = None
         self._op_ids, self._observer = op_ids, observer
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The loop of its callers. To ask for it costs a system call."""
         self._attempts = attempts
         self._pause = pause
         self._within, self._clock = within, clock
@@ -81,6 +106,8 @@ class SaveGroup:
         self._in_flight: set[_Entity] = set()
         """The entities whose saves are in flight."""
         self._idle_writers = WRITERS
+        self._wakes = False
+        """A callback of the loop lets writers begin."""
         self._writing: list[list[_Waiting]] = []
         """The batches in flight, one for each writer that has one."""
         self._tasks = TaskSet()
@@ -94,14 +121,29 @@ class SaveGroup:
             StaleFence: a newer activation loaded or saved the state. Nothing was written.
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
-        save = Save(entity_type, shard, entity_id, fence, data, next(self._op_ids))
-        answer = BatchAnswer.of(asyncio.get_running_loop())
-        self._waiting.append((save, answer, perf_counter()))
-        idle = self._idle_writers
-        if idle == WRITERS or (idle and len(self._waiting) >= ALONGSIDE):
+        entity = (entity_type, shard, entity_id)
+        save = _made(Save, (*entity, fence, data, next(self._op_ids)))
+        loop = self._loop or self._first()
+        answer = BatchAnswer.of(loop)
+        self._waiting.append((save, answer, perf_counter(), entity))
+        idle, waiting = self._idle_writers, len(self._waiting)
+        if not idle or (idle < WRITERS and waiting < ALONGSIDE):
+            return answer
+        if self._begin_saves is None:
             self._idle_writers -= 1
             self._tasks.spawn(self._write(), name="shardbus-saves")
+        elif waiting >= AT_ONCE:
+            self._begin()
+        elif not self._wakes:
+            self._wakes = True
+            loop.call_soon(self._wake)
         return answer
+
+    def _first(self) -> asyncio.AbstractEventLoop:
+        """Note what the first save knows: the loop of the callers, and what a started store can."""
+        self._loop = asyncio.get_running_loop()
+        self._begin_saves = getattr(self._store, "begin_saves", None)
+        return self._loop
 
     @property
     def backlog(self) -> tuple[int, float]:
@@ -119,44 +161,94 @@ class SaveGroup:
             firsts.append(self._waiting[0][2])
         return perf_counter() - min(firsts) if firsts else 0.0
 
-    async def _write(self) -> None:
-        """Write batches until nothing waits."""
+    def _wake(self) -> None:
+        """Let one writer begin, and another one if enough waits for it."""
+        self._wakes = False
+        if self._idle_writers == WRITERS:
+            self._begin()
+        if self._idle_writers and len(self._waiting) >= ALONGSIDE:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Write a batch of what waits, without a task if the store can."""
+        batch = self._take(AT_ONCE)
+        if not batch:
+            return
+        self._idle_writers -= 1
+        self._writing.append(batch)
         try:
-            while batch := self._take():
-                self._writing.append(batch)
+            begun = self._begin_saves is not None and self._begin_saves(
+                [one[0] for one in batch], partial(self._on_end, batch, self._clock())
+            )
+        except Exception:  # The task meets the same error, and gives it to the callers.
+            begun = False
+        if not begun:
+            self._tasks.spawn(self._write(batch), name="shardbus-saves")
+
+    def _on_end(self, batch: list[_Waiting], sent_at: float, outcomes: _Outcomes | None) -> None:
+        """Go on once the store has answered a batch that had begun without a task."""
+        if outcomes is not None:
+            write = self._write(batch, (outcomes, sent_at))
+            self._tasks.spawn(write, name="shardbus-saves")
+            return
+        self._leave(batch)
+        self._idle_writers += 1
+        self._answer(batch, [None] * len(batch))
+        self._begin()
+
+    async def _write(self, batch: list[_Waiting] | None = None, sent: _Sent | None = None) -> None:
+        """Write batches until nothing waits, this one first."""
+        try:
+            if batch is None:
+                batch = self._next()
+            while batch:
                 try:
-                    await self._write_batch(batch)
+                    await self._write_batch(batch, sent)
                 finally:
-                    self._writing = [other for other in self._writing if other is not batch]
-                    self._in_flight.difference_update([save[:3] for save, _, _ in batch])
+                    self._leave(batch)
+                batch, sent = self._next(), None
         finally:
             self._idle_writers += 1
 
-    async def _write_batch(self, batch: list[_Waiting]) -> None:
-        saves, answers, begun = zip(*batch, strict=True)
-        outcomes: Sequence[Exception | None]
+    def _next(self) -> list[_Waiting]:
+        """Return the next batch, which is in flight from now on: this writer's share."""
+        share = -(-len(self._waiting) // (WRITERS - len(self._writing)))
+        batch = self._take(min(max(ALONGSIDE, share), BATCH_SAVES))
+        if batch:
+            self._writing.append(batch)
+        return batch
+
+    def _leave(self, batch: list[_Waiting]) -> None:
+        """Note that a batch is in flight no more."""
+        self._writing = [other for other in self._writing if other is not batch]
+        self._in_flight.difference_update([one[3] for one in batch])
+
+    async def _write_batch(self, batch: list[_Waiting], sent: _Sent | None) -> None:
+        outcomes: Outcomes
         try:
-            outcomes = await self._save(saves)
+            outcomes = await self._save([one[0] for one in batch], sent)
         except Exception as e:
             outcomes = [e] * len(batch)
+        self._answer(batch, outcomes)
+
+    def _answer(self, batch: list[_Waiting], outcomes: Outcomes) -> None:
+        """Tell the callers of a batch, and the observer."""
         ended, durations = perf_counter(), defaultdict[str, list[float]](list)
-        for save, began in zip(saves, begun, strict=True):
+        for save, _, began, _ in batch:
             durations[save[0]].append(ended - began)
         for entity_type, seconds in durations.items():
             self._observer.saved(entity_type, seconds)
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
+        answers = [one[1] for one in batch]
         settle_soon(asyncio.get_running_loop(), answers, outcomes)
 
-    def _take(self) -> list[_Waiting]:
-        """Return the next batch: this writer's share of what waits."""
+    def _take(self, most: int) -> list[_Waiting]:
+        """Return the next batch of what waits, `most` saves at most."""
         batch: list[_Waiting] = []
-        waiting, in_flight = self._waiting, self._in_flight
-        share = max(ALONGSIDE, -(-len(waiting) // (WRITERS - len(self._writing))))
-        most, size = min(share, BATCH_SAVES), 0
+        waiting, in_flight, size = self._waiting, self._in_flight, 0
         while waiting and len(batch) < most and size < BATCH_BYTES:
-            save, answer, _ = one = waiting[0]
-            entity = save[:3]
+            save, answer, _, entity = one = waiting[0]
             if entity in in_flight:
                 break
             waiting.popleft()
@@ -166,10 +258,13 @@ class SaveGroup:
                 size += len(save[4] or b"")
         return batch
 
-    async def _save(self, saves: Sequence[Save]) -> list[Exception | None]:
-        """Write saves, and those again whose server did not answer."""
-        end = self._clock() + self._within
-        outcomes = await self._try(saves)
+    async def _save(self, saves: Sequence[Save], sent: _Sent | None) -> list[Exception | None]:
+        """Write saves, and those again whose server did not answer. `sent`: they have begun."""
+        if sent is None:
+            sent = self._store.save_states(saves), self._clock()
+        first, began = sent
+        end = began + self._within
+        outcomes = await self._try(saves, first)
         for _ in range(1, self._attempts):
             left = _unanswered(outcomes) if any(outcomes) else []
             if not left:
@@ -177,17 +272,18 @@ class SaveGroup:
             await asyncio.sleep(self._pause)
             if self._clock() >= end:
                 break
-            again = await self._try([saves[i] for i in left])
+            once_more = [saves[i] for i in left]
+            again = await self._try(once_more, self._store.save_states(once_more))
             for i, outcome in zip(left, again, strict=True):
                 before, outcomes[i] = outcomes[i], outcome
                 if isinstance(outcome, StoreUnavailable) and isinstance(before, StoreUnavailable):
                     outcome.definite = outcome.definite and before.definite
         return outcomes
 
-    async def _try(self, saves: Sequence[Save]) -> list[Exception | None]:
-        """Return the answer to each save, StoreUnavailable for one without."""
+    async def _try(self, saves: Sequence[Save], answer: _Outcomes) -> list[Exception | None]:
+        """Return the outcome of each save, StoreUnavailable for one without an answer."""
         try:
-            outcomes: list[Exception | None] = list(await self._store.save_states(saves))
+            outcomes: list[Exception | None] = list(await answer)
         except StoreUnavailable as e:
             return [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in saves]
         if missing := len(saves) - len(outcomes):  # a defect of the store

@@ -21,6 +21,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Iterable,
     Iterator,
     Mapping,
@@ -41,6 +42,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
+from shardbus.store.group_commit import BeginSaves, SavesEnded
 from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
@@ -48,7 +50,7 @@ from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
-from shardbus.store.redis_keys import VERSION, RedisKeys, quoted, slot_of
+from shardbus.store.redis_keys import PLAIN, VERSION, RedisKeys, quoted, slot_of
 from shardbus.store.redis_link import Durability, RedisClient, RedisLink, RedisSession
 from shardbus.store.redis_migration import RedisMigration
 from shardbus.store.redis_packing import Value
@@ -114,6 +116,8 @@ class RedisStore:
         self._session.on_new_server = self._new_server
         self._map: ClusterMap | None = None
         self.lane: Callable[[str, str], int] | None = None
+        self.begin_saves: BeginSaves | None = None
+        """For one server, whose batches nothing follows."""
         self._link: RedisLink | ClusterLink
         self._second_link: RedisLink | ClusterLink
         """Only for loads and saves, while the first is busy."""
@@ -161,6 +165,8 @@ class RedisStore:
             else:
                 durable = Durability(lambda: self._keys.sync, fsync, self._replicas)
                 link.open(durable if fsync or self._replicas else None)
+                if not fsync and not self._replicas:
+                    self.begin_saves = self._begin_saves
         await self._check_version()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
@@ -371,13 +377,33 @@ class RedisStore:
             await self._save_once(saves, keys, once, answers)
         return answers
 
+    def _begin_saves(self, saves: Sequence[Save], ended: SavesEnded) -> bool:
+        """Send saves of different entities at once, as `group_commit.BeginSaves` says."""
+        if len(saves) > CHUNK_SAVES or scripts.size_of_data(saves) >= CHUNK_BYTES:
+            return False
+        for fence in {save[3] for save in saves}:
+            check_fence(fence)
+        keys = self._keys_of(saves)
+        link = self._free_link(keys[0])
+
+        async def outcomes(reply: Coroutine[Any, Any, Any]) -> list[StoreError | None]:
+            answers: list[StoreError | None] = [None] * len(saves)
+            _note_stale(await reply, range(len(saves)), saves, answers)
+            return answers
+
+        def on_end(reply: Coroutine[Any, Any, Any] | None) -> None:
+            ended(None if reply is None else outcomes(reply))
+
+        return isinstance(link, RedisLink) and link.begin(scripts.SAVE_STATES, keys, saves, on_end)
+
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
         known, entities = self._keys.known, self._keys.entities
         keys: list[Value] = []
         for entity_type, shard, entity_id, _, _, _ in saves:
             start = known.get((entity_type, shard)) or entities(entity_type, shard)
-            keys.append((start + quoted(entity_id)).encode())
+            name = entity_id if PLAIN(entity_id) else quoted(entity_id)
+            keys.append((start + name).encode())
         return keys
 
     async def _save_once(
@@ -394,9 +420,7 @@ class RedisStore:
         async def save(part: Sequence[int]) -> None:
             chosen = [keys[i] for i in part]
             stale = await link.call(scripts.SAVE_STATES, chosen, *[saves[i] for i in part])
-            for place, stored in zip(stale[::2], stale[1::2], strict=True):
-                one = part[place - 1]
-                answers[one] = _stale(saves[one], stored)
+            _note_stale(stale, part, saves, answers)
 
         groups: Iterable[Sequence[int]] = [once]
         if self._map is not None:
@@ -690,6 +714,18 @@ class RedisStore:
         """Return the entity's id in a key."""
         parts = self._keys.parse(key)
         return key if parts is None else parts.entity_id
+
+
+def _note_stale(
+    stale: Sequence[Any],
+    part: Sequence[int],
+    saves: Sequence[Save],
+    answers: list[StoreError | None],
+) -> None:
+    """Note what SAVE_STATES has answered for these of the saves."""
+    for place, stored in zip(stale[::2], stale[1::2], strict=True):
+        one = part[place - 1]
+        answers[one] = _stale(saves[one], stored)
 
 
 def _rounds(keys: Sequence[Value]) -> Iterator[Sequence[int]]:

@@ -14,6 +14,15 @@ must carry a new sequence number (see `redis_scripts`).
 
 A link to one master of a cluster sends nothing again that another master may answer: its calls end
 with `Bounced`, and `redis_cluster` decides where they go next.
+
+A call with a usual answer needs no task until another one comes. `begin` sends it in the turn of
+its caller, if the link is connected and does nothing else.
+
+    IDLE ──call──> TASK ──nothing waits──> IDLE
+     │ begin        ^
+     v              │ another answer, deadline, connection lost: the task goes on with the call;
+    BEGUN ──────────┘ the usual answer, and calls wait
+      └──> IDLE  the usual answer
 """
 
 from __future__ import annotations
@@ -22,8 +31,9 @@ import asyncio
 import contextlib
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from redis import exceptions as redis_errors
@@ -137,6 +147,20 @@ class _Call:
         return (*name, len(self.keys), *self.keys, session, seq, *args)
 
 
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A call that was sent without the task."""
+
+    call: _Call
+    ended: Callable[[Coroutine[Any, Any, Any] | None], None]
+    until: float
+    """When its caller waits no longer."""
+    due: asyncio.TimerHandle = field(init=False)
+    """When the task goes on with it."""
+    is_over: bool = False
+    """The caller knows."""
+
+
 class RedisSession:
     """What the links of one store object share: the `session` that names it in every call, the
     sequence of its commands, and what it knows of the servers that `shown` names."""
@@ -182,6 +206,7 @@ class RedisLink:
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
+        self._begun: _Begun | None = None
         self._running, self._closing = TaskSet(), TaskSet()
         self._trouble: Trouble | None = None
         """Why the last batch failed, None if it did not."""
@@ -200,6 +225,10 @@ class RedisLink:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._waiting.append(begun.call)
+            self._end_begun(begun)
         while self._waiting:
             self._refuse(self._waiting.popleft(), Trouble("was closed here"))
         self._disconnect()
@@ -212,14 +241,65 @@ class RedisLink:
             StoreUnavailable: the server did not answer in time, or answered with an error; unless
             `definite`, the script may have run.
         """
-        call = self._queue(script, keys, args)
+        until = asyncio.get_running_loop().time() + self._timeout
+        return await self._reply(self._queue(script, keys, args), until)
+
+    async def _reply(self, call: _Call, until: float) -> Any:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout_at(until):
                 return await call.answer
         except TimeoutError:
             raise self._outage.no_answer(
                 self._timeout, self._trouble, in_doubt=call.in_doubt
             ) from None
+
+    def begin(
+        self,
+        script: Script,
+        keys: Sequence[Value],
+        args: Sequence[Any],
+        ended: Callable[[Coroutine[Any, Any, Any] | None], None],
+    ) -> bool:
+        """Run `script`, and send the call at once. `ended` is called in a callback of the loop:
+        with None once the server has given the usual answer, else with a coroutine that returns its
+        reply, or raises as `call` does. Returns False, and sends nothing, if the call must wait."""
+        client: Any = self._client
+        able = getattr(client, "begin", None) is not None and self._durability is None
+        if not able or not self._open or self._waiting or self._is_busy():
+            return False
+        loop = asyncio.get_running_loop()
+        call = _Call(script, keys, args, 0, loop.create_future(), in_doubt=True)
+        command = call.command(self._session.session, self._session.next_sequence())
+        due = loop.time() + self._timeout / 2
+        begun = _Begun(call, ended, until=due + self._timeout / 2)
+        if not client.begin([command], script.usual, partial(self._on_end, begun)):
+            return False
+        begun.due = loop.call_at(due, self._on_end, begun, False)
+        self._begun = begun
+        return True
+
+    def _on_end(self, begun: _Begun, usual: bool) -> None:
+        """Go on with a call that had begun: it has an answer, or is due."""
+        if begun.is_over:
+            return
+        if not usual:
+            self._start()
+            self._end_begun(begun)
+            return
+        begun.is_over = True
+        begun.due.cancel()
+        self._begun = None
+        self._outage.answered()
+        begun.ended(None)
+        if self._waiting and not self._is_busy():
+            self._start()
+
+    def _end_begun(self, begun: _Begun) -> None:
+        """Let the caller wait for a call as for any other."""
+        if not begun.is_over:
+            begun.is_over = True
+            begun.due.cancel()
+            begun.ended(self._reply(begun.call, begun.until))
 
     def bounce(
         self, script: Script, keys: Sequence[Value], args: Sequence[Any], *, asking: bool = False
@@ -236,19 +316,30 @@ class RedisLink:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         call = _Call(script, keys, args, script.size(args), answer, asking)
         self._waiting.append(call)
-        if self._task is None or self._task.done():
-            self._trouble = None
-            self._task = self._running.spawn(self._run(), name="shardbus-redis")
+        if not self._is_busy():
+            self._start()
         return call
 
+    def _is_busy(self) -> bool:
+        return self._begun is not None or (self._task is not None and not self._task.done())
+
+    def _start(self) -> None:
+        self._trouble = None
+        self._task = self._running.spawn(self._run(), name="shardbus-redis")
+
     async def _run(self) -> None:
+        """Send what waits until nothing does, behind a call that had begun."""
+        client: Any
+        begun, self._begun = self._begun, None
         pause = FIRST_PAUSE_S
-        while batch := self._take():
+        while batch := self._take() if begun is None else [begun.call]:
             try:
-                async with asyncio.timeout(self._timeout / 2):
-                    client = await self._connected()
-                    batch = [call for call in batch if not call.answer.done()]
-                    replies = await self._send(client, batch) if batch else []
+                if begun is None:
+                    batch, replies = await self._exchanged(batch)
+                else:
+                    client, due, begun = self._client, begun.due.when(), None
+                    async with asyncio.timeout_at(due):
+                        replies = await client.rest(1)
             except asyncio.CancelledError:
                 self._waiting.extendleft(reversed(batch))
                 if self._at is not None:
@@ -269,6 +360,14 @@ class RedisLink:
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _exchanged(self, batch: list[_Call]) -> tuple[list[_Call], list[Any]]:
+        """Connect if needed, and send the calls that are not given up. Returns them with their
+        replies."""
+        async with asyncio.timeout(self._timeout / 2):
+            client = await self._connected()
+            batch = [call for call in batch if not call.answer.done()]
+            return batch, await self._send(client, batch) if batch else []
 
     def _fail(self, batch: list[_Call], error: Exception) -> list[_Call]:
         """Note that no answer came to the batch. Returns the calls that must be sent again."""
@@ -327,7 +426,7 @@ class RedisLink:
 
     def busy_for(self, key: Value) -> bool:
         """True while calls wait or are in flight, whatever the key."""
-        return self._task is not None and not self._task.done()
+        return self._is_busy()
 
     async def _identify(self, client: RedisClient) -> str:
         """Return the run id of the server at the other end of the connection."""

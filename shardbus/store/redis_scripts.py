@@ -83,6 +83,8 @@ class Script:
     """Returns the bytes of the arguments of a call, about."""
     sign: Callable[[str, Sequence[Any]], list[Value]] | None = None
     """Returns the arguments of the script for those of a call and the command's signature."""
+    usual: bytes = b""
+    """The answer to nearly every call, as the server sends it."""
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -233,6 +235,7 @@ return stale
     own_args=True,
     size=size_of_data,
     sign=_signed,
+    usual=b"*0\r\n",
 )
 
 # KEYS lists; ARGV 3 a shard that is to have a list

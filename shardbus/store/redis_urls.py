@@ -141,6 +141,7 @@ class _SentinelClient:
         self._master = master
         self.pipeline = master.pipeline
         self.execute_command, self.exchange = master.execute_command, master.exchange
+        self.begin, self.rest = master.begin, master.rest
         self.scan, self.info = master.scan, master.info
 
     @classmethod

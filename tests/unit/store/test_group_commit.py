@@ -11,7 +11,7 @@ import pytest
 
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.store import group_commit as group_module
-from shardbus.store.group_commit import SaveGroup, op_ids
+from shardbus.store.group_commit import SaveGroup, SavesEnded, op_ids
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 
@@ -317,3 +317,171 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
     assert isinstance(answers[2], ValueError)
     monkeypatch.undo()
     await group.save("counter", "7", "d", 1, b"")
+
+
+class Eager(Script):
+    """A store that begins up to `room` batches at once, and answers them when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = 2
+        self.begun: list[tuple[list[Save], SavesEnded]] = []
+        self.cannot: Exception | None = None
+
+    def begin_saves(self, saves: Sequence[Save], ended: SavesEnded) -> bool:
+        if self.cannot is not None:
+            raise self.cannot
+        if len(self.begun) >= self.room:
+            return False
+        self.begun.append((list(saves), ended))
+        return True
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(saves) for saves, _ in self.begun]
+
+    def have(self) -> None:
+        """Tell that the store has all of the first batch."""
+        self.begun.pop(0)[1](None)
+
+    def answer(self, *outcomes: StoreError | None) -> None:
+        """Give the first batch these outcomes. A single error is raised, for all of it."""
+
+        async def found() -> list[StoreError | None]:
+            if len(outcomes) == 1 and outcomes[0] is not None:
+                raise outcomes[0]
+            return [*outcomes]
+
+        self.begun.pop(0)[1](found())
+
+
+@pytest.fixture
+async def eager() -> Eager:
+    store = Eager()
+    await store.start()
+    return store
+
+
+@pytest.fixture
+def quick(eager: Eager) -> SaveGroup:
+    return SaveGroup(eager, itertools.count(1), Observer(), pause=0.0)
+
+
+def saved(group: SaveGroup, count: int, name: str = "e") -> list[asyncio.Future[None]]:
+    return [group.save("counter", "7", f"{name}-{n}", 1, b"x") for n in range(count)]
+
+
+async def test_a_batch_begins_without_a_task_in_the_turn_after_its_saves(
+    eager: Eager, quick: SaveGroup
+) -> None:
+    tasks = asyncio.all_tasks()
+    answers = saved(quick, 60)
+    assert eager.sizes == []
+    await turns(1)
+    assert eager.sizes == [60]
+    eager.have()
+    await turns(2)
+    assert all(answer.done() for answer in answers)
+    assert asyncio.all_tasks() == tasks
+    assert quick.backlog == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("saves", "at_once", "soon"),
+    [(127, [], [127]), (128, [128], [128]), (191, [128], [128]), (192, [128], [128, 64]),
+     (300, [128, 128], [128, 128])],
+)  # fmt: skip
+async def test_a_store_works_while_the_saves_of_one_turn_still_come(
+    eager: Eager, quick: SaveGroup, saves: int, at_once: list[int], soon: list[int]
+) -> None:
+    answers = saved(quick, saves)
+    assert eager.sizes == at_once
+    await turns(1)
+    assert eager.sizes == soon
+    while eager.begun:
+        eager.have()
+    await asyncio.gather(*answers)
+
+
+async def test_what_waits_goes_as_soon_as_a_batch_has_ended(eager: Eager, quick: SaveGroup) -> None:
+    first = saved(quick, 1)
+    await turns(1)
+    others = saved(quick, 50, "f")
+    await turns()
+    assert eager.sizes == [1]
+    eager.have()
+    assert eager.sizes == [50]
+    eager.have()
+    await asyncio.gather(*first, *others)
+
+
+async def test_a_batch_that_cannot_begin_is_written_by_a_task(
+    eager: Eager, quick: SaveGroup
+) -> None:
+    eager.room = 0
+    await asyncio.gather(*saved(quick, 3))
+    assert [len(batch) for batch in eager.batches] == [3]
+    eager.room = 2
+    answers = saved(quick, 3)
+    await turns(1)
+    assert eager.sizes == [3], "the writer is idle again"
+    eager.have()
+    await asyncio.gather(*answers)
+
+
+async def test_an_error_before_a_batch_is_sent_is_for_its_callers(
+    eager: Eager, quick: SaveGroup
+) -> None:
+    eager.cannot = eager.defect = ZeroDivisionError()
+    outcomes = await asyncio.gather(*saved(quick, 200), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {ZeroDivisionError}
+
+
+async def test_a_begun_batch_is_answered_save_by_save(eager: Eager, quick: SaveGroup) -> None:
+    answers = saved(quick, 3)
+    await turns(1)
+    stale = StaleFence("counter", "e-1", 1, 9)
+    eager.answer(None, stale, None)
+    outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    assert outcomes == [None, stale, None]
+    again = saved(quick, 1)
+    await turns(1)
+    eager.have()
+    await asyncio.gather(*again)
+
+
+async def test_a_begun_batch_without_an_answer_is_sent_again_with_the_same_operation_ids(
+    eager: Eager, quick: SaveGroup
+) -> None:
+    answers = saved(quick, 3)
+    await turns(1)
+    [(sent, _)] = eager.begun
+    eager.answer(StoreUnavailable("away"))
+    await asyncio.gather(*answers)
+    assert eager.batches == [sent]
+    assert await eager.load_state("counter", "7", "e-2", 1) == b"x"
+
+
+async def test_a_begun_batch_of_a_process_that_stood_still_is_not_sent_again(
+    eager: Eager,
+) -> None:
+    now = [100.0]
+    group = SaveGroup(eager, itertools.count(1), Observer(), pause=0.0, clock=lambda: now[0])
+    answers = saved(group, 1)
+    await turns(1)
+    now[0] += 6.0
+    eager.answer(StoreUnavailable("away"))
+    with pytest.raises(StoreUnavailable):
+        await answers[0]
+    assert eager.batches == []
+
+
+async def test_of_an_entity_one_save_is_in_flight_also_without_tasks(
+    eager: Eager, quick: SaveGroup
+) -> None:
+    answers = [quick.save("counter", "7", "a", 1, b"%d" % n) for n in range(3)]
+    for n in range(3):
+        await turns(1)
+        assert [[save.data for save in saves] for saves, _ in eager.begun] == [[b"%d" % n]]
+        eager.have()
+    await asyncio.gather(*answers)

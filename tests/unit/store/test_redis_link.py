@@ -1,14 +1,18 @@
-"""What a link to one Redis server sends, and in which order."""
+"""What a link to one Redis server sends, and in which order; calls that begin without its task."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from shardbus.store.redis_link import RedisLink, RedisSession
-from shardbus.store.redis_scripts import LOAD_STATES
-from tests.unit.store.store_suite import LONG_S
+import pytest
+from redis.exceptions import NoScriptError
+
+from shardbus.errors import StoreUnavailable
+from shardbus.store.redis_link import Durability, RedisLink, RedisSession
+from shardbus.store.redis_scripts import LOAD_STATES, SAVE_STATES
+from tests.unit.store.store_suite import LONG_S, SHORT_S
 
 
 class Client:
@@ -49,3 +53,174 @@ async def test_a_call_that_is_given_up_while_its_link_connects_is_not_sent() -> 
     assert await other == [b"1"]
     assert client.keys == ["b"]
     await link.close()
+
+
+class DirectClient(Client):
+    """A connected client that can begin commands. `replies` are what `rest` returns, or raises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connects.set()
+        self.able = True
+        self.begun: list[tuple[Sequence[Any], bytes, Callable[[bool], None]]] = []
+        self.replies: asyncio.Queue[Any] = asyncio.Queue()
+
+    def begin(self, commands: Sequence[Any], usual: bytes, ended: Callable[[bool], None]) -> bool:
+        if self.able:
+            self.begun.append((commands[0], usual, ended))
+        return self.able
+
+    async def rest(self, count: int) -> list[Any]:
+        reply = await self.replies.get()
+        if isinstance(reply, Exception) and not isinstance(reply, NoScriptError):
+            raise reply
+        return [reply]
+
+    def answer(self, usual: bool) -> None:
+        self.begun.pop(0)[2](usual)
+
+
+class Begun:
+    """A link over direct clients, and what its calls that have begun were told."""
+
+    def __init__(self, timeout: float = LONG_S, durability: Durability | None = None) -> None:
+        self.clients: list[DirectClient] = []
+        self.link = RedisLink(self._connect, RedisSession("s" * 10, "redis://r"), timeout=timeout)
+        self.link.open(durability)
+        self.told: asyncio.Queue[Awaitable[Any] | None] = asyncio.Queue()
+        self.on_end: Callable[[Awaitable[Any] | None], None] = self.told.put_nowait
+
+    def _connect(self) -> Any:
+        self.clients.append(DirectClient())
+        return self.clients[-1]
+
+    @property
+    def client(self) -> DirectClient:
+        return self.clients[-1]
+
+    async def connected(self) -> Begun:
+        await self.link.call(LOAD_STATES, ["a"])
+        await asyncio.sleep(0)
+        return self
+
+    def begin(self) -> bool:
+        return self.link.begin(SAVE_STATES, ["b"], [], lambda reply: self.on_end(reply))
+
+
+@pytest.fixture
+async def begun() -> Begun:
+    return await Begun().connected()
+
+
+async def test_a_call_begins_at_once_and_ends_with_the_usual_answer(begun: Begun) -> None:
+    tasks = asyncio.all_tasks()
+    assert begun.begin()
+    [(command, usual, _)] = begun.client.begun
+    assert command[:4] == ("EVALSHA", SAVE_STATES.sha, 1, "b")
+    assert usual == b"*0\r\n"
+    assert begun.link.busy_for("b")
+    begun.client.answer(True)
+    assert begun.told.get_nowait() is None
+    assert not begun.link.busy_for("b")
+    assert asyncio.all_tasks() == tasks
+    await begun.link.close()
+
+
+async def test_a_call_begins_only_over_a_connection_that_does_nothing_else() -> None:
+    begun = Begun()
+    assert not begun.begin(), "not connected"
+    await begun.connected()
+    assert begun.begin()
+    assert not begun.begin(), "another one is in flight"
+    begun.client.answer(True)
+    waiting = asyncio.create_task(begun.link.call(LOAD_STATES, ["a"]))
+    await asyncio.sleep(0)
+    assert not begun.begin(), "the task is at work"
+    await waiting
+    await asyncio.sleep(0)
+    begun.client.able = False
+    assert not begun.begin(), "the connection ends"
+    await begun.link.close()
+    assert not begun.begin(), "closed"
+
+
+async def test_nothing_begins_where_something_must_follow_each_batch() -> None:
+    begun = Begun(durability=Durability(lambda: "sync", fsync=False))
+    await begun.connected()
+    assert not begun.begin()
+    await begun.link.close()
+
+
+async def test_calls_that_wait_for_a_begun_one_are_sent_behind_it(begun: Begun) -> None:
+    assert begun.begin()
+    waiting = asyncio.create_task(begun.link.call(LOAD_STATES, ["c"]))
+    await asyncio.sleep(0)
+    assert begun.client.keys == ["a"]
+    begins = list[bool]()
+    begun.on_end = lambda _: begins.append(begun.begin())
+    begun.client.answer(True)
+    assert begins == [False], "what waits comes first"
+    assert await waiting == [b"1"]
+    assert begun.client.keys == ["a", "c"]
+    await begun.link.close()
+
+
+async def test_another_answer_is_read_by_the_task(begun: Begun) -> None:
+    assert begun.begin()
+    begun.client.answer(False)
+    reply = begun.told.get_nowait()
+    assert reply is not None
+    begun.client.replies.put_nowait([1, b"9"])
+    assert await reply == [1, b"9"]
+    assert len(begun.clients) == 1
+    await begun.link.close()
+
+
+async def test_a_script_that_the_server_has_lost_is_sent_in_full(begun: Begun) -> None:
+    assert begun.begin()
+    begun.client.answer(False)
+    begun.client.replies.put_nowait(NoScriptError("NOSCRIPT"))
+    reply = begun.told.get_nowait()
+    assert reply is not None
+    assert await reply == [b"1"]
+    assert begun.client.keys == ["a", "b"]
+    await begun.link.close()
+
+
+async def test_a_begun_call_is_sent_again_over_a_new_connection(begun: Begun) -> None:
+    assert begun.begin()
+    begun.client.answer(False)
+    begun.client.replies.put_nowait(ConnectionError("reset"))
+    reply = begun.told.get_nowait()
+    assert reply is not None
+    assert await reply == [b"1"]
+    assert [client.keys for client in begun.clients] == [["a"], ["b"]]
+    await begun.link.close()
+
+
+async def test_a_begun_call_without_an_answer_ends_in_time() -> None:
+    """It is sent again after half of that time; a late answer of the first time is ignored."""
+    begun = Begun(timeout=SHORT_S)
+    await begun.connected()
+    assert begun.begin()
+    reply = await asyncio.wait_for(begun.told.get(), LONG_S)
+    assert reply is not None
+    assert await reply == [b"1"]
+    assert [client.keys for client in begun.clients] == [["a"], ["b"]]
+    begun.clients[0].answer(True)
+    assert begun.told.empty()
+    await begun.link.close()
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+async def test_a_begun_call_fails_when_its_link_closes(begun: Begun, handed_over: bool) -> None:
+    assert begun.begin()
+    if handed_over:
+        begun.client.answer(False)
+    await begun.link.close()
+    reply = begun.told.get_nowait()
+    assert reply is not None
+    with pytest.raises(StoreUnavailable, match="was closed here") as error:
+        await reply
+    assert not error.value.definite
+    assert begun.told.empty()
