@@ -91,6 +91,11 @@ def test_a_prepared_shard_of_a_lost_move_gets_a_home_when_its_old_one_dies(seed:
     run(options(seed, "ordered"))
 
 
+@pytest.mark.parametrize("seed", [30562])
+def test_a_new_home_that_knows_a_newer_one_refuses_a_late_move(seed: int) -> None:
+    run(options(seed, "ordered"))
+
+
 @pytest.mark.parametrize("seed", [10209])
 def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwarded(
     seed: int,

@@ -414,7 +414,8 @@ class ShardRegion:
             return
         ended = home.fence <= self._stopped.get(shard, 0)
         closed = self._proxy or self._shutdown.alone or self._shutdown.done
-        if hosted is not None or ended or closed:
+        late = not self._routing.accepts(home, self.epoch)  # the shard lives somewhere else by now
+        if hosted is not None or ended or closed or late:
             self._out.append(ev.Send(move.old.node, msg.MoveCancelled((move,))))
             return
         self._hosted[shard] = HostedShard(home.fence, HostedState.PREPARED)

@@ -458,6 +458,17 @@ def test_a_region_that_has_shut_down_refuses_shards() -> None:
     assert here.messages() == [(N1, refusal())]
 
 
+def test_a_region_that_knows_a_newer_home_refuses_the_shard() -> None:
+    """The store has lost the move, and the old home learns late of both. Nothing would stop the
+    shard here: the news of the newer home has come already."""
+    here = Here(N2)
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH + 1, (Home("17", S, 3),)))
+    here.look()
+    here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
+    assert here.messages() == [(N1, refusal())]
+    assert here.region.state_of("17") is None
+
+
 def test_the_old_home_that_is_asked_does_not_acknowledge_for_itself() -> None:
     """What its own senders have sent before HomesMoved may still wait here."""
     here = switched()
