@@ -96,6 +96,13 @@ def test_a_new_home_that_knows_a_newer_one_refuses_a_late_move(seed: int) -> Non
     run(options(seed, "ordered"))
 
 
+@pytest.mark.parametrize("seed", [30733])
+def test_a_handler_that_was_cut_off_while_its_node_was_suspended_handles_nothing_more(
+    seed: int,
+) -> None:
+    run(options(seed, "buffer"))
+
+
 @pytest.mark.parametrize("seed", [10209])
 def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwarded(
     seed: int,

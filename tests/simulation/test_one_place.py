@@ -6,6 +6,7 @@ A failing seed prints the command that replays it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
@@ -193,7 +194,7 @@ def test_a_lower_fence_is_a_former_activation(world: NodeWorld, places: OnePlace
 
 def test_a_handler_that_waits_is_handling(world: NodeWorld, places: OnePlace) -> None:
     former, latest = activations(world)
-    places.opened(former)
+    places.handler(former).__enter__()
     with pytest.raises(Violation, match="is in a handler at n1:"):
         places.begins(latest)
 
@@ -209,6 +210,33 @@ def test_a_handler_in_a_paused_process_is_judged_when_it_continues(
     places.begins(latest)
     with pytest.raises(Violation, match="continues a handler at n1:"):
         handler.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_a_handler_that_is_being_cancelled_is_judged_when_it_continues(
+    world: NodeWorld, places: OnePlace, obeys: bool
+) -> None:
+    """It was cut off while its node was suspended, and the node goes on at this very instant."""
+    former, latest = activations(world)
+
+    async def handle() -> None:
+        with places.handler(former, asyncio.current_task()):
+            try:
+                await asyncio.sleep(1.0)
+            except asyncio.CancelledError:
+                if obeys:
+                    raise
+
+    async def succeed() -> None:
+        task = asyncio.create_task(handle())
+        await asyncio.sleep(0)
+        task.cancel()
+        places.begins(latest)
+        await task
+
+    with pytest.raises(asyncio.CancelledError if obeys else Violation) as raised:
+        asyncio.run(succeed())
+    assert obeys or "continues a handler at n1:" in str(raised.value)
 
 
 @pytest.mark.parametrize("error", [GeneratorExit, ValueError])
@@ -228,7 +256,7 @@ def test_a_handler_that_is_ended_handles_nothing(
 
 def test_a_handler_of_a_dead_process_is_over(world: NodeWorld, places: OnePlace) -> None:
     former, latest = activations(world)
-    places.opened(former)
+    places.handler(former).__enter__()
     world.kill("n1")
     places.begins(latest)
 

@@ -72,7 +72,7 @@ class SimApplication:
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
-                with application.checker.places.handler(self.context):
+                with application.checker.places.handler(self.context, asyncio.current_task()):
                     application.checker.on_handled(self.context, sender, seq)
                     await application.handle_slowly()
                 return seq
@@ -109,7 +109,7 @@ class SimApplication:
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
-                with application.checker.places.handler(self.context):
+                with application.checker.places.handler(self.context, asyncio.current_task()):
                     application.checker.on_handled(self.context, sender, seq)
                     self.state.count += 1
                     await self.save()

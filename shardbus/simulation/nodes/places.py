@@ -15,16 +15,19 @@ Some causes are beyond every node, and excused: a store that lost or restored da
 lease of a downing decision twice; a wall that refuses connections in the name of living nodes; an
 operator who downs a living node.
 
-A paused process and a suspended node execute no handler. Theirs are judged when they continue.
+A paused process and a suspended node execute no handler. Theirs are judged when they continue. So
+is a handler that is being cancelled: one that was cut off while its node was suspended learns of it
+when the node goes on, in the next turn of the loop, and handles nothing any more.
 
 Source: docs/simulation.md; S2.4, S4.13.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Container
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardbus.entities.context import Context
 from shardbus.simulation.membership.checks import Violation
@@ -49,7 +52,7 @@ class OnePlace:
         self._world, self._broken, self._overlap = world, broken, overlap
         self._latest: dict[EntityKey, Context] = {}
         self._former: dict[EntityKey, dict[Context, None]] = {}
-        self._open: dict[EntityKey, dict[Context, int]] = {}
+        self._open: dict[EntityKey, dict[OpenHandler, None]] = {}
 
     def begins(self, activation: Context) -> None:
         """Record that a handler begins.
@@ -67,7 +70,7 @@ class OnePlace:
             former[latest] = None
             for other in self._open.get(key, ()):
                 if self._runs(other):
-                    self._two(other, activation, "is in a handler")
+                    self._two(other.activation, activation, "is in a handler")
         self._latest[key] = activation
 
     def continues(self, activation: Context) -> None:
@@ -80,26 +83,21 @@ class OnePlace:
         if latest is not activation:
             self._two(activation, latest, "continues a handler")
 
-    def handler(self, activation: Context) -> OpenHandler:
-        """Return the context of a handler that may wait."""
-        return OpenHandler(self, activation)
+    def handler(self, activation: Context, task: asyncio.Task[Any] | None = None) -> OpenHandler:
+        """Return the context of a handler that may wait; `task` runs it."""
+        return OpenHandler(self, activation, task)
 
-    def opened(self, activation: Context) -> None:
+    def opened(self, handler: OpenHandler) -> None:
         """Record that a handler begins which may wait."""
-        self.begins(activation)
-        key = (activation.entity_type, activation.key)
-        handlers = self._open.setdefault(key, {})
-        handlers[activation] = handlers.get(activation, 0) + 1
+        self.begins(handler.activation)
+        self._open.setdefault(handler.key, {})[handler] = None
 
-    def closed(self, activation: Context) -> None:
+    def closed(self, handler: OpenHandler) -> None:
         """Record that such a handler has ended."""
-        key = (activation.entity_type, activation.key)
-        handlers = self._open[key]
-        handlers[activation] -= 1
-        if not handlers[activation]:
-            del handlers[activation]
+        handlers = self._open[handler.key]
+        del handlers[handler]
         if not handlers:
-            del self._open[key]
+            del self._open[handler.key]
 
     def _two(self, former: Context, latest: Context, what: str) -> None:
         if former.entity_type not in self._overlap and not self._excused(former):
@@ -113,10 +111,10 @@ class OnePlace:
         beyond = world.store.lied or world.leases.twice or world.network.rejected
         return beyond or former.node in world.downed_by_operators
 
-    def _runs(self, activation: Context) -> bool:
-        """True if the handlers of the activation's node continue now."""
-        return any(
-            sim_node.handles and str(sim_node.process.id) == activation.node
+    def _runs(self, handler: OpenHandler) -> bool:
+        """True if the handler may continue now: its node handles, and it is not cancelled."""
+        return not handler.cancelled and any(
+            sim_node.handles and str(sim_node.process.id) == handler.activation.node
             for sim_node in self._world.all_nodes()
         )
 
@@ -124,13 +122,22 @@ class OnePlace:
 class OpenHandler:
     """A handler from its first line to its last one."""
 
-    __slots__ = ("_activation", "_places")
+    __slots__ = ("_places", "_task", "activation", "key")
 
-    def __init__(self, places: OnePlace, activation: Context) -> None:
-        self._places, self._activation = places, activation
+    def __init__(
+        self, places: OnePlace, activation: Context, task: asyncio.Task[Any] | None
+    ) -> None:
+        self._places, self._task = places, task
+        self.activation = activation
+        self.key: EntityKey = (activation.entity_type, activation.key)
+
+    @property
+    def cancelled(self) -> bool:
+        """True if its task is asked to end."""
+        return self._task is not None and self._task.cancelling() > 0
 
     def __enter__(self) -> None:
-        self._places.opened(self._activation)
+        self._places.opened(self)
 
     def __exit__(
         self,
@@ -140,6 +147,6 @@ class OpenHandler:
     ) -> None:
         """Close the handler. One that is cancelled, or is removed with its dead process, handles
         nothing any more."""
-        self._places.closed(self._activation)
+        self._places.closed(self)
         if kind is None:
-            self._places.continues(self._activation)
+            self._places.continues(self.activation)
