@@ -86,16 +86,19 @@ def test_a_shard_that_comes_back_while_its_entities_still_stop_runs_again(seed: 
     run(options(seed, "forward"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [30019])
 def test_a_prepared_shard_of_a_lost_move_gets_a_home_when_its_old_one_dies(seed: int) -> None:
     run(options(seed, "ordered"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [30562])
 def test_a_new_home_that_knows_a_newer_one_refuses_a_late_move(seed: int) -> None:
     run(options(seed, "ordered"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [30733])
 def test_a_handler_that_was_cut_off_while_its_node_was_suspended_handles_nothing_more(
     seed: int,
