@@ -1,17 +1,18 @@
 """The old home of a direct move: how it gives a shard away.
 
     ──> PREPARING ──ready──> STOPPING ──stopped──> FORWARDING ──all acked, deadline──> DONE
-         │  │                 ^    │ target gone       ^   │ target gone                ^
+         │  │                 ^    │ target gone,      ^   │ target gone                ^
+         │  │                 │    │ superseded        │   │                            │
          │  └─────────────────┼────┼───ready, overlaps─┘   └────────────────────────────┤
          │ target gone, deadline,  └────────────> KEPT                                  │
-         │ hand-off               │                ^                                    │
+         │ hand-off, superseded   │                ^                                    │
          └────────────────────────┼──────────────> ^                                    │
     ──────────────────────────────┘ during forward or drop                              │
 
 - PREPARING: the shard runs on while the new home prepares. If that dies or gives no answer within
   `shard_start_timeout`, the shard stays. A new home that refuses, with MoveCancelled, is treated as
   one that is gone. A HandOff ends the move: its coordinator does not know it, for its store was set
-  back.
+  back. So does the news that the shard has a newer home (superseded), in the next phase too.
 - STOPPING: no message is let in. Entities handle what is in their mailboxes and stop. Messages that
   come wait here, behind what the entities leave, or are dropped.
 - FORWARDING: the shard was handed over. Switch and everything that waits have gone to the new home,
@@ -101,6 +102,7 @@ class OutgoingTrigger(Enum):
     DEADLINE = "deadline"
     TARGET_GONE = "target gone"
     HAND_OFF = "hand-off"
+    SUPERSEDED = "superseded"
 
 
 _P, _T = OutgoingPhase, OutgoingTrigger
@@ -111,8 +113,10 @@ TRANSITIONS: dict[tuple[OutgoingPhase, OutgoingTrigger], OutgoingPhase] = {
     (_P.PREPARING, _T.DEADLINE): _P.KEPT,
     (_P.PREPARING, _T.TARGET_GONE): _P.KEPT,
     (_P.PREPARING, _T.HAND_OFF): _P.KEPT,
+    (_P.PREPARING, _T.SUPERSEDED): _P.KEPT,
     (_P.STOPPING, _T.STOPPED): _P.FORWARDING,
     (_P.STOPPING, _T.TARGET_GONE): _P.KEPT,
+    (_P.STOPPING, _T.SUPERSEDED): _P.KEPT,
     (_P.FORWARDING, _T.ALL_ACKED): _P.DONE,
     (_P.FORWARDING, _T.DEADLINE): _P.DONE,
     (_P.FORWARDING, _T.TARGET_GONE): _P.DONE,
@@ -292,10 +296,19 @@ class OutgoingMoves:
         one = self._moves[shard]
         if one.phase is not OutgoingPhase.PREPARING:
             return False
-        one.advance(OutgoingTrigger.HAND_OFF)
-        self._forget(shard)
-        self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
+        self._give_up(one, OutgoingTrigger.HAND_OFF)
         return True
+
+    def on_superseded(self, shard: str) -> None:
+        """Give up the move of a shard that has a newer home, if it was not handed over."""
+        one = self._moves.get(shard)
+        if one is not None and one.phase is not OutgoingPhase.FORWARDING:
+            self._give_up(one, OutgoingTrigger.SUPERSEDED)
+
+    def _give_up(self, one: OutgoingMove, trigger: OutgoingTrigger) -> None:
+        one.advance(trigger)
+        self._forget(one.move.old.shard)
+        self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
 
     def on_stopped(
         self,

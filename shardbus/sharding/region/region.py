@@ -479,6 +479,7 @@ class ShardRegion:
             elif hosted is not None and home.node != self._me and home.fence > hosted.fence:
                 self._note("superseded", f"shard {home.shard} lives at {home.node}")
                 hosted.restart_fence = 0
+                self._outgoing.on_superseded(home.shard)
                 self._stop(home.shard, hosted, now)
             self._routing.on_home(home, epoch, now)
 

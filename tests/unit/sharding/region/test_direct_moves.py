@@ -428,6 +428,23 @@ def test_a_shard_that_waits_for_its_new_home_is_handed_off_if_the_coordinator_sa
     assert here.sent() == [(N2, msg.MoveCancelled)]
 
 
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_shard_with_a_newer_home_is_not_handed_over(stops: bool) -> None:
+    """The store had lost the move, and the shard got another home."""
+    here = old_home()
+    if stops:
+        here.got(N2, msg.MovePrepared((MOVE,)))
+    here.look()
+    here.got(COORDINATOR, msg.ShardHomes(EPOCH + 1, (Home("17", S, 3),)))
+    assert here.messages() == [(N2, refusal())]
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert here.messages() == [(N2, refusal())]
+    here.do(ev.ShardDown("17", (letter(1),)))
+    done = here.look()
+    assert [(e.message.seq, e.reason) for e in done if isinstance(e, ev.Reject)] == [(1, "stopped")]
+    assert not any(isinstance(effect, ev.Send) for effect in done)
+
+
 @pytest.mark.parametrize("mode", ["drop", "ordered"])
 def test_a_shard_that_leaves_already_is_not_handed_off_too(mode: str) -> None:
     here = old_home(mode)
