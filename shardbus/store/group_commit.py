@@ -8,8 +8,9 @@ shared equally between the writers that are free. The callers of a batch are ans
 callback of the loop (`batch_answer`), and each goes on there.
 
 A store may offer `begin_saves`, which sends a batch without a task, and tells its end to a
-callback. Then a batch goes as soon as `AT_ONCE` saves wait: where one turn of the loop handles many
-messages, the store works on the first of them while the node handles the others.
+callback. Then a batch goes as soon as `AT_ONCE` saves wait, and a third one may be in flight: where
+one turn of the loop handles many messages, the store works on the first of them while the node
+handles the others.
 
 A batch is bounded in number and bytes. Of an entity there is at most one save in flight, so that to
 repeat a batch is safe.
@@ -42,9 +43,12 @@ from shardbus.task_set import TaskSet
 
 ATTEMPTS = 3
 WRITERS = 2
+"""Batches in flight at once, at most."""
+QUICK_WRITERS = 3
+"""The same where they cost no task."""
 ALONGSIDE = 64
 """Saves that are worth a batch of their own while another one is in flight."""
-AT_ONCE = 128
+AT_ONCE = 96
 """Saves that are worth a batch while others are still coming, if it costs no task."""
 BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
@@ -105,7 +109,7 @@ class SaveGroup:
         self._waiting: deque[_Waiting] = deque()
         self._in_flight: set[_Entity] = set()
         """The entities whose saves are in flight."""
-        self._idle_writers = WRITERS
+        self._writers = self._idle_writers = WRITERS
         self._wakes = False
         """A callback of the loop lets writers begin."""
         self._writing: list[list[_Waiting]] = []
@@ -127,7 +131,7 @@ class SaveGroup:
         answer = BatchAnswer.of(loop)
         self._waiting.append((save, answer, perf_counter(), entity))
         idle, waiting = self._idle_writers, len(self._waiting)
-        if not idle or (idle < WRITERS and waiting < ALONGSIDE):
+        if not idle or (idle < self._writers and waiting < ALONGSIDE):
             return answer
         if self._begin_saves is None:
             self._idle_writers -= 1
@@ -143,6 +147,8 @@ class SaveGroup:
         """Note what the first save knows: the loop of the callers, and what a started store can."""
         self._loop = asyncio.get_running_loop()
         self._begin_saves = getattr(self._store, "begin_saves", None)
+        if self._begin_saves is not None:
+            self._writers = self._idle_writers = QUICK_WRITERS
         return self._loop
 
     @property
@@ -164,7 +170,7 @@ class SaveGroup:
     def _wake(self) -> None:
         """Let one writer begin, and another one if enough waits for it."""
         self._wakes = False
-        if self._idle_writers == WRITERS:
+        if self._idle_writers == self._writers:
             self._begin()
         if self._idle_writers and len(self._waiting) >= ALONGSIDE:
             self._begin()
@@ -212,7 +218,7 @@ class SaveGroup:
 
     def _next(self) -> list[_Waiting]:
         """Return the next batch, which is in flight from now on: this writer's share."""
-        share = -(-len(self._waiting) // (WRITERS - len(self._writing)))
+        share = -(-len(self._waiting) // (self._writers - len(self._writing)))
         batch = self._take(min(max(ALONGSIDE, share), BATCH_SAVES))
         if batch:
             self._writing.append(batch)

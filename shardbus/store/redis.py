@@ -42,7 +42,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
-from shardbus.store.group_commit import BeginSaves, SavesEnded
+from shardbus.store.group_commit import QUICK_WRITERS, WRITERS, BeginSaves, SavesEnded
 from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
@@ -118,12 +118,13 @@ class RedisStore:
         self.lane: Callable[[str, str], int] | None = None
         self.begin_saves: BeginSaves | None = None
         """For one server, whose batches nothing follows."""
-        self._link: RedisLink | ClusterLink
-        self._second_link: RedisLink | ClusterLink
-        """Only for loads and saves, while the first is busy."""
+        self._links: Sequence[RedisLink | ClusterLink]
+        """The second and the third only for loads and saves, while those before are busy."""
         if one:
-            self._link = RedisLink(self._connect, self._session, timeout=timeout)
-            self._second_link = RedisLink(self._connect, self._session, timeout=timeout)
+            self._links = [
+                RedisLink(self._connect, self._session, timeout=timeout)
+                for _ in range(QUICK_WRITERS)
+            ]
         else:
             connect_to = connect_to or parsed.node_connector(timeout)
             slots = ClusterMap(
@@ -132,8 +133,10 @@ class RedisStore:
             slots.on_new_master = self._new_server
             self._map = slots
             self.lane = self._lane_of
-            self._link = ClusterLink(slots, self._session, timeout=timeout)
-            self._second_link = ClusterLink(slots, self._session, timeout=timeout)
+            self._links = [
+                ClusterLink(slots, self._session, timeout=timeout) for _ in range(WRITERS)
+            ]
+        self._link = self._links[0]
         self._loads: dict[int, LoadGroup] = defaultdict(lambda: LoadGroup(self._load_all))
         self._scan = KeyScan(self._connect, self._shown, timeout=timeout, one=one)
         self._with_list: set[tuple[str, str]] = set()
@@ -159,7 +162,7 @@ class RedisStore:
             await check_access(client, self._prefix, self._shown, self._timeout)
         finally:
             await _close(client)
-        for link in (self._link, self._second_link):
+        for link in self._links:
             if isinstance(link, ClusterLink):
                 link.open(fsync=fsync, replicas=self._replicas)
             else:
@@ -224,8 +227,8 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._watch.close()
-        await self._link.close()
-        await self._second_link.close()
+        for link in self._links:
+            await link.close()
         await self._scan.close()
 
     @property
@@ -458,8 +461,8 @@ class RedisStore:
             raise failed
 
     def _free_link(self, key: Value) -> RedisLink | ClusterLink:
-        """Return the link that is not busy, if there is one."""
-        return self._second_link if self._link.busy_for(key) else self._link
+        """Return the first link that is not busy, the last one if all are."""
+        return next((one for one in self._links if not one.busy_for(key)), self._links[-1])
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int

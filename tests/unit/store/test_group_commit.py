@@ -324,7 +324,7 @@ class Eager(Script):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = 2
+        self.room = 3
         self.begun: list[tuple[list[Save], SavesEnded]] = []
         self.cannot: Exception | None = None
 
@@ -388,8 +388,8 @@ async def test_a_batch_begins_without_a_task_in_the_turn_after_its_saves(
 
 @pytest.mark.parametrize(
     ("saves", "at_once", "soon"),
-    [(127, [], [127]), (128, [128], [128]), (191, [128], [128]), (192, [128], [128, 64]),
-     (300, [128, 128], [128, 128])],
+    [(95, [], [95]), (96, [96], [96]), (159, [96], [96]), (160, [96], [96, 64]),
+     (300, [96, 96, 96], [96, 96, 96])],
 )  # fmt: skip
 async def test_a_store_works_while_the_saves_of_one_turn_still_come(
     eager: Eager, quick: SaveGroup, saves: int, at_once: list[int], soon: list[int]
@@ -421,7 +421,7 @@ async def test_a_batch_that_cannot_begin_is_written_by_a_task(
     eager.room = 0
     await asyncio.gather(*saved(quick, 3))
     assert [len(batch) for batch in eager.batches] == [3]
-    eager.room = 2
+    eager.room = 3
     answers = saved(quick, 3)
     await turns(1)
     assert eager.sizes == [3], "the writer is idle again"
