@@ -60,7 +60,9 @@ log = logging.getLogger("shardbus.node")
 
 DOWNED_S = 15.0
 """For a node that was downed to end; it hands nothing off."""
-GC_THRESHOLDS = (20_000, 20, 50)
+GC_THRESHOLDS = (50_000, 20, 50)
+"""The first is above what some thousand messages in flight take, among which the collector would
+find nothing."""
 T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
 
