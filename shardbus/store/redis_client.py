@@ -5,12 +5,12 @@ measures the call and gives the connection back, which takes a fifth of the time
 A link has one task that sends and reads, and connects again by itself, so it needs none of that.
 The library connects: it looks up the master at the Sentinels, makes TLS, and logs in.
 
-Commands with one usual answer need no task either. `begin` writes them at once, and what arrives is
+A command with a usual answer needs no task either. `begin` writes it at once, and what arrives is
 compared with that answer before the library sees it. If it differs, the library reads it.
 
     begin ──> AWAITED ──the usual answer──> ended(True)
                  │ another one, or the connection ends
-                 └──> the library has what came; ended(False), and `rest` returns the replies
+                 └──> the library has what came; ended(False), and `rest` returns the reply
 
 Source: the Redis serialization protocol.
 """
@@ -112,15 +112,15 @@ class LinkRedis(Redis):
                 replies.append(error)
         return replies
 
-    def begin(self, commands: Sequence[Sequence[Value]], usual: bytes, ended: Ended) -> bool:
-        """Send commands at once. A callback of the loop calls `ended`: with True if the server has
-        answered just `usual`, else with False, and `rest` returns its replies, or raises. Returns
+    def begin(self, command: Sequence[Value], usual: bytes, ended: Ended) -> bool:
+        """Send a command at once. A callback of the loop calls `ended`: with True if the server has
+        answered just `usual`, else with False, and `rest` returns its reply, or raises. Returns
         False, and sends nothing, without a connection that can do so."""
         answer = self._answer
         if answer is None or answer.transport.is_closing():
             return False
         answer.expect(usual, ended)
-        answer.transport.write(b"".join(map(packed, commands)))
+        answer.transport.write(packed(command))
         return True
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:

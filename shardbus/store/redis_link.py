@@ -272,7 +272,7 @@ class RedisLink:
         command = call.command(self._session.session, self._session.next_sequence())
         due = loop.time() + self._timeout / 2
         begun = _Begun(call, ended, until=due + self._timeout / 2)
-        if not client.begin([command], script.usual, partial(self._on_end, begun)):
+        if not client.begin(command, script.usual, partial(self._on_end, begun)):
             return False
         begun.due = loop.call_at(due, self._on_end, begun, False)
         self._begun = begun

@@ -9,6 +9,7 @@ import pytest
 import shardbus.app
 import shardbus.node.node
 from tests.loopback.nodes import Nodes
+from tests.loopback.redis_proxy import RedisProxy
 from tests.waiting import PATIENCE_S
 
 
@@ -17,6 +18,14 @@ async def nodes() -> AsyncIterator[Nodes]:
     """Nodes that end with the test."""
     async with Nodes() as nodes:
         yield nodes
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[RedisProxy]:
+    """A proxy in front of the session's Redis server."""
+    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    async with RedisProxy(port) as proxy:
+        yield proxy
 
 
 @pytest.fixture(autouse=True)

@@ -15,109 +15,29 @@ from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
 from shardbus.testing.store_suite import remembered, save, until
+from tests.loopback.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer
 from tests.unit.store.store_suite import LONG_S, SHORT_S, insist
 
 A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
 
 
-class Proxy:
-    """Sits between the store and its server. It can hold what the connections of the moment send,
-    and lose answers."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self.port = 0
-        self.lose_answers = 0
-        self.held: list[tuple[asyncio.StreamWriter, list[bytes]]] = []
-        self.holding = False
-        self.connections = 0
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *reason: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    async def release(self) -> None:
-        """Send what was held, as the connections that sent it would have, and wait for the server's
-        answers."""
-        held, self.held = self.held, []
-        for writer, chunks in held:
-            writer.write(b"".join(chunks))
-            await writer.drain()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        held: list[bytes] = []
-        if self.holding:
-            self.held.append((server_writer, held))
-        for pump in (
-            self._forward(reader, server_writer, held),
-            self._answer(server_reader, writer),
-        ):
-            task = asyncio.create_task(pump)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _forward(
-        self, reader: asyncio.StreamReader, server: asyncio.StreamWriter, held: list[bytes]
-    ) -> None:
-        with contextlib.suppress(ConnectionError):
-            while chunk := await reader.read(65536):
-                if not self.holding or b"EVAL" not in chunk:
-                    server.write(chunk)
-                else:
-                    if all(server is not writer for writer, _ in self.held):
-                        self.held.append((server, held))
-                    held.append(chunk)
-        if not held:
-            server.close()
-
-    async def _answer(self, server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while chunk := await server.read(65536):
-                if self.lose_answers > 0:
-                    self.lose_answers -= 1
-                    break
-                writer.write(chunk)
-        writer.close()
-
-
 @pytest.fixture
-async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
-    port = int(redis_url.rpartition(":")[2].partition("/")[0])
-    async with Proxy(port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def store(proxy: Proxy, redis_url: str) -> AsyncIterator[StateStore]:
+async def store(proxy: RedisProxy, redis_url: str) -> AsyncIterator[StateStore]:
     async with through(proxy, redis_url, LONG_S) as store:
         yield store
 
 
 @pytest.fixture
-async def hasty(proxy: Proxy, redis_url: str) -> AsyncIterator[StateStore]:
+async def hasty(proxy: RedisProxy, redis_url: str) -> AsyncIterator[StateStore]:
     """A store that gives up soon, for tests in which no answer comes."""
     async with through(proxy, redis_url, SHORT_S) as store:
         yield store
 
 
 @contextlib.asynccontextmanager
-async def through(proxy: Proxy, redis_url: str, timeout: float) -> AsyncIterator[StateStore]:
-    db = redis_url.rpartition("/")[2]
-    store = open_store(f"redis://127.0.0.1:{proxy.port}/{db}", cluster="shop", timeout=timeout)
+async def through(proxy: RedisProxy, redis_url: str, timeout: float) -> AsyncIterator[StateStore]:
+    store = open_store(proxy.url(redis_url), cluster="shop", timeout=timeout)
     await insist(store.start)
     await insist(lambda: store.claim_epoch("counter", 1, "crc32/100"))
     await insist(lambda: store.load_state("counter", "7", "a", 1))
@@ -126,7 +46,9 @@ async def through(proxy: Proxy, redis_url: str, timeout: float) -> AsyncIterator
     await store.close()
 
 
-async def test_a_step_whose_answer_was_lost_counts_once(proxy: Proxy, store: StateStore) -> None:
+async def test_a_step_whose_answer_was_lost_counts_once(
+    proxy: RedisProxy, store: StateStore
+) -> None:
     for step in (
         lambda: store.claim_epoch("counter", 2, "crc32/100"),
         lambda: store.write_homes("counter", 2, {"7": (A, 1)}, 1),
@@ -146,7 +68,7 @@ async def test_a_step_whose_answer_was_lost_counts_once(proxy: Proxy, store: Sta
 
 
 async def test_a_write_that_arrives_after_its_sender_gave_up_undoes_nothing(
-    proxy: Proxy, hasty: StateStore
+    proxy: RedisProxy, hasty: StateStore
 ) -> None:
     proxy.holding = True
     lost = await asyncio.gather(
@@ -171,7 +93,7 @@ async def test_a_write_that_arrives_after_its_sender_gave_up_undoes_nothing(
 
 
 async def test_a_load_keeps_earlier_writes_of_its_own_node_out(
-    proxy: Proxy, hasty: StateStore
+    proxy: RedisProxy, hasty: StateStore
 ) -> None:
     proxy.holding = True
     with pytest.raises(StoreUnavailable):
@@ -184,7 +106,7 @@ async def test_a_load_keeps_earlier_writes_of_its_own_node_out(
 
 
 async def test_a_master_that_was_demoted_is_left_for_its_successor(
-    proxy: Proxy, store: StateStore, redis_server: RedisServer, tmp_path: Path
+    proxy: RedisProxy, store: StateStore, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with RedisServer(tmp_path / "old") as old:
         bank = open_store(f"redis://127.0.0.1:{proxy.port}/0", cluster="bank", timeout=LONG_S)
@@ -199,7 +121,7 @@ async def test_a_master_that_was_demoted_is_left_for_its_successor(
 
 
 async def test_answers_are_never_mixed_while_connections_break(
-    proxy: Proxy, store: StateStore
+    proxy: RedisProxy, store: StateStore
 ) -> None:
     dice = random.Random(11)
     await store.save_states([save(f"e-{n}", 1, b"%d" % n, n) for n in range(1, 101)])
@@ -218,7 +140,7 @@ async def test_answers_are_never_mixed_while_connections_break(
             assert outcome is None or isinstance(outcome, asyncio.CancelledError)
 
 
-async def test_a_partition_that_heals_is_forgotten(proxy: Proxy, hasty: StateStore) -> None:
+async def test_a_partition_that_heals_is_forgotten(proxy: RedisProxy, hasty: StateStore) -> None:
     target, proxy.target = proxy.target, 1
     proxy.lose_answers = 1
     with pytest.raises(StoreUnavailable):

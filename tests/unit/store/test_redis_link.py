@@ -65,9 +65,9 @@ class DirectClient(Client):
         self.begun: list[tuple[Sequence[Any], bytes, Callable[[bool], None]]] = []
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
 
-    def begin(self, commands: Sequence[Any], usual: bytes, ended: Callable[[bool], None]) -> bool:
+    def begin(self, command: Sequence[Any], usual: bytes, ended: Callable[[bool], None]) -> bool:
         if self.able:
-            self.begun.append((commands[0], usual, ended))
+            self.begun.append((command, usual, ended))
         return self.able
 
     async def rest(self, count: int) -> list[Any]:
@@ -102,6 +102,14 @@ class Begun:
         await self.link.call(LOAD_STATES, ["a"])
         await asyncio.sleep(0)
         return self
+
+    def differs(self, reply: object) -> Awaitable[Any]:
+        """Answer the call that has begun with something else; return what its caller gets."""
+        self.client.replies.put_nowait(reply)
+        self.client.answer(False)
+        answer = self.told.get_nowait()
+        assert answer is not None
+        return answer
 
     def begin(self) -> bool:
         return self.link.begin(SAVE_STATES, ["b"], [], lambda reply: self.on_end(reply))
@@ -167,33 +175,21 @@ async def test_calls_that_wait_for_a_begun_one_are_sent_behind_it(begun: Begun) 
 
 async def test_another_answer_is_read_by_the_task(begun: Begun) -> None:
     assert begun.begin()
-    begun.client.answer(False)
-    reply = begun.told.get_nowait()
-    assert reply is not None
-    begun.client.replies.put_nowait([1, b"9"])
-    assert await reply == [1, b"9"]
+    assert await begun.differs([1, b"9"]) == [1, b"9"]
     assert len(begun.clients) == 1
     await begun.link.close()
 
 
 async def test_a_script_that_the_server_has_lost_is_sent_in_full(begun: Begun) -> None:
     assert begun.begin()
-    begun.client.answer(False)
-    begun.client.replies.put_nowait(NoScriptError("NOSCRIPT"))
-    reply = begun.told.get_nowait()
-    assert reply is not None
-    assert await reply == [b"1"]
+    assert await begun.differs(NoScriptError("NOSCRIPT")) == [b"1"]
     assert begun.client.keys == ["a", "b"]
     await begun.link.close()
 
 
 async def test_a_begun_call_is_sent_again_over_a_new_connection(begun: Begun) -> None:
     assert begun.begin()
-    begun.client.answer(False)
-    begun.client.replies.put_nowait(ConnectionError("reset"))
-    reply = begun.told.get_nowait()
-    assert reply is not None
-    assert await reply == [b"1"]
+    assert await begun.differs(ConnectionError("reset")) == [b"1"]
     assert [client.keys for client in begun.clients] == [["a"], ["b"]]
     await begun.link.close()
 
