@@ -28,9 +28,10 @@ version is new and no node has seen it yet.
 
 **Convergence.** A node can prove from its own copy that every voter has this version. Only then
 may the leader act. The voters are the members that are Up, Leaving, or stopping with the whole
-cluster; while there are none, the Joining and WeaklyUp members vote. No member may be
-unreachable, except those already Down, Exiting or ready for shutdown: otherwise a crash during a
-graceful leave would block convergence for ever.
+cluster; while none of them has been Up, the Joining and WeaklyUp members vote too: a member that
+leaves before it is Up must not decide for the others. No member may be unreachable, except those
+already Down, Exiting or ready for shutdown: otherwise a crash during a graceful leave would block
+convergence for ever.
 
 **Tombstones** stop late gossip from resurrecting a removed node. The clocks of two machines
 differ, so a tombstone travels as an age in seconds and is stored as a time of the local clock.
@@ -56,7 +57,7 @@ from shardbus.membership.vector_clock import Order, VectorClock
 VOTING = (*WORKING, Status.LEAVING)
 """A member in one of these statuses must have seen a version before the leader may act on it."""
 STARTING = (Status.JOINING, Status.WEAKLY_UP)
-"""Members in these statuses vote while no member is in `VOTING`."""
+"""Members in these statuses vote while no member in `VOTING` has been Up."""
 ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
 """An unreachable member in one of these statuses does not block convergence, and has no vote."""
 
@@ -292,9 +293,9 @@ class Gossip:
         """Return the nodes that prevent convergence, in address order. Empty means converged."""
         verdicts = self.unreachable()
         excused = {n for n in verdicts if self.members[n].status in ON_THE_WAY_OUT}
-        voters = [
-            n for n, m in self.members.items() if m.status in VOTING and n not in excused
-        ] or [n for n, m in self.members.items() if m.status in STARTING]
+        voters = [n for n, m in self.members.items() if m.status in VOTING and n not in excused]
+        if not any(self.members[n].up_number for n in voters):
+            voters += [n for n, m in self.members.items() if m.status in STARTING]
         unseen = {n for n in voters if n not in self.seen}
         return sorted(unseen | (verdicts.keys() - excused))
 

@@ -41,7 +41,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.downing.split import Decision, DowningOutcome
 from shardbus.membership.founding import FOUNDING
-from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, STARTING, VOTING, Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow
 from shardbus.membership.vector_clock import Order
@@ -300,8 +300,10 @@ class Checks:
         if founds and len(after.members) < self.world.settings.min_members:
             raise Violation("acts", f"{process.id} does not wait for enough members")
         theirs = after.clock.without((process.id,)).merge(before.clock)
+        started = any(m.status in VOTING and m.up_number for m in before.members.values())
+        voting = VOTING if started else (*STARTING, *VOTING)
         for node, member in before.members.items():
-            if member.status not in VOTING or node not in after.members:
+            if member.status not in voting or node not in after.members:
                 continue
             if after.members[node].status not in VOTING or node == process.id:
                 continue

@@ -277,6 +277,15 @@ def test_TU1_convergence(copy: Gossip, flags: dict[NodeId, Flag], waiting: list[
     assert copy.converged() is not bool(waiting)
 
 
+def test_who_leaves_before_anybody_is_up_does_not_decide_alone() -> None:
+    """Two that leave at once would otherwise both make the others Up, under the same numbers."""
+    copy = state("a", a=LEAVING, b=J, c=W)
+    never_up = replace(copy.members[A], up_number=0)
+    copy = replace(copy, members={**copy.members, A: never_up})
+    assert copy.waiting_for() == [B, C]
+    assert copy.with_seen(B, C).converged()
+
+
 @pytest.mark.parametrize("observer", [A, D], ids=["one that stays", "another that goes"])
 def test_who_ended_while_it_was_exiting_does_not_stand_in_its_own_way(observer: NodeId) -> None:
     """C found that it does not reach B, and ended before it was removed."""
