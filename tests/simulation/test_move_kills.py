@@ -71,6 +71,16 @@ def test_a_shard_that_a_lost_table_lacks_is_adopted_although_an_old_registration
     run(options(seed, "buffer"))
 
 
+def test_two_that_leave_before_anybody_is_up_do_not_both_make_members_up() -> None:
+    run(options(60467, "buffer"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["ordered", "drop"])
+def test_a_shard_whose_new_home_is_a_proxy_for_the_next_coordinator_gets_another(mode: str) -> None:
+    run(options(60822, mode))
+
+
 @pytest.mark.parametrize("seed", [10241])
 def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(seed: int) -> None:
     run(options(seed, "drop"))

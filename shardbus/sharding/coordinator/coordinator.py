@@ -109,7 +109,8 @@ class Coordinator:
         self._registry = Registry(settings.min_members)
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
-        self._direct = DirectMoves(self._ledger, settings, self._registry.is_live)
+        live, proxy = self._registry.is_live, self._registry.is_proxy
+        self._direct = DirectMoves(self._ledger, settings, live, proxy)
         self._moves = Moves(self._outbox, settings, self._direct)
         self.rebalancing = Rebalancing(
             settings, layout, strategy, self._registry, self._ledger, self._moves
@@ -276,6 +277,7 @@ class Coordinator:
                 self._on_drained(node, now)
         for move in self.rebalancing.take_ready(now):
             self._begin(move.shard, HandoffPurpose.REBALANCE, move.target, now)
+        self._end_direct_moves({}, now)
         self._direct.reassert()
         self._plan(now)
         self._answer(now)
@@ -418,11 +420,12 @@ class Coordinator:
                 self._ledger.want(old.shard)
 
     def _end_direct_moves(self, gone: dict[NodeId, None], now: float) -> None:
-        """Get new homes for the shards that were handed to nodes that are gone, and have those
-        hosted that such nodes have handed over."""
+        """Get new homes for the shards that were handed to nodes that are gone or host no more, and
+        have those hosted that nodes which are gone have handed over."""
         homeless, alone = self._direct.on_nodes_gone(gone)
         for one in homeless:
-            self._ledger.free(one.move.old, one.why, one.begun)
+            if self.table.homes.get(one.move.old.shard) == one.move.old:
+                self._ledger.free(one.move.old, one.why, one.begun)
             self._ledger.want(one.move.old.shard)
         for home in alone:
             self._starts.host(home, now)

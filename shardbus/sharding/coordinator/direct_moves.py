@@ -154,20 +154,25 @@ class DirectMoves:
         ledger: the table, its fences, and what must be written.
         settings: the time after which N1 is asked again.
         is_live: True if membership shows the node.
+        is_proxy: True if the node has registered, and hosts nothing.
     """
 
     __slots__ = (
-        "_begin_now", "_is_live", "_ledger", "_mode", "_moved_now", "_refused", "_timeout",
-        "_timers", "moves", "notes",
+        "_begin_now", "_is_live", "_is_proxy", "_ledger", "_mode", "_moved_now", "_refused",
+        "_timeout", "_timers", "moves", "notes",
     )  # fmt: skip
 
     def __init__(
-        self, ledger: Ledger, settings: ShardingSettings, is_live: Callable[[NodeId], bool]
+        self,
+        ledger: Ledger,
+        settings: ShardingSettings,
+        is_live: Callable[[NodeId], bool],
+        is_proxy: Callable[[NodeId], bool],
     ) -> None:
         self.moves: dict[str, DirectMove] = {}
         self.notes: list[Note] = []
         self._mode = settings.handoff
-        self._ledger, self._is_live = ledger, is_live
+        self._ledger, self._is_live, self._is_proxy = ledger, is_live, is_proxy
         self._timeout = settings.handoff_timeout
         self._timers: Timers[str] = Timers()
         self._refused: dict[str, None] = {}
@@ -313,9 +318,11 @@ class DirectMoves:
             self._end(one, DirectTrigger.COMPLETE)
 
     def on_nodes_gone(self, dead: Mapping[NodeId, None]) -> tuple[list[DirectMove], list[Home]]:
-        """Go on without these nodes. Returns the moves whose target died after the shard had left
-        an old home that lives, since the shard runs nowhere, and the new homes that must be asked
-        to host, since their Switch may have been lost with its sender."""
+        """Go on without these nodes. A target that has become a proxy counts as gone: it does not
+        have the shard, and takes none. Returns the moves whose target is gone after the shard had
+        left its old home, since the shard runs nowhere, except from old homes among `dead`, and the
+        new homes that must be asked to host, since their Switch may have been lost with its
+        sender."""
         homeless: list[DirectMove] = []
         alone: list[Home] = []
         for one in list(self.moves.values()):
@@ -326,7 +333,8 @@ class DirectMoves:
                 self._timers.cancel(one.move.old.shard)
                 if one.phase is DirectPhase.DONE:
                     self._forget(one)
-            if one.move.new.node in dead and one.phase not in (DirectPhase.MOVING, _P.DONE):
+            closed = one.move.new.node in dead or self._is_proxy(one.move.new.node)
+            if closed and one.phase not in (DirectPhase.MOVING, _P.DONE):
                 if one.phase is DirectPhase.STORING and one.move.old.node not in dead:
                     homeless.append(one)
                 self._end(one, DirectTrigger.TARGET_GONE)
@@ -359,7 +367,8 @@ class DirectMoves:
                 if not pending and table.homes.get(shard) != one.move.new:
                     self._ledger.adopted[shard] = one.move.new
                     self._ledger.freed.pop(shard, None)
-                    self._ledger.intents[shard] = None
+                    if one.move.new.node in table.regions:  # otherwise its home is written later
+                        self._ledger.intents[shard] = None
 
     def tick(self, now: float) -> list[Home]:
         """End or repeat what is overdue. Returns the new homes that must be asked to host."""

@@ -92,6 +92,10 @@ class Registry:
         """True if membership shows the node."""
         return node in self._live
 
+    def is_proxy(self, node: NodeId) -> bool:
+        """True if the node has registered, and hosts nothing."""
+        return self.registered.get(node, False)
+
     def update(self, members: MembersChanged) -> None:
         """Replace what membership reported; the caller ends what depends on dead nodes."""
         self.known = True

@@ -26,6 +26,7 @@ from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
 from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry, with_role_minimum
 from shardbus.sharding.coordinator.starts import TRIES
 from shardbus.sharding.instances import Instances
+from shardbus.sharding.intents import INTENT_MARK
 from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.overrides import Overrides
 from shardbus.store.protocol import StoredTable
@@ -517,6 +518,39 @@ def test_a_drained_region_that_gets_a_shard_by_an_unknown_move_hosts_again() -> 
     assert driver.coordinator.table.homes["7"] == moved.new
     sent = driver.handle(ev.MessageReceived(other, msg.GracefulShutdownRequest(other)))
     assert (other, "RegionStopped") not in names(sent)
+
+
+def intent_of_a_dead_home() -> CoordinatorDriver:
+    """A coordinator that takes over: shard 3 was to move from C, which is dead, to B. The table has
+    shard 2 at B."""
+    rows = {"3": (C, FENCE), "2": (B, FENCE + 1), INTENT_MARK + "3": (B, FENCE + 2)}
+    stored = StoredTable(1, LAYOUT, rows)
+    return CoordinatorDriver(replace(ShardingSettings(), handoff="ordered"), stored)
+
+
+def test_a_shard_whose_new_home_became_a_proxy_before_the_takeover_gets_another() -> None:
+    driver = intent_of_a_dead_home()
+    driver.register(A)
+    driver.register(B, proxy=True)
+    driver.ask(A, "3", "2")
+    for _ in range(5):  # nothing is written again and again
+        driver.persisted()
+    homes = {shard: node for write in driver.writes for shard, node in write.homes.items()}
+    assert homes["3"][0] == homes["2"][0] == A  # type: ignore[index]
+    assert homes[INTENT_MARK + "3"] is None
+    assert len(driver.writes) <= 2
+
+
+def test_the_home_of_a_move_to_a_node_that_has_not_registered_is_written_when_it_has() -> None:
+    rows = {"3": (C, FENCE), INTENT_MARK + "3": (B, FENCE + 2)}
+    ordered = replace(ShardingSettings(), handoff="ordered")
+    driver = CoordinatorDriver(ordered, StoredTable(1, LAYOUT, rows))
+    driver.register(A)
+    assert driver.writes == []
+    driver.register(B)
+    assert [write.homes for write in driver.writes] == [
+        {"3": (B, FENCE + 2), INTENT_MARK + "3": None}
+    ]
 
 
 def test_slow_entities_do_not_hold_back_the_shards_behind_them() -> None:

@@ -39,7 +39,9 @@ class Bench:
         for node in (A, B, C):
             self.ledger.register(node, 0.0, proxy=False)
         settings = replace(ShardingSettings(), handoff="ordered")
-        self.moves = DirectMoves(self.ledger, settings, self.live.__contains__)
+        self.proxies: set[NodeId] = set()
+        live, proxy = self.live.__contains__, self.proxies.__contains__
+        self.moves = DirectMoves(self.ledger, settings, live, proxy)
 
     def begin(self) -> ShardMove:
         self.moves.begin(OLD, B, "rebalance", (A, B, C), 0.0)
@@ -140,13 +142,15 @@ def test_a_move_to_a_node_that_died_waits_for_the_old_home() -> None:
     assert bench.moves.moves["17"].phase is DirectPhase.MOVING
 
 
-def test_a_shard_handed_to_a_node_that_died_runs_nowhere() -> None:
+@pytest.mark.parametrize("died", [True, False])
+def test_a_shard_handed_to_a_node_that_died_or_became_a_proxy_runs_nowhere(died: bool) -> None:
     bench = Bench()
     move = bench.begin()
     bench.write()
     bench.moves.on_moved(A, move)
-    bench.live.discard(B)
-    homeless, alone = bench.moves.on_nodes_gone({B: None})
+    bench.live.difference_update({B} if died else ())
+    bench.proxies.update(() if died else {B})
+    homeless, alone = bench.moves.on_nodes_gone({B: None} if died else {})
     assert ([one.move for one in homeless], alone) == ([move], [])
     assert "17" not in bench.moves
     assert bench.ledger.adopted == {}
