@@ -32,8 +32,9 @@ from shardbus.transport.endpoint import Endpoint
 PART_S = 5.0
 """For messages under way, at most."""
 PART_FIRST_S = 1.0
-"""For clients to leave while this node is a member, or if the whole cluster stops, at most. Those
-that wait for late answers stay until it has left."""
+"""For clients to leave, and for the homes of what they sent last, while this node is a member; or
+for clients if the whole cluster stops; at most. Those that wait for late answers stay until it has
+left."""
 POLL_S = 0.02
 
 
@@ -105,7 +106,7 @@ async def _leave(node: LeavingNode, progress: Progress) -> None:
         progress("leaving the cluster")
         if _others_host(node):  # a member can still ask for the homes of what clients send
             _part_with_clients(node)
-            await _until(node, lambda: not node.endpoint.clients, PART_FIRST_S)
+            await _until(node, lambda: not _clients_need(node), PART_FIRST_S)
     node.cluster.post(cluster.Leave(node.me))
     if await asyncio.shield(node.stopped) != LEFT:
         return
@@ -157,6 +158,11 @@ def _awaits_homes(node: LeavingNode) -> bool:
     """True if messages wait here for shards that another node can host."""
     buffered = any(region.router.region.buffered[0] for region in node.regions.values())
     return buffered and _others_host(node)
+
+
+def _clients_need(node: LeavingNode) -> bool:
+    """True if clients are connected, or what they sent may still find a home."""
+    return bool(node.endpoint.clients) or _awaits_homes(node)
 
 
 def _others_host(node: LeavingNode) -> bool:

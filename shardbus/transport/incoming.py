@@ -19,7 +19,9 @@ have bounds by role, so that neither clients nor unknown nodes shut the other ou
     members        are few
 
 A leaving node waits for its clients, but not for one without a connection: it has failed, if it
-does not connect again within `GONE_TICKS`.
+does not connect again within `GONE_TICKS`. It opens no session to a client that wants it by name,
+and so has messages for it: the node may no longer learn where these go. LEAVING is the answer, and
+the client takes another way. A client that wants any node is welcomed: it may find no other.
 
 A process that is silent for `SILENCE_TICKS` is forgotten, and so is a node that has not become a
 member within `NEWCOMER_TICKS`.
@@ -232,6 +234,9 @@ class IncomingSessions:
                 permissions = NODE
             if not self._has_room(permissions.role):
                 owner.count_drop("too_many_sessions")  # no answer: it sends HELLO again
+                return
+            if self._leaving and meant and hello.node is None:
+                self.transmit(identity, uid, FrameType.LEAVING, 0, 0, b"")
                 return
             inbound = self._accept(identity, uid, hello, permissions)
         elif permissions.role is Role.CLIENT:

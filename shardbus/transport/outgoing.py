@@ -3,6 +3,9 @@
     start ── HELLO ──> welcomed ── connection breaks ──> HELLO again, until welcomed
                            └── BYE, REFUSED, process gone, silence ──> the session ends
 
+A client that is not welcomed by the node it wants, since that leaves, gets LEAVING: the session
+ends before it has carried anything.
+
 The connection sends HELLO until it is welcomed, and again after every reconnect. With `probe`, a
 broken connection is followed by fresh TCP connections to the same port. If one is refused, the
 process is gone and the session is lost. Any other outcome proves nothing; only `SILENCE_S` without
@@ -209,6 +212,8 @@ class OutgoingConnection:
                 self._send_hello()
             case FrameType.BYE:
                 self._end(f"{self.session.name} has left")
+            case FrameType.LEAVING if self.wanted is not None and not self._opened:
+                self._end(f"{self.session.name} is leaving")
             case FrameType.LEAVING:
                 self._owner.on_leaving(self.session)
             case FrameType.MEMBERSHIP if self._welcomed and self.node is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from shardbus.errors import NodeLost
 from shardbus.ids import Address, NodeId
+from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -64,6 +65,7 @@ class World:
         self.proxy = Proxy(self.me.port)
         await self.proxy.start()
         self.lost: list[str] = []
+        self.unsent: list[Unsent] = []
         self.asked_to_part: list[Session] = []
         self.client = Endpoint(
             "shop",
@@ -72,11 +74,15 @@ class World:
             Taker(),
             authorize=anyone,
             network=ZmqNetwork(),
-            on_lost=lambda s, unsent: self.lost.append(s.name),
+            on_lost=self.on_lost,
             on_leaving=self.asked_to_part.append,
         )
         self.client.start()
         self.session = self.client.session_to(Address("127.0.0.1", self.proxy.port), probe=True)
+
+    def on_lost(self, session: Session, unsent: list[Unsent]) -> None:
+        self.lost.append(session.name)
+        self.unsent += unsent
 
     async def close(self) -> None:
         self.client.close()
@@ -161,6 +167,33 @@ async def test_a_leaving_node_asks_every_client_to_close_also_late_ones(
     world.proxy.cut()  # and again after a break, which may have lost it
     await until(lambda: len(world.asked_to_part) == 2, "the same wish")
     assert world.asked_to_part == [world.session] * 2
+
+
+async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for_it(
+    world: World,
+) -> None:
+    """It may no longer learn where they go; the client sends them elsewhere."""
+    assert await ask(world, b"\x01") == 1
+    world.node.announce_leaving()
+    late = Endpoint(
+        "shop",
+        "client#8",
+        8,
+        Taker(),
+        authorize=anyone,
+        network=ZmqNetwork(),
+        on_lost=world.on_lost,
+    )
+    late.start()
+    session = late.session_to(world.me.address, world.me, probe=True)
+    session.tell(KEY, "x", b"2")
+    await until(lambda: world.lost, "the end of the session")
+    late.close()
+    assert [one.payload for one in world.unsent] == [b"2"]
+    assert session.peer_ended
+    assert not session.open
+    assert list(world.node.incoming.by_name) == ["client#9"]
+    assert await ask(world, b"\x02") == 2, "a session that was open before goes on"
 
 
 async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None:

@@ -81,6 +81,11 @@ def test_a_shard_whose_new_home_is_a_proxy_for_the_next_coordinator_gets_another
     run(options(60822, mode))
 
 
+@pytest.mark.parametrize("seed", [50034])
+def test_a_client_that_finds_a_node_leaving_learns_of_every_drop(seed: int) -> None:
+    run(options(seed, "buffer"))
+
+
 @pytest.mark.parametrize("seed", [10241])
 def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(seed: int) -> None:
     run(options(seed, "drop"))

@@ -183,7 +183,7 @@ async def test_messages_that_no_other_node_can_take_keep_nobody() -> None:
 async def test_messages_without_a_home_keep_the_node_for_one_move_at_most() -> None:
     node = Leaving()
     node.region.router.region.buffered[0] = 1
-    assert await node.leaving() == (True, about(HANDOFF_S))
+    assert await node.leaving() == (True, about(HANDOFF_S + PART_FIRST_S))
 
 
 @virtual
@@ -213,6 +213,19 @@ async def test_clients_leave_first_while_a_member_can_answer_them() -> None:
     node.loop.call_later(0.5, setattr, node.endpoint, "clients", 0)
     assert await node.leaving() == (True, about(0.5))
     assert node.log.index("announce") < node.log.index("leave")
+
+
+@virtual
+async def test_what_clients_sent_last_gets_a_home_while_a_member_can_ask_for_it() -> None:
+    """A client ends its session once everything is acknowledged, and would get no report later."""
+    node = Leaving()
+    node.endpoint.clients = 1
+    buffered = node.region.router.region.buffered
+    node.loop.call_later(0.1, buffered.__setitem__, 0, 1)
+    node.loop.call_later(0.2, setattr, node.endpoint, "clients", 0)
+    node.loop.call_later(0.5, buffered.__setitem__, 0, 0)
+    assert await node.leaving() == (True, about(0.5))
+    assert "give up" not in node.log
 
 
 @virtual
