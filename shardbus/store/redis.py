@@ -372,7 +372,7 @@ class RedisStore:
         return found
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        for fence in {save[3] for save in saves}:
+        for fence in scripts.fences_of(saves):
             check_fence(fence)
         keys = self._keys_of(saves)
         answers: list[StoreError | None] = [None] * len(saves)
@@ -384,7 +384,7 @@ class RedisStore:
         """Send saves of different entities at once, as `group_commit.BeginSaves` says."""
         if len(saves) > CHUNK_SAVES or scripts.size_of_data(saves) >= CHUNK_BYTES:
             return False
-        for fence in {save[3] for save in saves}:
+        for fence in scripts.fences_of(saves):
             check_fence(fence)
         keys = self._keys_of(saves)
         link = self._free_link(keys[0])
@@ -402,12 +402,12 @@ class RedisStore:
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
         known, entities = self._keys.known, self._keys.entities
-        keys: list[Value] = []
-        for entity_type, shard, entity_id, _, _, _ in saves:
-            start = known.get((entity_type, shard)) or entities(entity_type, shard)
-            name = entity_id if PLAIN(entity_id) else quoted(entity_id)
-            keys.append((start + name).encode())
-        return keys
+        if PLAIN("".join([save[2] for save in saves])):
+            return [
+                ((known.get((entity_type, shard)) or entities(entity_type, shard)) + name).encode()
+                for entity_type, shard, name, _, _, _ in saves
+            ]
+        return [self._keys.entity(*save[:3]).encode() for save in saves]
 
     async def _save_once(
         self,

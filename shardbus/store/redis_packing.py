@@ -18,12 +18,10 @@ Value = str | bytes | int
 def packed(command: Sequence[Value]) -> bytes:
     """Return a command as it is sent: the number of its parts, then length and bytes of each. Its
     name is one word."""
-    pieces = [b"*%d" % len(command)]
-    for part in command:
-        data = part if isinstance(part, bytes) else str(part).encode()
-        pieces += (_head(len(data)), data)
-    pieces.append(b"\r\n")
-    return b"".join(pieces)
+    parts = [part if isinstance(part, bytes) else str(part).encode() for part in command]
+    pieces = [b""] * (2 * len(parts))
+    pieces[::2], pieces[1::2] = map(_head, map(len, parts)), parts
+    return b"".join((b"*%d" % len(parts), *pieces, b"\r\n"))
 
 
 @lru_cache(maxsize=1024)

@@ -54,18 +54,24 @@ def size_of_data(saves: Sequence[Save]) -> int:
     return sum(map(len, filter(None, map(_DATA, saves))))
 
 
+def fences_of(saves: Sequence[Save]) -> set[int]:
+    """Return the fences of these saves: few, since one shard has one."""
+    return {save[3] for save in saves}
+
+
 def _size(args: Sequence[Any]) -> int:
     return sum(len(arg) for arg in args if not isinstance(arg, int))
 
 
 def _signed(signature: str, saves: Sequence[Save]) -> list[Value]:
     """Return the arguments that SAVE_STATES takes."""
-    args, sign = list[Value](), signature.encode()
+    args = list[Value]()
+    signed = {fence: f"{fence:0{FENCE_WIDTH}}{signature}".encode() for fence in fences_of(saves)}
     for _, _, _, fence, data, op_id in saves:
         if data is None:
-            args += (b"%019d%b%016x-" % (fence, sign, op_id), b"")
+            args += (b"%b%016x-" % (signed[fence], op_id), b"")
         else:
-            args += (b"%019d%b%016x" % (fence, sign, op_id), data)
+            args += (b"%b%016x" % (signed[fence], op_id), data)
     return args
 
 
