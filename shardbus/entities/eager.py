@@ -41,12 +41,14 @@ from types import FrameType
 from typing import Any
 
 from shardbus.entities.gate import SuspensionGate
+from shardbus.light_future import LightFuture
+from shardbus.store.batch_answer import BatchAnswer
 
 OWNER: ContextVar[Any] = ContextVar("shardbus_owner", default=None)
 """The owner of the eager runner under which the current code started; None elsewhere."""
 
 
-class EagerTask(asyncio.Future[Any]):
+class EagerTask(LightFuture):
     """A coroutine that is stepped on `runner`'s loop, without a task.
 
     The owner of the runner notes here what the task is for, once it is known: the activation and
@@ -54,21 +56,28 @@ class EagerTask(asyncio.Future[Any]):
     it asks. `EagerRunner.unused` makes one: what most tasks need is in slots, which are quick."""
 
     __slots__ = (
+        "__weakref__",
+        "_cancel_text",
+        "_cancels",
         "_must_cancel",
         "activation",
         "awaits",
         "call_chain",
+        "chain",
         "context",
         "coroutine",
+        "doing",
         "message",
         "on_end",
+        "reported",
         "runner",
+        "seen_at",
     )
     runner: EagerRunner
     coroutine: Coroutine[Any, Any, Any] | None
     """What it runs, once the first step has waited; None before, and after the end."""
     context: Context
-    awaits: asyncio.Future[Any] | None
+    awaits: Any
     """The future that it waits for; None while it runs, or waits for a turn of the loop or for the
     gate."""
     on_end: Callable[[EagerTask], object] | None
@@ -78,14 +87,16 @@ class EagerTask(asyncio.Future[Any]):
     call_chain: Any
     _must_cancel: bool
     """Cancelled while it waited for no future: the next step raises."""
-    doing = ""
-    chain: tuple[Any, ...] = ()
-    seen_at = 0
-    """The tick at which the sweep first found it waiting."""
-    reported = False
-    """It was reported as slow."""
-    _cancels = 0
-    _cancel_text: Any = None
+    _cancel_text: Any
+    """Set with `_must_cancel`."""
+    _cancels: int
+    doing: str
+    chain: tuple[Any, ...]
+    """Set with `doing`."""
+    seen_at: int
+    """The tick at which the sweep first found it waiting; 0 before."""
+    reported: bool
+    """It was reported as slow. Set with `seen_at`."""
 
     @property
     def owner(self) -> Any:
@@ -93,6 +104,9 @@ class EagerTask(asyncio.Future[Any]):
         return self.runner.owner
 
     # ---- what a task of asyncio has
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.runner.loop
 
     def cancel(self, msg: Any = None) -> bool:
         """Request that CancelledError is raised in the coroutine, as `asyncio.Task.cancel`."""
@@ -133,7 +147,7 @@ class EagerTask(asyncio.Future[Any]):
         return [] if frame is None else [frame]
 
     @property
-    def _fut_waiter(self) -> asyncio.Future[Any] | None:
+    def _fut_waiter(self) -> Any:
         """For anyio, which reads it from a task of asyncio."""
         return self.awaits
 
@@ -145,67 +159,71 @@ class EagerTask(asyncio.Future[Any]):
         blocking = getattr(waits_for, "_asyncio_future_blocking", None)
         if blocking and waits_for.get_loop() is runner.loop and waits_for is not self:
             waits_for._asyncio_future_blocking = False
-            waits_for.add_done_callback(self._wake, context=runner.outside)
+            waits_for.add_done_callback(self.step, context=runner.outside)
             self.awaits = waits_for
             if self._must_cancel and waits_for.cancel(msg=self._cancel_text):
                 self._must_cancel = False
         elif waits_for is None:
-            runner.loop.call_soon(self._wake, None, context=runner.outside)
+            runner.loop.call_soon(self.step, None, context=runner.outside)
         else:
-            error = RuntimeError(f"{self!r} got {waits_for!r:.200}, for which no task can wait")
-            runner.loop.call_soon(self._step, error, context=runner.outside)
+            refused = runner.loop.create_future()
+            text = f"{self!r} got {waits_for!r:.200}, for which no task can wait"
+            refused.set_exception(RuntimeError(text))
+            runner.loop.call_soon(self.step, refused, context=runner.outside)
 
-    def _wake(self, future: asyncio.Future[Any] | None) -> None:
-        """Go on after a future, or a turn of the loop, as soon as the gate is open."""
-        gate = self.runner.gate
+    def step(self, future: Any) -> None:
+        """Run the coroutine until it waits again, or ends, after a future, or a turn of the loop.
+        If the gate is shut, wait until it is open."""
+        runner, coroutine = self.runner, self.coroutine
+        gate, loop = runner.gate, runner.loop
+        self.awaits = None
         if gate.is_shut() and not gate.ended:
-            self.awaits = None
-            gate.opened().add_done_callback(
-                lambda _: self._wake(future), context=self.runner.outside
-            )
+            gate.opened().add_done_callback(lambda _: self.step(future), context=runner.outside)
             return
-        error: BaseException | None = None
-        if future is not None:
-            try:
-                future.result()
-            except BaseException as e:
-                error = e
-        self._step(error)
-
-    def _step(self, error: BaseException | None) -> None:
-        """Run the coroutine until it waits again, or ends."""
-        loop, coroutine, context = self.runner.loop, self.coroutine, self.context
         assert coroutine is not None
+        value: Any = None
+        error: BaseException | None = None
+        if future.__class__ is BatchAnswer:
+            error = future.error
+        elif future is not None:
+            error = _error_of(future)
         if self._must_cancel:
             self._must_cancel = False
             if not isinstance(error, asyncio.CancelledError):
                 text = self._cancel_text
                 error = asyncio.CancelledError() if text is None else asyncio.CancelledError(text)
-        self.awaits = None
         _enter_task(loop, self)  # type: ignore[arg-type]
         try:
             if error is None:
-                waits_for = context.run(coroutine.send, None)
+                waits_for = self.context.run(coroutine.send, None)
             else:
-                waits_for = context.run(coroutine.throw, error)
+                waits_for = self.context.run(coroutine.throw, error)
         except StopIteration as end:
-            self.set_result(end.value)
-        except asyncio.CancelledError:
-            super().cancel()
+            value, error = end.value, None
         except (KeyboardInterrupt, SystemExit) as e:
             self.coroutine = None
-            self.set_exception(e)
+            self.settle(None, e)
             raise
         except BaseException as e:
-            self.set_exception(e)
+            error = e
         else:
             self.wait_for(waits_for)
             return
         finally:
             _leave_task(loop, self)  # type: ignore[arg-type]
         self.coroutine = None
+        self.settle(value, error)
         if self.on_end is not None:
             self.on_end(self)
+
+
+def _error_of(future: Any) -> BaseException | None:
+    """Return the error of a future that is done, the CancelledError of a cancelled one."""
+    try:
+        future.result()
+    except BaseException as e:
+        return e
+    return None
 
 
 class EagerRunner:
@@ -251,11 +269,13 @@ class EagerRunner:
     def unused(self) -> EagerTask:
         """Return an eager task for a first step. A constructor in Python would cost as much again
         as the task."""
-        task = EagerTask(loop=self.loop)
+        task = EagerTask()
         task.runner = self
-        task.coroutine = task.awaits = task.on_end = None
+        task.settled = task._must_cancel = False
+        task.error = task._callbacks = task.coroutine = task.awaits = task.on_end = None
         task.activation = task.message = task.call_chain = None
-        task._must_cancel = False
+        task.seen_at = task._cancels = 0
+        task.doing = ""
         return task
 
     def enter(self) -> None:
@@ -315,5 +335,9 @@ class EagerRunner:
         eager.context = self._context if context is None else context
         if self.adopt is not None:
             self.adopt(eager)
-        eager.wait_for(waits_for)
+        if waits_for.__class__ is BatchAnswer and waits_for.waiter is None:
+            waits_for.waiter, waits_for.waiter_context = eager.step, self.outside
+            eager.awaits = waits_for
+        else:
+            eager.wait_for(waits_for)
         return eager

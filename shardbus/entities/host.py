@@ -71,6 +71,7 @@ class Host:
     ) -> None:
         self.gate = gate or SuspensionGate()
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
+        self._compresses = settings.state_compression != "none"
         self.name, self.ref = kind.name, ref
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
         """Seconds that an entity has to stop before it is cut off."""
@@ -435,7 +436,7 @@ class Host:
             StateTooLarge: the store was not asked.
         """
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
-        if data is not None:
+        if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)
         try:
             if self.carrying is None:
@@ -502,7 +503,7 @@ class Host:
     def _checked(self, entity_id: str, data: bytes) -> bytes:
         """Return the form in which a state is stored. Raises StateTooLarge."""
         settings = self.settings
-        if settings.state_compression != "none":
+        if self._compresses:
             data = compressed(data)
         if len(data) > settings.state_limit:
             raise StateTooLarge(self.name, entity_id, len(data), settings.state_limit)

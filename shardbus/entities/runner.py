@@ -658,18 +658,17 @@ class EntityRunner:
             return
         activation: Activation = task.activation
         message: Current | None = task.message
-        error: BaseException | None
-        if not task.cancelled():
-            error = task.exception()
-        elif task.doing:
-            error = asyncio.CancelledError()  # of a start: it is tried again
-        else:
-            error = EntityFailed("CancelledError", "was cancelled")
+        error = task.error
         if error is not None:
+            if isinstance(error, asyncio.CancelledError):  # a start is tried again
+                text = "was cancelled"
+                error = (
+                    asyncio.CancelledError() if task.doing else EntityFailed("CancelledError", text)
+                )
             if not self._failed(activation, error, None if message is None else message[:4]):
                 return
         elif message is not None and message[2] is not None:
-            answer(activation, task.result(), message[2], message[3])
+            answer(activation, task.value, message[2], message[3])
         self.settle(activation)
 
     # ---- suspension
@@ -870,7 +869,7 @@ class EntityRunner:
     @property
     def at_work(self) -> int:
         """Messages of others on which handlers work that have begun to wait."""
-        at_work = (eager.message for eager in self.running_handlers.tasks.values())
+        at_work = (eager.message for eager in self.running_handlers.tasks)
         return sum(m is not None and m[3] != OWN and m[0].name != OUTCOME for m in at_work)
 
     @property

@@ -62,8 +62,8 @@ class RunningHandlers:
     ) -> None:
         self.eager = EagerRunner(loop, self, gate)
         self._type, self._loop, self._current = entity_type, loop, current
-        self.tasks: dict[int, EagerTask] = {}
-        """By their `id`; the longest waiting comes first."""
+        self.tasks: dict[EagerTask, None] = {}
+        """The longest waiting comes first."""
         self._first: tuple[Activation, RunHeader, int, CallChain] | None = None
         """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
@@ -107,14 +107,16 @@ class RunningHandlers:
             if self._first is not None:
                 eager.call_chain = self._first_chain(activation)
                 self._first = None
-        activation.task = self.tasks[id(eager)] = eager
+        activation.task = eager
+        self.tasks[eager] = None
         eager.on_end = done
         self.eager.take_over(coroutine, waits_for, context)
 
     def ended(self, eager: EagerTask) -> bool:
         """Forget a task that is done. Returns True if it was not cut off before."""
-        if self.tasks.pop(id(eager), None) is None:
+        if eager not in self.tasks:
             return False
+        del self.tasks[eager]
         eager.activation.task = None
         return True
 
@@ -122,12 +124,12 @@ class RunningHandlers:
         """Cancel the task of an entity, and ignore what becomes of it."""
         eager, activation.task = activation.task, None
         if eager is not None:
-            del self.tasks[id(eager)]
+            del self.tasks[eager]
             eager.cancel()
 
     def close(self) -> None:
         """Cancel every task."""
-        for eager in list(self.tasks.values()):
+        for eager in list(self.tasks):
             self.cut_off(eager.activation)
 
     # ---- for logs

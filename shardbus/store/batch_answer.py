@@ -12,48 +12,59 @@ Source: `asyncio.Future`, whose rules for callbacks it follows.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextvars import Context, copy_context
 from typing import Any
 
+from shardbus.light_future import Callback, LightFuture
 
-class BatchAnswer(asyncio.Future[None]):
-    """A future that `settle_soon` settles, outside of any task."""
 
-    __slots__ = ("context", "waiter")
-    waiter: Callable[[BatchAnswer], object] | None
-    """The first waiter."""
-    context: Context
+class BatchAnswer(LightFuture):
+    """A future without a value, which `settle_soon` settles outside of any task."""
+
+    __slots__ = ("_loop", "waiter", "waiter_context")
+    _loop: asyncio.AbstractEventLoop
+    waiter: Callback | None
+    """The first waiter, as long as it is not called."""
+    waiter_context: Context
     """The context to call it in, if there is one."""
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> BatchAnswer:
-        """Return a new answer. A constructor in Python would cost as much again as the future."""
-        answer = cls(loop=loop)
-        answer.waiter = None
+        """Return a new answer."""
+        answer = cls()
+        answer._loop, answer.settled = loop, False
+        answer.error = answer.value = answer.waiter = answer._callbacks = None
         return answer
 
-    def add_done_callback(
-        self, fn: Callable[[Any], object], /, *, context: Context | None = None
-    ) -> None:
-        if self.waiter is None and not self.done():
-            self.waiter, self.context = fn, copy_context() if context is None else context
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        """Hand the answer to the task that waits, which throws its error. As there is no value, no
+        generator has to return it, which would take longer."""
+        if self.settled:
+            self.result()
+        return iter(() if self.settled else (self,))  # type: ignore[return-value]
+
+    def add_done_callback(self, fn: Callback, /, *, context: Context | None = None) -> None:
+        if self.waiter is None and self._callbacks is None and not self.settled:
+            self.waiter = fn
+            self.waiter_context = copy_context() if context is None else context
         else:
             super().add_done_callback(fn, context=context)
 
-    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+    def remove_done_callback(self, fn: Callback, /) -> int:
         removed = 0
         if self.waiter is not None and self.waiter == fn:
             self.waiter, removed = None, 1
         return removed + super().remove_done_callback(fn)
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        if not super().cancel(msg):
-            return False
+    def settle(self, value: Any, error: BaseException | None) -> None:
         waiter, self.waiter = self.waiter, None
         if waiter is not None:
-            self.get_loop().call_soon(waiter, self, context=self.context)
-        return True
+            self._loop.call_soon(waiter, self, context=self.waiter_context)
+        super().settle(value, error)
 
 
 def settle_soon(
@@ -63,7 +74,7 @@ def settle_soon(
 ) -> None:
     """Give the answers, each with its error, in the next turn of the loop."""
     answers = list(answers)
-    waited = (answer.context for answer in answers if answer.waiter is not None)
+    waited = (answer.waiter_context for answer in answers if answer.waiter is not None)
     context = next(waited, None) or copy_context()
     pairs = zip(answers, errors, strict=True)
     loop.call_soon(_settle_all, loop, pairs, context, context=context)
@@ -79,19 +90,18 @@ def _settle_all(
     follow in the next turn."""
     try:
         for answer, error in answers:
-            if answer.done():
+            if answer.settled:
                 continue
-            if error is None:
-                answer.set_result(None)
+            waiter, answer.waiter = answer.waiter, None
+            if answer._callbacks is None:
+                answer.settled, answer.error = True, error
             else:
-                answer.set_exception(error)
-            waiter = answer.waiter
+                answer.settle(None, error)
             if waiter is not None:
-                answer.waiter = None
-                if answer.context is context:
+                if answer.waiter_context is context:
                     waiter(answer)
                 else:
-                    answer.context.run(waiter, answer)
+                    answer.waiter_context.run(waiter, answer)
     except BaseException:
         loop.call_soon(_settle_all, loop, answers, context, context=context)
         raise

@@ -5,13 +5,13 @@ Source: docs/how-to/keep-state.md; docs/architecture.md.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
+from shardbus.store.batch_answer import BatchAnswer
 from shardbus.store.group_commit import SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
 
@@ -34,6 +34,8 @@ class EntityStates:
             lambda: SaveGroup(store, ids, self, within=within)
         )
         """The groups of a store of several servers, which answer each at its own time."""
+        self.save = self._group.save if self._lane is None else self._save_in_lane
+        """Writes a state (`SaveGroup.save`), None for `data` to remove it."""
         self.errors = 0
         self._silent_at: float | None = None
         self.silent_because = ""
@@ -53,12 +55,11 @@ class EntityStates:
         finally:
             self.latencies(entity_type, LOAD).observe(perf_counter() - began)
 
-    def save(
+    def _save_in_lane(
         self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
-    ) -> asyncio.Future[None]:
-        """Write the state; the future is done when the store has it. `data` None removes the
-        state."""
-        group = self._group if self._lane is None else self._groups[self._lane(entity_type, shard)]
+    ) -> BatchAnswer:
+        assert self._lane is not None
+        group = self._groups[self._lane(entity_type, shard)]
         return group.save(entity_type, shard, entity_id, fence, data)
 
     @property

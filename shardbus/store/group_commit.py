@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -118,7 +118,7 @@ class SaveGroup:
 
     def save(
         self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
-    ) -> asyncio.Future[None]:
+    ) -> BatchAnswer:
         """Return a future that is done once the store has the state. If it is cancelled, the state
         may still be written. Its errors:
 
@@ -126,7 +126,7 @@ class SaveGroup:
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         entity = (entity_type, shard, entity_id)
-        save = _made(Save, (*entity, fence, data, next(self._op_ids)))
+        save = _made(Save, (entity_type, shard, entity_id, fence, data, next(self._op_ids)))
         loop = self._loop or self._first()
         answer = BatchAnswer.of(loop)
         self._waiting.append((save, answer, perf_counter(), entity))
@@ -239,11 +239,9 @@ class SaveGroup:
 
     def _answer(self, batch: list[_Waiting], outcomes: Outcomes) -> None:
         """Tell the callers of a batch, and the observer."""
-        ended, durations = perf_counter(), defaultdict[str, list[float]](list)
-        for save, _, began, _ in batch:
-            durations[save[0]].append(ended - began)
-        for entity_type, seconds in durations.items():
-            self._observer.saved(entity_type, seconds)
+        ended = perf_counter()
+        for entity_type, some in _by_type(batch).items():
+            self._observer.saved(entity_type, [ended - one[2] for one in some])
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
         answers = [one[1] for one in batch]
@@ -254,14 +252,16 @@ class SaveGroup:
         batch: list[_Waiting] = []
         waiting, in_flight, size = self._waiting, self._in_flight, 0
         while waiting and len(batch) < most and size < BATCH_BYTES:
-            save, answer, _, entity = one = waiting[0]
+            one = waiting.popleft()
+            save, answer, _, entity = one
+            if answer.settled:
+                continue
             if entity in in_flight:
+                waiting.appendleft(one)
                 break
-            waiting.popleft()
-            if not answer.done():
-                in_flight.add(entity)
-                batch.append(one)
-                size += len(save[4] or b"")
+            in_flight.add(entity)
+            batch.append(one)
+            size += len(save[4] or b"")
         return batch
 
     async def _save(self, saves: Sequence[Save], sent: _Sent | None) -> list[Exception | None]:
@@ -296,6 +296,17 @@ class SaveGroup:
             error = ValueError(f"the store answered {len(outcomes)} of {len(saves)} saves")
             outcomes = [*outcomes[: len(saves)], *[error] * missing]
         return outcomes
+
+
+def _by_type(batch: list[_Waiting]) -> dict[str, list[_Waiting]]:
+    """Return the saves of each type. Most batches are of one."""
+    types = {one[0][0] for one in batch}
+    if len(types) == 1:
+        return {types.pop(): batch}
+    found: dict[str, list[_Waiting]] = {entity_type: [] for entity_type in types}
+    for one in batch:
+        found[one[0][0]].append(one)
+    return found
 
 
 def _unanswered(outcomes: Sequence[Exception | None]) -> list[int]:

@@ -13,12 +13,13 @@ import anyio.to_thread
 import pytest
 
 from shardbus.entities.eager import OWNER, EagerRunner
+from shardbus.store.batch_answer import BatchAnswer, settle_soon
 from tests.waiting import PATIENCE_S, turns
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
-def drive(driver: EagerRunner, work: Work) -> asyncio.Future[Any]:
+def drive(driver: EagerRunner, work: Work) -> Any:
     """Run a coroutine as a handler is run; the future is its outcome."""
     coroutine = work()
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -474,3 +475,44 @@ async def test_tasks_that_work_makes_know_whose_they_are(pause: Work) -> None:
     driver = EagerRunner(asyncio.get_running_loop(), "me")
     assert await drive(driver, work) == ["me", "me", "me"]
     assert OWNER.get() is None
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["at first", "later"])
+@pytest.mark.parametrize("error", [None, ValueError("stale"), asyncio.CancelledError()])
+async def test_the_answer_to_a_save_comes_back(
+    running: EagerRunner, before: int, error: BaseException | None
+) -> None:
+    loop, seen = asyncio.get_running_loop(), list[Any]()
+    answer = BatchAnswer.of(loop)
+
+    async def work() -> None:
+        for _ in range(before):
+            await asyncio.sleep(0)
+        try:
+            await answer
+        except (ValueError, asyncio.CancelledError) as e:
+            seen.append(e)
+        else:
+            seen.append(None)
+
+    outcome = drive(running, work)
+    await turns(before + 1)
+    if isinstance(error, asyncio.CancelledError):
+        answer.cancel()
+    else:
+        settle_soon(loop, [answer], [error])  # type: ignore[list-item]
+    await outcome
+    assert [type(one) for one in seen] == [type(error)]
+
+
+async def test_a_save_that_another_task_awaits_too(running: EagerRunner) -> None:
+    loop, answer = asyncio.get_running_loop(), BatchAnswer.of(asyncio.get_running_loop())
+    other = asyncio.create_task(awaited(answer))
+    await turns(1)
+    outcome = drive(running, lambda: awaited(answer))
+    settle_soon(loop, [answer], [None])
+    await asyncio.gather(other, outcome)
+
+
+async def awaited(answer: BatchAnswer) -> None:
+    await answer
