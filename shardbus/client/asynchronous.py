@@ -473,8 +473,10 @@ class AsyncClient:
 
     @property
     def busy(self) -> bool:
-        """True if a message was sent that is not acknowledged or answered yet."""
-        sessions = [s for s in self._endpoint.sessions() if s.open]
+        """True if a message was sent that is not acknowledged or answered yet, or will be when the
+        session with its node, a member, has opened."""
+        members = self._contact.members
+        sessions = [s for s in self._endpoint.sessions() if s.open or s.tag in members]
         return any(s.outstanding or s.waiting_asks or s.unflushed for s in sessions)
 
     # ---- the contact

@@ -21,7 +21,9 @@ have bounds by role, so that neither clients nor unknown nodes shut the other ou
 A leaving node waits for its clients, but not for one without a connection: it has failed, if it
 does not connect again within `GONE_TICKS`. It opens no session to a client that wants it by name,
 and so has messages for it: the node may no longer learn where these go. LEAVING is the answer, and
-the client takes another way. A client that wants any node is welcomed: it may find no other.
+the client takes another way. A client that wants any node is welcomed: it may find no other. So is
+one that has a session here and begins a new one: what it sent before may still be forwarded, and
+nothing may overtake that.
 
 A process that is silent for `SILENCE_TICKS` is forgotten, and so is a node that has not become a
 member within `NEWCOMER_TICKS`.
@@ -219,6 +221,9 @@ class IncomingSessions:
             owner.count_drop("removed")  # no answer: it learns of its removal by gossip
             return
         inbound = self.by_name.get(hello.name)
+        if inbound is None and self._leaving and meant and hello.node is None:
+            self.transmit(identity, uid, FrameType.LEAVING, 0, 0, b"")
+            return
         if inbound is not None and hello.session < inbound.hello.session:
             owner.count_drop("late_hello")
             return
@@ -234,9 +239,6 @@ class IncomingSessions:
                 permissions = NODE
             if not self._has_room(permissions.role):
                 owner.count_drop("too_many_sessions")  # no answer: it sends HELLO again
-                return
-            if self._leaving and meant and hello.node is None:
-                self.transmit(identity, uid, FrameType.LEAVING, 0, 0, b"")
                 return
             inbound = self._accept(identity, uid, hello, permissions)
         elif permissions.role is Role.CLIENT:

@@ -213,6 +213,7 @@ class OutgoingConnection:
             case FrameType.BYE:
                 self._end(f"{self.session.name} has left")
             case FrameType.LEAVING if self.wanted is not None and not self._opened:
+                self.session.closed_idle = True  # nothing of it is there that could come late
                 self._end(f"{self.session.name} is leaving")
             case FrameType.LEAVING:
                 self._owner.on_leaving(self.session)

@@ -86,6 +86,11 @@ def test_a_client_that_finds_a_node_leaving_learns_of_every_drop(seed: int) -> N
     run(options(seed, "buffer"))
 
 
+@pytest.mark.parametrize("seed", [70661])
+def test_a_tell_that_waits_for_a_session_to_open_is_waited_for(seed: int) -> None:
+    run(options(seed, "drop"))
+
+
 @pytest.mark.parametrize("seed", [10241])
 def test_a_shard_that_came_back_stops_without_the_deadline_of_its_move_before(seed: int) -> None:
     run(options(seed, "drop"))
