@@ -210,8 +210,9 @@ class Node:
         self.recent_events = RecentEvents(self.loop.time)
         self.subscriptions = Subscriptions(self.me, self.recent_events)
         self.tracer = self._make_tracer()
-        self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
         self.endpoint = self._make_endpoint(uid)
+        within = ATTEMPTS * self.settings.store.timeout
+        self.states = EntityStates(self.store, uid, within, self.endpoint.end_turn)
         self._ticker = Ticker(self.endpoint.clock, self.loop)
         self.rpc.start(self.me, self.endpoint)
         self.dispatcher.attach(self.endpoint)

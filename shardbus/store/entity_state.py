@@ -23,10 +23,16 @@ MARKS = 6
 class EntityStates:
     """Loads and saves the state of a node's entities, and measures the store. `uid` is the node's,
     from which operation ids are drawn. A save is not sent again `within` seconds after it was first
-    sent."""
+    sent. `backed_up` is called when many saves wait."""
 
-    def __init__(self, store: StateStore, uid: int, within: float = 6.0) -> None:
-        self._store = store
+    def __init__(
+        self,
+        store: StateStore,
+        uid: int,
+        within: float = 6.0,
+        backed_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self.backed_up = store, backed_up
         ids = op_ids(uid)
         self._group = SaveGroup(store, ids, self, within=within)
         self._lane: Callable[[str, str], int] | None = getattr(store, "lane", None)

@@ -119,6 +119,11 @@ class Endpoint:
         self._kept_alive_at = self.loop.time()
         self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
 
+    def end_turn(self) -> None:
+        """Let the loop's other work run before further messages of other processes come."""
+        if self.incoming.listener is not None:
+            self.incoming.listener.end_turn()
+
     # ---- sessions
 
     def session_to(

@@ -48,6 +48,10 @@ class Listener(Protocol):
         """Return the name that authentication gave the peer of a connection, None without keys."""
         ...
 
+    def end_turn(self) -> None:
+        """Let the loop's other work run before the next frame is handed out."""
+        ...
+
     def close(self) -> None: ...
 
 

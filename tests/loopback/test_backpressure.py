@@ -4,6 +4,7 @@ and who stands still keeps nobody waiting for good."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from shardbus import Entity, MailboxFull, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.node.node import Node
+from shardbus.store.group_commit import AT_ONCE
 from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from tests.loopback.nodes import Nodes
 from tests.waiting import PATIENCE_S, until
@@ -267,3 +269,35 @@ async def test_an_entity_that_tells_itself_more_than_it_has_room_for_goes_on(nod
     lost = dropped(node)["mailbox_full"]
     await until(lambda: len(app.told["a"]) == count - lost, "what was not dropped")
     assert app.told["a"] == sorted(set(app.told["a"]))
+
+
+@dataclass
+class Total:
+    count: int = 0
+
+
+async def test_the_store_answers_before_further_messages_once_many_saves_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = ShardBus("slow")
+
+    @bus.entity("total", shards=8)
+    class Counted(Entity):
+        state: Total
+
+        @handler
+        async def add(self, save: bool) -> None:
+            self.state.count += 1
+            if save:
+                await self.save()
+
+    async with Nodes() as nodes:
+        node = await nodes.start(bus)
+        client = await nodes.client()
+        refs = [client.ref(Counted, str(n)) for n in range(2 * AT_ONCE)]
+        ends: list[None] = []
+        monkeypatch.setattr(node.endpoint.incoming.listener, "end_turn", lambda: ends.append(None))
+        await asyncio.gather(*(ref.add(False) for ref in refs))
+        assert not ends
+        await asyncio.gather(*(ref.add(True) for ref in refs))
+        assert ends

@@ -239,6 +239,9 @@ class SimListener:
         connection.put(connection.inward, [head, body])
         return SendResult.TAKEN
 
+    def end_turn(self) -> None:
+        """Do nothing: each frame has a turn of its own."""
+
     def close(self) -> None:
         if self._exchange.listeners.get(self._address) is self:
             del self._exchange.listeners[self._address]

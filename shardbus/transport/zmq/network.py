@@ -211,6 +211,9 @@ class _Router:
         self._reader.used()
         return SendResult.TAKEN
 
+    def end_turn(self) -> None:
+        self._reader.end_turn()
+
     def close(self) -> None:
         self._reader.close()
         self.guard.stop()

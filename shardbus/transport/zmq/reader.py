@@ -4,8 +4,9 @@ The descriptor becomes readable once for any number of messages, and an operatio
 can swallow that edge. So a wake-up drains the socket until it is empty; code that uses the
 socket calls `used`, which checks it again; and a watchdog that reads once a second bounds what a
 missed edge can cost. One drain takes at most `TURN_MAX` messages before the loop's other work runs,
-so a busy peer delays nothing for long. Of several peers, ZeroMQ hands over one message each, in
-turn.
+so a busy peer delays nothing for long. What a message leads to may end the turn as well: once many
+handlers wait for the store, its answers come before further messages. Of several peers, ZeroMQ
+hands over one message each, in turn.
 
 Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower.
 """
@@ -48,7 +49,7 @@ class Reader:
         self._on_message = on_message
         self._on_missed = on_missed
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._scheduled = self._draining = self._closed = False
+        self._scheduled = self._draining = self._closed = self._turn_over = False
         self._watchdog: asyncio.TimerHandle | None = None
         silence(self)
 
@@ -70,6 +71,10 @@ class Reader:
         nothing to do: it checks the socket before it ends."""
         if not self._draining and not self._closed and int(self._socket.get(EVENTS)) & POLLIN:
             self.read_soon()
+
+    def end_turn(self) -> None:
+        """Let the loop's other work run before the next message is read."""
+        self._turn_over = True
 
     @property
     def closed(self) -> bool:
@@ -94,7 +99,7 @@ class Reader:
 
     def _drain(self) -> int:
         """Read until the socket is empty, or a turn's share is used. Returns the number read."""
-        taken, self._draining = 0, True
+        taken, self._draining, self._turn_over = 0, True, False
         try:
             # A wake-up usually has a message, so it reads first and then checks for another: that
             # costs half of a receive that fails.
@@ -105,7 +110,7 @@ class Reader:
                     self._on_message(parts)
                 if self.closed or not int(self._socket.get(EVENTS)) & POLLIN:
                     break
-                if taken >= TURN_MAX:
+                if taken >= TURN_MAX or self._turn_over:
                     self.read_soon()
                     break
         except zmq.Again:

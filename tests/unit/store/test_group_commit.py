@@ -11,7 +11,7 @@ import pytest
 
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.store import group_commit as group_module
-from shardbus.store.group_commit import SaveGroup, SavesEnded, op_ids
+from shardbus.store.group_commit import AT_ONCE, SaveGroup, SavesEnded, op_ids
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save
 
@@ -48,6 +48,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.calls, self.errors = 0, list[str]()
+        self.backlogs = 0
 
     def saved(self, entity_type: str, seconds: Sequence[float]) -> None:
         assert min(seconds) >= 0
@@ -55,6 +56,9 @@ class Observer:
 
     def failed(self, error: Exception) -> None:
         self.errors.append(type(error).__name__)
+
+    def backed_up(self) -> None:
+        self.backlogs += 1
 
 
 @pytest.fixture
@@ -317,6 +321,16 @@ async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller
     assert isinstance(answers[2], ValueError)
     monkeypatch.undo()
     await group.save("counter", "7", "d", 1, b"")
+
+
+async def test_a_group_tells_each_time_that_many_more_wait(store: Script) -> None:
+    observer = Observer()
+    group = SaveGroup(store, itertools.count(1), observer)
+    waits = [group.save("counter", "7", str(n), 1, b"") for n in range(2 * AT_ONCE + 1)]
+    assert observer.backlogs == 2
+    await asyncio.gather(*waits)
+    await asyncio.gather(*(group.save("counter", "7", str(n), 1, b"") for n in range(AT_ONCE - 1)))
+    assert observer.backlogs == 2
 
 
 class Eager(Script):

@@ -81,6 +81,9 @@ class MemoryListener:
                 return SendResult.TAKEN
         return SendResult.UNROUTABLE
 
+    def end_turn(self) -> None:
+        """Each frame is carried by itself."""
+
     def close(self) -> None:
         self.world.listeners.pop(self.address, None)
 

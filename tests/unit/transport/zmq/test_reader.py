@@ -147,6 +147,25 @@ async def test_a_turn_takes_a_bounded_number_and_the_rest_comes_by_itself(ends: 
     assert max(steps) <= 2 * TURN_MAX  # by the edge, and by the turn that was due
 
 
+async def test_a_message_may_end_the_turn(ends: Ends) -> None:
+    """What the loop has to do comes before the next message."""
+    lengths: list[int] = []
+
+    def take(parts: list[bytes]) -> None:
+        ends.got.append(parts[-1])
+        ends.reader.end_turn()
+        asyncio.get_running_loop().call_soon(lambda: lengths.append(len(ends.got)))
+
+    ends.reader._on_message = take
+    dealer = ends.dealer()
+    for n in range(TURN_MAX):
+        dealer.send(b"%d" % n)
+    await until(lambda: len(lengths) == TURN_MAX, "all")
+    assert ends.got == [b"%d" % n for n in range(TURN_MAX)]
+    # Two in a turn: by the edge, and by the turn that was due.
+    assert all(seen <= n + 2 for n, seen in enumerate(lengths))
+
+
 async def test_a_peer_that_floods_does_not_starve_another(ends: Ends) -> None:
     """There is always a message of the one; those of the other are read in turn with them."""
     flooding, modest = ends.dealer(), ends.dealer()
