@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from shardbus.config.options import closest
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
 from shardbus.entities.dead_letters import DeadLetters
@@ -682,5 +683,8 @@ def region_of(regions: Mapping[str, RegionShell], entity_type: str | type) -> Re
     name = interface.name if isinstance(interface, Interface) else entity_type
     region = regions.get(name) if isinstance(name, str) else None
     if region is None:
-        raise UnknownEntityType(f"there is no entity type {name!r}")
+        near, known = closest(str(name), regions), ", ".join(sorted(regions))
+        others = f"there {'is' if len(regions) == 1 else 'are'} {known}"
+        hint = f"did you mean {near}?" if near else others
+        raise UnknownEntityType(f"there is no entity type {name!r:.100}", hint=hint[:300])
     return region

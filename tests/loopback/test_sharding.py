@@ -582,8 +582,10 @@ async def test_TS17_a_type_that_the_oldest_node_does_not_know_is_said_to_be_so(
     larger.entity("page", shards=SHARDS)(type("Page", (Counter,), {}))
     second = await nodes.start(larger, up=False)
     await nodes.agree(2)
-    with pytest.raises(UnknownEntityType, match="there is no entity type 'page'"):
+    with pytest.raises(UnknownEntityType, match="there is no entity type 'page'; there is counter"):
         first.ref("page", "x")
+    with pytest.raises(UnknownEntityType, match=r"'conter'; did you mean counter\?"):
+        first.ref("conter", "x")
     client = await nodes.client(first)
     with pytest.raises(UnknownEntityType, match="the cluster has no entity type 'page'"):
         await client.ask("page", "x", "get")
