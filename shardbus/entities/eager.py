@@ -53,9 +53,11 @@ class EagerTask(LightFuture):
 
     The owner of the runner notes here what the task is for, once it is known: the activation and
     its message, or what else it is `doing` and the `chain` of entities that wait for that; and what
-    it asks. `EagerRunner.unused` makes one: what most tasks need is in slots, which are quick."""
+    it asks. `EagerRunner.unused` makes one: what tasks need is in slots, which are quick; code that
+    runs in a task may set attributes of its own."""
 
     __slots__ = (
+        "__dict__",
         "__weakref__",
         "_cancel_text",
         "_cancels",

@@ -197,6 +197,27 @@ async def test_a_server_behind_a_connection_that_was_renewed_unseen_is_noticed(
     await store.close()
 
 
+async def test_another_server_behind_the_same_connection_is_noticed(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a proxy of Redis that keeps the connections of its clients."""
+    store = RedisStore(own_redis.url(), timeout=LONG_S)
+    await store.start()
+    met: list[str] = []
+    on_new_server(store, lambda: met.append("another"))
+    await store._probe()
+    ask = store._link.call
+
+    async def elsewhere(*args: Any) -> Any:
+        mark, _, now = await ask(*args)
+        return mark, b"another", now
+
+    monkeypatch.setattr(store._link, "call", elsewhere)
+    await store._probe()
+    assert met == ["another"]
+    await store.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "says", "at_once"),
     [

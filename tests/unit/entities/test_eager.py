@@ -516,3 +516,13 @@ async def test_a_save_that_another_task_awaits_too(running: EagerRunner) -> None
 
 async def awaited(answer: BatchAnswer) -> None:
     await answer
+
+
+@waits
+async def test_code_may_set_attributes_of_its_task(running: EagerRunner, pause: Work) -> None:
+    async def work() -> str:
+        asyncio.current_task().note = "mine"  # type: ignore[union-attr]
+        await pause()
+        return asyncio.current_task().note  # type: ignore[union-attr, no-any-return]
+
+    assert await drive(running, work) == "mine"
