@@ -103,6 +103,10 @@ class Predecessors:
         """Stop awaiting the nodes that have not answered by now."""
         self._silent.update(dict.fromkeys(self.awaited()))
 
+    def begin_anew(self) -> None:
+        """Await those again that were silent: the next wait is another one."""
+        self._silent.clear()
+
     def _on_member(self, member: Member, now: float) -> None:
         node, down = member.node, member.status is Status.DOWN
         if down:

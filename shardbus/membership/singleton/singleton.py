@@ -17,7 +17,8 @@ confirmed that its instance has stopped:
 - *While it waits*, the next oldest prepares its instance, up to the claim of an epoch. The leaving
   node keeps working until it is asked. What remains of the gap is one round trip and one claim.
 - *Every wait ends.* Requests are repeated, since the other node's view may lag. A node that gets no
-  message within `silence_timeout`, or no end within `hand_over_timeout`, goes on without it.
+  message within `silence_timeout`, or no end within `hand_over_timeout`, goes on without it. A node
+  that is next once more, after another one was, asks and waits anew.
 - *Safety does not depend on this.* The instance claims an epoch before it works, and the store and
   its peers refuse a lower one. A lost message or a wrong guess costs a moment in which two
   instances work, under different epochs, and one of them is refused.
@@ -302,6 +303,7 @@ class Singleton:
         self._out.append(ho.SingletonStateChanged(before.value, after.value, trigger.value))
         match after:
             case SingletonState.YOUNGER:
+                self._predecessors.begin_anew()
                 self._out.append(ho.HaltInstance())
             case SingletonState.BECOMING_OLDEST:
                 self._asked_at, self._until, self._retry_at = (

@@ -55,6 +55,14 @@ def seen(
     return ho.MembershipSeen(view, preparing)
 
 
+def aged(event: ho.MembershipSeen, me: int) -> ho.MembershipSeen:
+    """The same picture with another age of this node."""
+    members = tuple(
+        replace(one, up_number=me) if one.node == ME else one for one in event.view.members
+    )
+    return replace(event, view=replace(event.view, members=members))
+
+
 ALL_UP = seen(a=UP, me=UP, c=UP)
 A_LEAVES = seen(a=LEAVING, me=UP, c=UP)
 I_LEAVE = seen(a=LEAVING, me=LEAVING, c=UP)
@@ -395,6 +403,15 @@ def test_B97_one_that_is_finishing_is_waited_for_longer_but_not_for_ever() -> No
     assert bench.state is SingletonState.BECOMING_OLDEST
     assert bench.wait(0.03)[-1:] == ["StartInstance 3"]
     assert bench.state is SingletonState.OLDEST
+
+
+def test_B97_who_is_next_once_more_asks_and_waits_anew() -> None:
+    """It had gone on without one that was silent, and has become the youngest since."""
+    bench = Bench(A_LEAVES)
+    assert bench.wait(WAITS.silence_timeout)[-1] == "StartInstance 0"
+    assert bench.do(aged(A_LEAVES, me=9)) == ["HaltInstance"]
+    assert bench.do(aged(seen(a=LEAVING, me=UP), me=9)) == ["HandOverToMe A", "PrepareInstance"]
+    assert bench.wait(WAITS.silence_timeout)[-1] == "StartInstance 0"
 
 
 def test_B97_an_instance_that_does_not_finish_is_stopped() -> None:
