@@ -19,10 +19,11 @@ Callback = Callable[[Any], object]
 
 
 class LightFuture:
-    """A future of a loop, which a subclass knows. The subclass also makes new ones, with `pending`:
-    a constructor in Python would take twice as long."""
+    """A future of a loop. A subclass makes new ones, and sets `_loop`, `_callbacks`, `settled` and
+    `error`: a constructor in Python would take twice as long."""
 
-    __slots__ = ("_callbacks", "error", "settled", "value")
+    __slots__ = ("_callbacks", "_loop", "error", "settled", "value")
+    _loop: asyncio.AbstractEventLoop
     _callbacks: list[tuple[Callback, Context]] | None
     """What the loop calls once there is an outcome, each in its context."""
     settled: bool
@@ -31,7 +32,7 @@ class LightFuture:
     value: Any
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
-        raise NotImplementedError
+        return self._loop
 
     @property
     def _asyncio_future_blocking(self) -> bool:
@@ -77,7 +78,7 @@ class LightFuture:
     def add_done_callback(self, fn: Callback, /, *, context: Context | None = None) -> None:
         context = copy_context() if context is None else context
         if self.settled:
-            self.get_loop().call_soon(fn, self, context=context)
+            self._loop.call_soon(fn, self, context=context)
         elif self._callbacks is None:
             self._callbacks = [(fn, context)]
         else:
@@ -99,9 +100,8 @@ class LightFuture:
         self.value, self.error, self.settled = value, error, True
         if self._callbacks is not None:
             callbacks, self._callbacks = self._callbacks, None
-            loop = self.get_loop()
             for callback, context in callbacks:
-                loop.call_soon(callback, self, context=context)
+                self._loop.call_soon(callback, self, context=context)
 
     @property
     def _cancel_message(self) -> Any | None:

@@ -107,9 +107,6 @@ class EagerTask(LightFuture):
 
     # ---- what a task of asyncio has
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self.runner.loop
-
     def cancel(self, msg: Any = None) -> bool:
         """Request that CancelledError is raised in the coroutine, as `asyncio.Task.cancel`."""
         if self.coroutine is None:
@@ -272,7 +269,7 @@ class EagerRunner:
         """Return an eager task for a first step. A constructor in Python would cost as much again
         as the task."""
         task = EagerTask()
-        task.runner = self
+        task.runner, task._loop = self, self.loop
         task.settled = task._must_cancel = False
         task.error = task._callbacks = task.coroutine = task.awaits = task.on_end = None
         task.activation = task.message = task.call_chain = None
@@ -338,6 +335,7 @@ class EagerRunner:
         if self.adopt is not None:
             self.adopt(eager)
         if waits_for.__class__ is BatchAnswer and waits_for.waiter is None:
+            # As `wait_for` would: most handlers that wait do so for a save.
             waits_for.waiter, waits_for.waiter_context = eager.step, self.outside
             eager.awaits = waits_for
         else:

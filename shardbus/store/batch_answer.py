@@ -22,8 +22,7 @@ from shardbus.light_future import Callback, LightFuture
 class BatchAnswer(LightFuture):
     """A future without a value, which `settle_soon` settles outside of any task."""
 
-    __slots__ = ("_loop", "waiter", "waiter_context")
-    _loop: asyncio.AbstractEventLoop
+    __slots__ = ("waiter", "waiter_context")
     waiter: Callback | None
     """The first waiter, as long as it is not called."""
     waiter_context: Context
@@ -36,9 +35,6 @@ class BatchAnswer(LightFuture):
         answer._loop, answer.settled = loop, False
         answer.error = answer.value = answer.waiter = answer._callbacks = None
         return answer
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
 
     def __await__(self) -> Generator[Any, Any, None]:
         """Hand the answer to the task that waits, which throws its error. As there is no value, no

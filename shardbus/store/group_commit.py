@@ -249,8 +249,9 @@ class SaveGroup:
     def _answer(self, batch: list[_Waiting], outcomes: Outcomes) -> None:
         """Tell the callers of a batch, and the observer."""
         ended = perf_counter()
-        for entity_type, some in _by_type(batch).items():
-            self._observer.saved(entity_type, [ended - one[2] for one in some])
+        for entity_type in {save[0] for save, _, _, _ in batch}:
+            seconds = [ended - began for save, _, began, _ in batch if save[0] == entity_type]
+            self._observer.saved(entity_type, seconds)
         for outcome in filter(None, outcomes):
             self._observer.failed(outcome)
         answers = [one[1] for one in batch]
@@ -305,17 +306,6 @@ class SaveGroup:
             error = ValueError(f"the store answered {len(outcomes)} of {len(saves)} saves")
             outcomes = [*outcomes[: len(saves)], *[error] * missing]
         return outcomes
-
-
-def _by_type(batch: list[_Waiting]) -> dict[str, list[_Waiting]]:
-    """Return the saves of each type. Most batches are of one."""
-    types = {one[0][0] for one in batch}
-    if len(types) == 1:
-        return {types.pop(): batch}
-    found: dict[str, list[_Waiting]] = {entity_type: [] for entity_type in types}
-    for one in batch:
-        found[one[0][0]].append(one)
-    return found
 
 
 def _unanswered(outcomes: Sequence[Exception | None]) -> list[int]:

@@ -249,8 +249,8 @@ class RedisStore:
         return self._watch.problems
 
     async def _probe(self) -> None:
-        """Call the server, and notice whether it is another one, or has lost all keys. The client
-        library may connect again unseen, and FLUSHALL does not restart a server."""
+        """Call the server, and notice whether it is another one, or has lost all keys. A proxy may
+        keep the connection when it changes the server, and FLUSHALL does not restart one."""
         mark = secrets.token_hex(8)
         asked_at, began = machine_clock(), time.time()
         key = self._keys.probe

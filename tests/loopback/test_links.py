@@ -67,18 +67,22 @@ class World:
         self.lost: list[str] = []
         self.unsent: list[Unsent] = []
         self.asked_to_part: list[Session] = []
-        self.client = Endpoint(
+        self.client = self.another_client(9)
+        self.session = self.client.session_to(Address("127.0.0.1", self.proxy.port), probe=True)
+
+    def another_client(self, number: int) -> Endpoint:
+        client = Endpoint(
             "shop",
-            "client#9",
-            9,
+            f"client#{number}",
+            number,
             Taker(),
             authorize=anyone,
             network=ZmqNetwork(),
             on_lost=self.on_lost,
             on_leaving=self.asked_to_part.append,
         )
-        self.client.start()
-        self.session = self.client.session_to(Address("127.0.0.1", self.proxy.port), probe=True)
+        client.start()
+        return client
 
     def on_lost(self, session: Session, unsent: list[Unsent]) -> None:
         self.lost.append(session.name)
@@ -175,16 +179,7 @@ async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for
     """It may no longer learn where they go; the client sends them elsewhere."""
     assert await ask(world, b"\x01") == 1
     world.node.announce_leaving()
-    late = Endpoint(
-        "shop",
-        "client#8",
-        8,
-        Taker(),
-        authorize=anyone,
-        network=ZmqNetwork(),
-        on_lost=world.on_lost,
-    )
-    late.start()
+    late = world.another_client(8)
     session = late.session_to(world.me.address, world.me, probe=True)
     session.tell(KEY, "x", b"2")
     await until(lambda: world.lost or session.open, "the end of the session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -165,57 +166,53 @@ async def test_another_server_is_noticed_and_the_same_one_is_not(
     assert met == ["another"]
 
 
-async def test_a_server_that_was_emptied_is_noticed(own_redis: RedisServer) -> None:
-    """FLUSHALL restarts nothing."""
-    store = RedisStore(own_redis.url(), timeout=LONG_S)
-    await store.start()
-    met: list[str] = []
-    on_new_server(store, lambda: met.append("emptied"))
-    await store._probe()
-    await store._probe()
-    assert met == []
-    with own_redis.client() as client:
-        client.flushall()
-    await store._probe()
-    await store._probe()
-    assert met == ["emptied"]
-    await store.close()
-
-
-async def test_a_server_behind_a_connection_that_was_renewed_unseen_is_noticed(
-    own_redis: RedisServer,
-) -> None:
-    """The client library connects again by itself when an idle connection has ended."""
-    store = RedisStore(own_redis.url(), timeout=LONG_S)
+@contextlib.asynccontextmanager
+async def probed(server: RedisServer) -> AsyncIterator[tuple[RedisStore, list[str]]]:
+    """A store that has called its server, and a list that grows with each new server it meets."""
+    store = RedisStore(server.url(), timeout=LONG_S)
     await store.start()
     met: list[str] = []
     on_new_server(store, lambda: met.append("another"))
     await store._probe()
-    await asyncio.to_thread(own_redis.restart)
-    await store._probe()
-    assert met == ["another"]
+    yield store, met
     await store.close()
+
+
+async def test_a_server_that_was_emptied_is_noticed(own_redis: RedisServer) -> None:
+    """FLUSHALL restarts nothing."""
+    async with probed(own_redis) as (store, met):
+        await store._probe()
+        assert met == []
+        with own_redis.client() as client:
+            client.flushall()
+        await store._probe()
+        await store._probe()
+        assert met == ["another"]
+
+
+async def test_a_server_behind_a_connection_that_has_ended_is_noticed(
+    own_redis: RedisServer,
+) -> None:
+    async with probed(own_redis) as (store, met):
+        await asyncio.to_thread(own_redis.restart)
+        await store._probe()
+        assert met == ["another"]
 
 
 async def test_another_server_behind_the_same_connection_is_noticed(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a proxy of Redis that keeps the connections of its clients."""
-    store = RedisStore(own_redis.url(), timeout=LONG_S)
-    await store.start()
-    met: list[str] = []
-    on_new_server(store, lambda: met.append("another"))
-    await store._probe()
-    ask = store._link.call
+    async with probed(own_redis) as (store, met):
+        ask = store._link.call
 
-    async def elsewhere(*args: Any) -> Any:
-        mark, _, now = await ask(*args)
-        return mark, b"another", now
+        async def elsewhere(*args: Any) -> Any:
+            mark, _, now = await ask(*args)
+            return mark, b"another", now
 
-    monkeypatch.setattr(store._link, "call", elsewhere)
-    await store._probe()
-    assert met == ["another"]
-    await store.close()
+        monkeypatch.setattr(store._link, "call", elsewhere)
+        await store._probe()
+        assert met == ["another"]
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,9 @@ PLACE: ContextVar[str] = ContextVar("place", default="outside")
 
 
 class Light(LightFuture):
-    __slots__ = ("loop",)
-
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self.settled, self.error, self.value, self._callbacks = False, None, None, None
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self.loop
 
     def set_result(self, value: Any) -> None:
         self.settle(value, None)
