@@ -3,12 +3,19 @@
     python -m benchmarks.handoff_modes                        all named modes
     python -m benchmarks.handoff_modes ordered --rounds 5     one mode against `buffer`
     python -m benchmarks.handoff_modes buffer/gossip          with `sharding.homes = "gossip"`
+    python -m benchmarks.handoff_modes --rate 1000            fewer asks and tells a second
+    python -m benchmarks.handoff_modes --store-ms 10          Redis answers that much later
 
 In each round a new cluster of three hosts runs in mode `buffer`, and then one in each other mode,
 so that both meet the same machine. A sender asks and tells as in `benchmarks.moves`, and one host
-leaves. The figure is the 99th percentile of the waits of asks to entities that lived there, from
-SIGTERM to the end of the process. `ratio` is the median of the rounds' ratios to `buffer`. In mode
-`drop` a dropped ask fails, and has no wait; their number stands beside the figure.
+leaves. `wait` is the 99th percentile of the waits of asks to entities that lived there, from
+SIGTERM to the end of the process, and its `ratio` the median of the rounds' ratios to `buffer`. In
+mode `drop` a dropped ask fails, and has no wait; their number stands beside the figure.
+
+While a host leaves, every ask waits for a core, also one for an entity that stays where it is. So
+`added` is what the move itself adds: the 99th percentile of the asks of all rounds to entities that
+moved, less that of the asks to entities that stayed, sent in the same leaves. Its `ratio` is that
+to the figure of `buffer`.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from dataclasses import dataclass
 from benchmarks import moves_counts as counts
 from benchmarks.harness import emit, median, percentile
 from benchmarks.moves import AFTER_S, BEFORE_S, ended, lived_at, parameters
-from benchmarks.moves_lab import Lab
+from benchmarks.moves_lab import RATE, Lab
 
 BASE = "buffer"
 MODES = ("ordered", "forward", "drop")
@@ -32,40 +39,62 @@ GOSSIP = "/gossip"
 
 @dataclass(frozen=True)
 class Leave:
-    """One leave: the 99th percentile of the waits in milliseconds, and what went wrong."""
+    """One leave: the waits of asks for entities that moved and that stayed, in order and in
+    milliseconds, and what went wrong."""
 
-    wait_ms: float
+    moved: list[float]
+    stayed: list[float]
     failed: int
     lost: int
     reordered: int
 
+    @property
+    def wait_ms(self) -> float:
+        """Return the 99th percentile of the waits for entities that moved."""
+        return percentile(self.moved, 0.99)
 
-async def leave(mode: str, store: str) -> Leave:
+
+def added_ms(leaves: list[Leave]) -> float:
+    """Return what moving adds to the 99th percentile of the waits in these leaves."""
+    moved = sorted(wait for one in leaves for wait in one.moved)
+    stayed = sorted(wait for one in leaves for wait in one.stayed)
+    return percentile(moved, 0.99) - percentile(stayed, 0.99)
+
+
+async def leave(mode: str, store: str, store_ms: float, rate: int) -> Leave:
     """Let one of three hosts leave in this mode."""
     os.environ["BENCH_HANDOFF"] = mode.removesuffix(GOSSIP)
     os.environ["BENCH_HOMES"] = "gossip" if mode.endswith(GOSSIP) else "ask"
-    async with Lab.of(3, store) as lab:
+    async with Lab.of(3, store, store_ms=store_ms) as lab:
         await lab.level()
-        async with lab.load() as load:
+        async with lab.load(rate=rate) as load:
             await asyncio.sleep(BEFORE_S)
             victim, at = lab.take("youngest"), time.monotonic_ns()
             await ended(victim)
             over = time.monotonic_ns()
             await asyncio.sleep(AFTER_S)
-        moved = counts.of(lived_at(victim, load, at), load.asked)
-        waits = sorted(counts.waits(moved, at, over))
+        lived = lived_at(victim, load, at)
+        others = {row[0] for row in load.asked} - lived
+        moved, stayed = (
+            sorted(1000 * wait for wait in counts.waits(counts.of(some, load.asked), at, over))
+            for some in (lived, others)
+        )
         tally = counts.tally(load.told, [row for rows in load.handled.values() for row in rows])
-        p99 = 1000 * percentile(waits, 0.99)
-        return Leave(p99, counts.failed(load.asked), len(tally.lost), tally.reordered)
+        return Leave(moved, stayed, counts.failed(load.asked), len(tally.lost), tally.reordered)
 
 
-async def compare(modes: list[str], rounds: int, store: str) -> None:
+async def compare(modes: list[str], rounds: int, store: str, store_ms: float, rate: int) -> None:
     """Run every round and print one line for each mode."""
     found: dict[str, list[Leave]] = {mode: [] for mode in (BASE, *modes)}
     for _ in range(rounds):
         for mode, leaves in found.items():
-            leaves.append(await leave(mode, store))
-    own = {**parameters(3, store), "load": round(os.getloadavg()[0], 1)}
+            leaves.append(await leave(mode, store, store_ms, rate))
+    own = {
+        **parameters(3, store),
+        "rate": rate,
+        "store_ms": store_ms,
+        "load": round(os.getloadavg()[0], 1),
+    }
     for mode, leaves in found.items():
         pairs = zip(leaves, found[BASE], strict=True)
         ratio = median([one.wait_ms / max(base.wait_ms, 1e-6) for one, base in pairs])
@@ -80,6 +109,16 @@ async def compare(modes: list[str], rounds: int, store: str) -> None:
             tells_lost=sum(one.lost for one in leaves),
             tells_reordered=sum(one.reordered for one in leaves),
         )
+        added, base_ms = added_ms(leaves), added_ms(found[BASE])
+        emit(
+            f"leave_{mode.replace('/', '_')}_added_p99",
+            added,
+            "ms",
+            **own,
+            ratio=round(added / base_ms, 3),
+            asks_moved=sum(len(one.moved) for one in leaves),
+            asks_stayed=sum(len(one.stayed) for one in leaves),
+        )
 
 
 def main() -> None:
@@ -89,12 +128,18 @@ def main() -> None:
         "modes", nargs="*", metavar="MODE", help=f"{', '.join(MODES)}; or MODE{GOSSIP}"
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rate", type=int, default=RATE, help="asks, and tells, a second")
     parser.add_argument("--store", choices=("redis", "sqlite"), default="redis")
+    parser.add_argument("--store-ms", type=float, default=0.0, help="how much later Redis answers")
     arguments = parser.parse_args()
     named = {mode.removesuffix(GOSSIP) for mode in arguments.modes}
     if unknown := named - {BASE, *MODES}:
         parser.error(f"no such mode: {', '.join(sorted(unknown))}")
-    asyncio.run(compare(arguments.modes or list(MODES), arguments.rounds, arguments.store))
+    modes = arguments.modes or list(MODES)
+    store, store_ms = arguments.store, arguments.store_ms
+    if store_ms and store != "redis":
+        parser.error("--store-ms needs --store redis")
+    asyncio.run(compare(modes, arguments.rounds, store, store_ms, arguments.rate))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
         load.told, load.asked, load.handled           what was sent meanwhile, and what became of it
 
 The store is a Redis server of one's own (append-only log, synced each second) or a SQLite file.
-Nodes have their settings at their defaults. Each process is ended by its parent, and dies
-with the benchmark.
+With `store_ms`, Redis takes that much longer to answer, as one in another place or one that syncs
+its log with each write: a proxy in this process holds back what passes. Nodes have their settings
+at their defaults. Each process is ended by its parent, and dies with the benchmark.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.nodes import Node, settled, wait
 from shardbus import AsyncClient
 from shardbus.ids import shard_of
 from tests.ports import free_port
+from tests.proxy import Proxy
 from tests.redis_server import RedisServer
 
 APP = "benchmarks.moves_app:bus"
@@ -43,8 +45,10 @@ FIRST_ASK_S = 30.0
 class Load:
     """The sender: rows of what it sent since it began, complete once it has ended."""
 
-    def __init__(self, lab: Lab, first: int, count: int, limit: int) -> None:
-        self._lab, self._what = lab, (first, count, RATE, limit)
+    def __init__(
+        self, lab: Lab, first: int, count: int, limit: int = 0, *, rate: int = RATE
+    ) -> None:
+        self._lab, self._what = lab, (first, count, rate, limit)
         self.told: list[Told] = []
         self.asked: list[Asked] = []
         self.handled: dict[str, list[Handled]] = {}
@@ -93,7 +97,9 @@ class Lab:
 
     @staticmethod
     @contextlib.asynccontextmanager
-    async def of(count: int, store: str, *settings: str, warm: bool = True) -> AsyncIterator[Lab]:
+    async def of(
+        count: int, store: str, *settings: str, warm: bool = True, store_ms: float = 0.0
+    ) -> AsyncIterator[Lab]:
         """Start a cluster of `hosts` nodes; `warm`: every shard has a home."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
@@ -101,6 +107,12 @@ class Lab:
             if store == "redis":
                 server = RedisServer(Path(folder) / "redis", "--appendfsync", "everysec")
                 url = stack.enter_context(server).url()
+                if store_ms:
+                    proxy = Proxy(server.port)
+                    proxy.delay = store_ms / 2000
+                    await proxy.listen()
+                    stack.callback(proxy.refuse)
+                    url = url.replace(str(server.port), str(proxy.port))
             lab = Lab(folder, url, settings)
             try:
                 for _ in range(count):
@@ -177,9 +189,11 @@ class Lab:
         return self.nodes.pop(0 if which == "oldest" else -1)
 
     @contextlib.asynccontextmanager
-    async def load(self, first: int = 0, count: int = ENTITIES) -> AsyncIterator[Load]:
+    async def load(
+        self, first: int = 0, count: int = ENTITIES, *, rate: int = RATE
+    ) -> AsyncIterator[Load]:
         """Asks and tells for as long as this lasts."""
-        load = Load(self, first, count, 0)
+        load = Load(self, first, count, rate=rate)
         await load.begin()
         try:
             yield load

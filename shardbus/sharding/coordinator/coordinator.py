@@ -270,8 +270,7 @@ class Coordinator:
             if self._rows is None or self._rows.exists(shard):
                 self._ledger.want(shard)
         for node in (*self._registry.to_drain(), *self._registry.shutting_down):
-            for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
-                self._begin(shard, HandoffPurpose.DRAIN, None, now)
+            self._drain(node, now)
         for node in filter(self._ledger.hosts_nothing, list(self._registry.shutting_down)):
             if not self._direct.goes_to(node):
                 self._on_drained(node, now)
@@ -525,37 +524,47 @@ class Coordinator:
         self._timers.set(WRITE, now + wait)
         self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
 
+    def _drain(self, node: NodeId, now: float) -> None:
+        """Begin to move what may leave this node now."""
+        changing = self._ledger.changing()
+        shards = self._moves.may_leave(self.table.shards_at(node), changing, now)
+        targets = self._targets_of(shards, node, now) if self._direct.used else {}
+        for shard in shards:
+            self._begin(shard, HandoffPurpose.DRAIN, targets.get(shard), now)
+
     def _begin(
         self, shard: str, purpose: HandoffPurpose, target: NodeId | None, now: float
     ) -> None:
+        """Begin a move, a direct one if the mode of the type is one. Otherwise a shard that is not
+        moved for balance gets its next home when it has stopped."""
         home = self._settled(shard)
         if home is None:
             return
         self._starts.forget(shard)
-        stops = purpose is HandoffPurpose.STOP
-        if not stops and self._direct.takes(shard):
-            target = target or self._target_of(home, now)
+        registered = self._registry.registered
+        if purpose is not HandoffPurpose.STOP and self._direct.takes(shard):
+            target = target or self._targets_of([shard], home.node, now).get(shard)
             if target is not None and target != home.node:
-                registered = self._registry.registered
                 self._direct.begin(home, target, purpose.value, registered, now)
                 return
-        self._moves.begin(home, purpose, target, self._registry.registered, now)
+        if purpose is not HandoffPurpose.REBALANCE:
+            target = None
+        self._moves.begin(home, purpose, target, registered, now)
 
-    def _target_of(self, home: Home, now: float) -> NodeId | None:
-        """Return where the strategy places a shard that must leave its home; None if nowhere.
-        Shards that are on their way count where they go."""
-        able = self._registry.hosts((home.node,))
-        nodes = tuple(node for node in able if node != home.node)
-        if not nodes or self._registry.why_not(now):
-            return None
+    def _targets_of(self, shards: list[str], node: NodeId, now: float) -> dict[str, NodeId]:
+        """Return where the strategy places shards that must leave a node; none if nowhere. Shards
+        that are on their way count where they go."""
+        nodes = tuple(other for other in self._registry.hosts((node,)) if other != node)
+        if not shards or not nodes or self._registry.why_not(now):
+            return {}
         table = self._ledger.table
-        events: list[TableEvent] = [ShardHomeDeallocated(home.shard)]
+        events: list[TableEvent] = [ShardHomeDeallocated(shard) for shard in shards]
         for move in self._direct.in_flight():
             if move.target in table.regions and move.shard in table.homes:
                 there = Home(move.shard, move.target, table.homes[move.shard].fence)
                 events += [ShardHomeDeallocated(move.shard), ShardHomeAllocated(there)]
         table = table.updated_all(events)
-        return self.rebalancing.planner.allocate(table, {}, [home.shard], nodes).get(home.shard)
+        return self.rebalancing.planner.allocate(table, {}, shards, nodes)
 
     def _on_freed(self, handoff: Handoff) -> None:
         """Get a new home for a shard that stopped, unless an operator stopped it or no region may

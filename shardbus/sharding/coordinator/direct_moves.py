@@ -183,12 +183,17 @@ class DirectMoves:
     def __contains__(self, shard: str) -> bool:
         return shard in self.moves
 
+    @property
+    def used(self) -> bool:
+        """True if the type's mode is one of direct moves."""
+        return MODES[self._mode] is not None
+
     def takes(self, shard: str) -> bool:
         """True if the next move of the shard is a direct one. After a refusal, one is not."""
         if shard in self._refused:
             del self._refused[shard]
             return False
-        return MODES[self._mode] is not None
+        return self.used
 
     def deadline(self) -> float | None:
         """Return when `tick` is due."""

@@ -150,6 +150,12 @@ class Ledger:
             return None
         return self.table.homes.get(shard)
 
+    def changing(self) -> Iterator[str]:
+        """Yield the shards whose home is not settled, some of them twice."""
+        yield from self.freed
+        yield from self.adopted
+        yield from self.writing.homes if self.writing is not None else ()
+
     def being_moved(self) -> Iterator[tuple[str, NodeId, NodeId]]:
         """Yield the shards whose new home is being written, with their old node and the new."""
         for shard, home in self.writing.homes.items() if self.writing is not None else ():

@@ -20,7 +20,8 @@ Source: S2.28, S2.66, B.66; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -35,7 +36,7 @@ from shardbus.sharding.coordinator.handoff import (
 from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
 from shardbus.sharding.events import Note
 from shardbus.sharding.messages import Home
-from shardbus.sharding.table import ShardTable
+from shardbus.sharding.table import Shards, ShardTable
 from shardbus.sharding.timers import Timers
 
 SLOW_S = 0.25
@@ -151,17 +152,20 @@ class Moves:
         self._planned = later
         return ready
 
-    def may_leave(
-        self, shards: Collection[str], settled: Callable[[str], Home | None], now: float
-    ) -> list[str]:
-        """Return those of the shards of a leaving or draining region whose move may begin now."""
-        staying = [shard for shard in shards if settled(shard) is not None]
+    def may_leave(self, shards: Shards, changing: Iterable[str], now: float) -> list[str]:
+        """Return those of the shards of a leaving or draining region whose move may begin now.
+
+        Shards that move already count in the bound, and those whose home is `changing`: they have
+        stopped, and the store does not have their next home yet.
+        """
         direct = self._direct.moves if self._direct is not None else {}
-        under_way = (self.handoffs.get(shard) or direct.get(shard) for shard in shards)
-        begun = [one.begun for one in under_way if one is not None]
+        begun = [one.begun for shard, one in self.handoffs.items() if shard in shards]
+        begun += [one.begun for shard, one in direct.items() if shard in shards]
+        gone = {shard for shard in (*self.handoffs, *direct, *changing) if shard in shards}
+        staying = (shard for shard in shards if shard not in gone)
         if begun and now - min(begun) >= SLOW_S:
-            return staying
-        return staying[: max(0, self.bound - (len(shards) - len(staying)))]
+            return list(staying)
+        return list(islice(staying, max(0, self.bound - len(gone))))
 
     # One move.
 

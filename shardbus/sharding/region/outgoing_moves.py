@@ -17,11 +17,11 @@
   come wait here, behind what the entities leave, or are dropped.
 - FORWARDING: the shard was handed over. Switch and everything that waits have gone to the new home,
   and what still comes follows on the same session, or is dropped. Every sender's MoveAck follows
-  its messages there. The old home counts them; without all of them it stops counting after
-  `FORWARD_S`, and messages that come later are forwarded as any that meet a wrong home. A new home
-  that has not said that it is prepared is asked again every `FORWARD_S`: if it refuses, the shard
-  is reported as stopped. When the coordinator asks again, the shard is reported as moved: this node
-  may never learn that the new home is gone, and the coordinator knows.
+  its messages there; a client sends none. The old home counts them; without all of them it stops
+  counting after `FORWARD_S`. Messages that come later are forwarded as any that meet a wrong home.
+  A new home that has not said that it is prepared is asked again every `FORWARD_S`: if it refuses,
+  the shard is reported as stopped. When the coordinator asks again, the shard is reported as moved:
+  this node may never learn that the new home is gone, and the coordinator knows.
 - KEPT: the shard was not handed over. If it has stopped by then, it is reported as stopped.
 
 What the entities had in memory when they stopped (`carrying`) precedes Switch, in messages of
@@ -384,12 +384,11 @@ class OutgoingMoves:
         if one.phase is OutgoingPhase.STOPPING:
             drops = one.mode.during == "drop"
         else:
-            late = event.via is not None and event.via in one.unacked
-            if late and event.via == one.move.new.node and one.mode.after == "forward":
+            from_new = event.via == one.move.new.node and event.via in one.unacked
+            if from_new and one.mode.after == "forward":
                 self._out.append(ev.Release(event.shard, one.move.new.node, (event.message,)))
                 return True  # no circle: the new home may send here until it has acknowledged
-            drops = late and one.mode.after == "drop"
-            drops = drops or (one.mode.during == "drop" and not one.prepared)
+            drops = one.mode.after == "drop" or (one.mode.during == "drop" and not one.prepared)
         if drops and not event.message.is_marker:
             self._reject(event.shard, (event.message,))
             return True

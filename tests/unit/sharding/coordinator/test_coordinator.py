@@ -19,7 +19,7 @@ from shardbus.sharding.allocation.strategies import AllocationStrategy, External
 from shardbus.sharding.coordinator.coordinator import COALESCE_S, Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.instance_rows import SHRINK_AFTER_S, InstanceRows
-from shardbus.sharding.coordinator.ledger import CONFIRM_S
+from shardbus.sharding.coordinator.ledger import CONFIRM_S, Ledger
 from shardbus.sharding.coordinator.moves import SLOW_S
 from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
 from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
@@ -485,13 +485,16 @@ def test_S2_67_a_region_has_the_time_of_the_setting_to_confirm(setting: float) -
     assert again in driver.wait(0.01)
 
 
+def bye(driver: CoordinatorDriver, node: NodeId) -> list[tuple[NodeId, ev.Message]]:
+    return driver.handle(ev.MessageReceived(node, msg.GracefulShutdownRequest(node)))
+
+
 def test_a_leaving_region_hands_off_within_the_bound_and_is_confirmed_when_it_is_empty() -> None:
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=2))
     driver.register(A, B)
     homes = [home for home in map(driver.home, map(str, range(10))) if home.node == B]
-    bye = ev.MessageReceived(B, msg.GracefulShutdownRequest(B))
-    sent = driver.handle(bye)
-    assert driver.handle(bye) == [], "asked again, nothing more begins"
+    sent = bye(driver, B)
+    assert bye(driver, B) == [], "asked again, nothing more begins"
     for part in (homes[:2], homes[2:4], homes[4:]):
         assert (A, msg.BeginHandOff(1, tuple(part))) in sent
         for node in (A, B):
@@ -501,8 +504,53 @@ def test_a_leaving_region_hands_off_within_the_bound_and_is_confirmed_when_it_is
         assert stopped == [], "what is on the move until it has a home counts"
         sent = driver.persisted()
     assert (B, msg.RegionStopped(B)) in sent
-    assert driver.handle(bye) == [(B, msg.RegionStopped(B))]
+    assert bye(driver, B) == [(B, msg.RegionStopped(B))]
     assert B in driver.coordinator.table.proxies, "it still gets new homes"
+
+
+def leaving_directly(shards: int, bound: int) -> CoordinatorDriver:
+    """C is about to leave with a third of the shards, which move in mode `ordered`."""
+    settings = ShardingSettings(handoff="ordered", max_moves_in_flight=bound)
+    driver = CoordinatorDriver(settings, live=(A, B, C))
+    driver.register(A, B, C)
+    driver.ask(A, *map(str, range(shards)))
+    driver.persisted()
+    return driver
+
+
+def begun(sent: list[tuple[NodeId, ev.Message]]) -> list[ShardMove]:
+    return [
+        move for _, message in sent if isinstance(message, msg.BeginMove) for move in message.moves
+    ]
+
+
+def test_direct_moves_that_begin_together_are_spread_over_the_others() -> None:
+    driver = leaving_directly(shards=30, bound=4)
+    bye(driver, C)
+    moves = begun(driver.persisted())
+    assert sorted(move.new.node for move in moves) == [A, A, B, B]
+    driver.handle(ev.MessageReceived(C, msg.ShardMoved(C, tuple(moves))))
+    driver.persisted()  # the homes; then the intents of the next moves
+    later = begun(driver.persisted())
+    assert sorted(move.new.node for move in later) == [A, A, B, B], "the first four count there"
+
+
+def test_a_turn_of_a_leave_looks_at_no_more_shards_than_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bound = 4
+    driver = leaving_directly(shards=3_000, bound=bound)
+    looked: list[str] = []
+    home_of = Ledger.home_of
+    monkeypatch.setattr(
+        Ledger, "home_of", lambda self, shard: (looked.append(shard), home_of(self, shard))[1]
+    )
+    bye(driver, C)
+    moves = begun(driver.persisted())
+    driver.handle(ev.MessageReceived(C, msg.ShardMoved(C, tuple(moves))))
+    driver.persisted()
+    assert len(begun(driver.persisted())) == bound
+    assert len(looked) < 20 * bound
 
 
 def test_a_drained_region_that_gets_a_shard_by_an_unknown_move_hosts_again() -> None:

@@ -149,15 +149,20 @@ def test_an_owner_that_does_not_stop_is_asked_again_after_each_deadline() -> Non
 
 def test_a_slow_move_holds_back_no_shard_that_leaves() -> None:
     made, _ = moves(ShardingSettings(max_moves_in_flight=1))
-    homes = {shard: Home(shard, A, 1) for shard in "123"}
+    shards = dict.fromkeys("123")
+    assert made.may_leave(shards, (), 0.0) == ["1"]
+    made.begin(Home("1", A, 1), HandoffPurpose.DRAIN, None, (A,), 0.0)
+    assert made.may_leave(shards, (), SLOW_S * 0.9) == []
+    assert made.may_leave(shards, (), SLOW_S) == ["2", "3"]
 
-    def settled(shard: str) -> Home | None:
-        return None if shard in made.handoffs else homes[shard]
 
-    assert made.may_leave(homes, settled, 0.0) == ["1"]
-    made.begin(homes["1"], HandoffPurpose.DRAIN, None, (A,), 0.0)
-    assert made.may_leave(homes, settled, SLOW_S * 0.9) == []
-    assert made.may_leave(homes, settled, SLOW_S) == ["2", "3"]
+def test_what_leaves_is_bounded_with_what_moves_and_what_has_no_durable_home() -> None:
+    made, _ = moves(ShardingSettings(max_moves_in_flight=4))
+    made.begin(Home("5", A, 1), HandoffPurpose.DRAIN, None, (A,), 0.0)
+    made.begin(Home("elsewhere", B, 1), HandoffPurpose.DRAIN, None, (A,), 0.0)
+    shards = dict.fromkeys("123456")
+    assert made.may_leave(shards, ("1", "1", "5", "elsewhere"), 0.0) == ["2", "3"]
+    assert made.may_leave(shards, shards, 0.0) == []
 
 
 def test_the_messages_of_a_hand_off_name_its_home() -> None:

@@ -201,16 +201,21 @@ def test_option_2c_drops_what_comes_and_what_is_left(mode: str) -> None:
     assert here.rejected() == [(1, reason), (2, reason), (3, reason)]
 
 
+@pytest.mark.parametrize("via", [S, CLIENT])
 @pytest.mark.parametrize(
     ("mode", "drops"), [("ordered", False), ("drop/open/forward", False), ("drop", True)]
 )
-def test_options_4a_and_4b_until_the_sender_has_acknowledged(mode: str, drops: bool) -> None:
+def test_options_4a_and_4b_until_every_sender_has_acknowledged(
+    mode: str, drops: bool, via: NodeId
+) -> None:
+    """A client does not acknowledge. What it sends meanwhile goes the way of the rest."""
     here = switched(mode)
-    here.deliver(1, S)
+    here.deliver(1, via)
     assert here.rejected() == ([(1, "dropped_in_move")] if drops else [])
-    here.got(S, ack(S))
+    for sender in SENDERS:
+        here.got(sender, ack(sender))
     here.deliver(2, CLIENT)
-    assert here.released() == [(N2, [2])], "a client is no sender: its messages are forwarded"
+    assert here.released() == [(N2, [2])], "the home is known, and this is not it"
 
 
 def test_a_flush_is_no_message_and_is_never_dropped() -> None:
