@@ -5,6 +5,7 @@
     python -m benchmarks.handoff_modes buffer/gossip          with `sharding.homes = "gossip"`
     python -m benchmarks.handoff_modes --rate 1000            fewer asks and tells a second
     python -m benchmarks.handoff_modes --store-ms 10          Redis answers that much later
+    python -m benchmarks.handoff_modes --entities 300000      so many more entities in memory
 
 In each round a new cluster of three hosts runs in mode `buffer`, and then one in each other mode,
 so that both meet the same machine. A sender asks and tells as in `benchmarks.moves`, and one host
@@ -24,15 +25,16 @@ import argparse
 import asyncio
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from benchmarks import moves_counts as counts
 from benchmarks.harness import emit, median, percentile
 from benchmarks.moves import AFTER_S, BEFORE_S, ended, lived_at, parameters
-from benchmarks.moves_lab import RATE, Lab
+from benchmarks.moves_lab import ENTITIES, RATE, Lab
 
 BASE = "buffer"
 MODES = ("ordered", "forward", "drop")
+FILL_RATE = 15_000
 GOSSIP = "/gossip"
 """After a mode: nodes learn homes from each other, and not each from the coordinator."""
 
@@ -61,13 +63,25 @@ def added_ms(leaves: list[Leave]) -> float:
     return percentile(moved, 0.99) - percentile(stayed, 0.99)
 
 
-async def leave(mode: str, store: str, store_ms: float, rate: int) -> Leave:
+@dataclass(frozen=True)
+class Conditions:
+    """What is the same in every leave of a run."""
+
+    store: str
+    store_ms: float
+    rate: int
+    entities: int
+
+
+async def leave(mode: str, given: Conditions) -> Leave:
     """Let one of three hosts leave in this mode."""
     os.environ["BENCH_HANDOFF"] = mode.removesuffix(GOSSIP)
     os.environ["BENCH_HOMES"] = "gossip" if mode.endswith(GOSSIP) else "ask"
-    async with Lab.of(3, store, store_ms=store_ms) as lab:
+    async with Lab.of(3, given.store, store_ms=given.store_ms) as lab:
         await lab.level()
-        async with lab.load(rate=rate) as load:
+        if given.entities:
+            await lab.messages(ENTITIES, given.entities, rate=FILL_RATE)
+        async with lab.load(rate=given.rate) as load:
             await asyncio.sleep(BEFORE_S)
             victim, at = lab.take("youngest"), time.monotonic_ns()
             await ended(victim)
@@ -83,16 +97,15 @@ async def leave(mode: str, store: str, store_ms: float, rate: int) -> Leave:
         return Leave(moved, stayed, counts.failed(load.asked), len(tally.lost), tally.reordered)
 
 
-async def compare(modes: list[str], rounds: int, store: str, store_ms: float, rate: int) -> None:
+async def compare(modes: list[str], rounds: int, given: Conditions) -> None:
     """Run every round and print one line for each mode."""
     found: dict[str, list[Leave]] = {mode: [] for mode in (BASE, *modes)}
     for _ in range(rounds):
         for mode, leaves in found.items():
-            leaves.append(await leave(mode, store, store_ms, rate))
+            leaves.append(await leave(mode, given))
     own = {
-        **parameters(3, store),
-        "rate": rate,
-        "store_ms": store_ms,
+        **parameters(3, given.store),
+        **asdict(given),
         "load": round(os.getloadavg()[0], 1),
     }
     for mode, leaves in found.items():
@@ -131,15 +144,16 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=RATE, help="asks, and tells, a second")
     parser.add_argument("--store", choices=("redis", "sqlite"), default="redis")
     parser.add_argument("--store-ms", type=float, default=0.0, help="how much later Redis answers")
+    parser.add_argument("--entities", type=int, default=0, help="more entities in memory")
     arguments = parser.parse_args()
     named = {mode.removesuffix(GOSSIP) for mode in arguments.modes}
     if unknown := named - {BASE, *MODES}:
         parser.error(f"no such mode: {', '.join(sorted(unknown))}")
-    modes = arguments.modes or list(MODES)
     store, store_ms = arguments.store, arguments.store_ms
     if store_ms and store != "redis":
         parser.error("--store-ms needs --store redis")
-    asyncio.run(compare(modes, arguments.rounds, store, store_ms, arguments.rate))
+    given = Conditions(store, store_ms, arguments.rate, arguments.entities)
+    asyncio.run(compare(arguments.modes or list(MODES), arguments.rounds, given))
 
 
 if __name__ == "__main__":

@@ -200,9 +200,9 @@ class Lab:
         finally:
             await load.finish()
 
-    async def messages(self, first: int, count: int) -> Load:
-        """One ask and one tell for each of these entities, at the usual rate."""
-        load = Load(self, first, count, count)
+    async def messages(self, first: int, count: int, *, rate: int = RATE) -> Load:
+        """One ask and one tell for each of these entities."""
+        load = Load(self, first, count, count, rate=rate)
         await load.begin()
         await load.finish(stop=False)
         return load

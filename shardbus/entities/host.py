@@ -4,6 +4,10 @@
 path's one look-up. The activations of a shard that moves are kept in the shard itself, where only
 the slow path finds them, after the region machine has decided about the message.
 
+Shards move one after the other, and a node may have a million entities: to look through all of them
+for each shard would take seconds. So the first shard that moves makes an index of `active` by
+shard, which stays up to date while it is kept, for `INDEX_S`. Where nothing moves there is none.
+
 Messages that the entities of a moving shard have not handled are left for its next home.
 
 Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -50,6 +54,9 @@ from shardbus.wire.stored_state import compressed
 
 log = logging.getLogger("shardbus.entity")
 
+INDEX_S = 10.0
+"""Seconds for which an index of the activations by shard is kept."""
+
 
 class Host:
     """The shards and activations of one type. `on_down(shard)` is called when the last entity of a
@@ -85,6 +92,8 @@ class Host:
         self.counts = self.runner.counts
         self.deferred = self.runner.deferred
         self.active: dict[str, Activation] = {}
+        self._index: defaultdict[Shard, list[Activation]] | None = None
+        """By shard, the activations that are active, and some that were."""
         self._context = Context if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
@@ -158,16 +167,32 @@ class Host:
         hosted.arrivals, hosted.via = local, via
         if hosted.open and not was_open:
             self.active.update(hosted.activations)
+            if self._index is not None:
+                self._index[hosted].extend(hosted.activations.values())
             hosted.activations = {}
         elif was_open and not hosted.open:
             self._take_out([hosted])
 
     def _take_out(self, shards: list[Shard]) -> None:
         """Move the activations of these shards from the hot path into the shards."""
-        chosen = set(map(id, shards))
-        for activation in [a for a in self.active.values() if id(a.shard) in chosen]:
-            activation.shard.activations[activation.key] = activation
-            del self.active[activation.key]
+        index = self._index if self._index is not None else self._make_index()
+        active = self.active
+        for hosted in shards:
+            for activation in index.pop(hosted, ()):
+                if active.get(activation.key) is activation:
+                    hosted.activations[activation.key] = activation
+                    del active[activation.key]
+
+    def _make_index(self) -> defaultdict[Shard, list[Activation]]:
+        index: defaultdict[Shard, list[Activation]] = defaultdict(list)
+        for activation in self.active.values():
+            index[activation.shard].append(activation)
+        self._index = index
+        self.loop.call_later(INDEX_S, self._forget_index)
+        return index
+
+    def _forget_index(self) -> None:
+        self._index = None
 
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None
@@ -240,7 +265,12 @@ class Host:
         if mailbox is not None:
             activation.mailbox = mailbox
             self.runner.mailbox_limits.has_mailbox(activation)
-        (self.active if hosted.open else hosted.activations)[entity_id] = activation
+        if hosted.open:
+            self.active[entity_id] = activation
+            if self._index is not None:
+                self._index[hosted].append(activation)
+        else:
+            hosted.activations[entity_id] = activation
         hosted.live += 1
         activation.used = self.runner.tick
         if self.passivator.limited:

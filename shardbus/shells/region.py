@@ -179,7 +179,6 @@ class RegionShell:
         self._stranger: NodeId | None = None
         self.drained: asyncio.Future[None] = loop.create_future()
         self.relayed_messages = 0
-        self._stopping: list[str] = []
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
@@ -499,9 +498,7 @@ class RegionShell:
                     self.shard_hosts.carry_in(shard, fence, carried)
                 self.shard_leases.start(shard, fence)
             case events.StopShard(shard=shard):
-                if not self._stopping:
-                    self._loop.call_soon(self._stop_shards)
-                self._stopping.append(shard)
+                self.shard_hosts.stop_soon(shard, self._stop_reason)
             case events.Drained():
                 if not self.drained.done():
                     self.drained.set_result(None)
@@ -509,10 +506,6 @@ class RegionShell:
                 self._node.note(self.name, effect)
             case _:
                 log.error("no part of this node performs a %s", type(effect).__name__)
-
-    def _stop_shards(self) -> None:
-        shards, self._stopping = self._stopping, []
-        self.shard_hosts.stop_shards(shards, self._stop_reason)
 
     def _hosts_stopped(self, shard: str) -> None:
         self.shard_leases.stopped(shard)

@@ -8,7 +8,10 @@ what lives within it stops:
     StopShard ──> innermost hosts ──all stopped──> ... ──> outermost host ──stopped──> ShardDown
 
 Each level has an equal part of the time to stop. The shards that are ready for the next level in
-one turn of the loop go there together, because to stop one shard costs a pass over the entities.
+one turn of the loop go there together.
+
+Shards with many entities do not stop in one turn of the loop: after `STOPS_AT_ONCE` entities the
+node handles what has come for others, and reports the shards that have stopped.
 
 Source: S3.4-S3.6.
 """
@@ -16,12 +19,17 @@ Source: S3.4-S3.6.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
 from shardbus.sharding.messages import CarriedEntity
+
+STOPS_AT_ONCE = 100
+"""Entities that are stopped before the loop does what else there is to do. The shard that reaches
+this number is stopped as a whole."""
 
 
 @dataclass(slots=True)
@@ -50,6 +58,7 @@ class ShardHosts:
         self._stops: dict[str, _Stop] = {}
         self._ready: list[str] = []
         """Shards that the next level must stop."""
+        self._soon: deque[tuple[str, StopReason]] = deque()
 
     def __iter__(self) -> Iterator[Host]:
         return (host for level in self._levels for host in level)
@@ -81,6 +90,25 @@ class ShardHosts:
         """Set what a shard admits, as `Host.set_arrivals`."""
         for host in self:
             host.set_arrivals(shard, local, via)
+
+    def stop_soon(self, shard: str, reason: StopReason) -> None:
+        """Stop a shard, which admits nothing any more, in one of the next turns of the loop."""
+        if not self._soon:
+            self._loop.call_soon(self._stop_first)
+        self._soon.append((shard, reason))
+
+    def _stop_first(self) -> None:
+        """Stop the first shards that wait, and leave the others to a later turn."""
+        reason, entities = self._soon[0][1], 0
+        shards: list[str] = []
+        while self._soon and self._soon[0][1] is reason and entities < STOPS_AT_ONCE:
+            shard, _ = self._soon.popleft()
+            hosted = (host.shards.get(shard) for host in self)
+            entities += sum(one.live for one in hosted if one is not None)
+            shards.append(shard)
+        if self._soon:
+            self._loop.call_soon(self._stop_first)
+        self.stop_shards(shards, reason)
 
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None

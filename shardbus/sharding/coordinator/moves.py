@@ -20,7 +20,7 @@ Source: S2.28, S2.66, B.66; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 from shardbus.config.settings import ShardingSettings
@@ -33,6 +33,7 @@ from shardbus.sharding.coordinator.handoff import (
     HandoffPurpose,
     HandoffTrigger,
 )
+from shardbus.sharding.coordinator.move_plan import MovePlan
 from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
 from shardbus.sharding.events import Note
 from shardbus.sharding.messages import Home
@@ -56,7 +57,7 @@ class Moves:
     """
 
     __slots__ = (
-        "_begin_timeout", "_direct", "_late", "_outbox", "_planned", "_rest", "_stop_timeout",
+        "_begin_timeout", "_direct", "_late", "_outbox", "_plan", "_rest", "_stop_timeout",
         "_timers", "bound", "handoffs", "notes",
     )  # fmt: skip
 
@@ -66,7 +67,7 @@ class Moves:
         self._direct = direct
         self.handoffs: dict[str, Handoff] = {}
         self.notes: list[Note] = []
-        self._planned: list[Move] = []
+        self._plan = MovePlan()
         self._timers: Timers[str] = Timers()
         self._outbox = outbox
         self.bound = settings.max_moves_in_flight
@@ -97,13 +98,21 @@ class Moves:
     ) -> None:
         """Make a new plan in place of what has not begun."""
         fit = [node for node in candidates if self._late.get(node, (0.0, 0))[0] <= now]
-        self._planned = strategy.rebalance(table, fit, self.in_flight())
-        if planned := len(self._planned):
+        moves = strategy.rebalance(table, fit, self.in_flight())
+        direct = self._direct or ()
+        self._plan = MovePlan(
+            move for move in moves if move.shard not in self.handoffs and move.shard not in direct
+        )
+        if planned := len(self._plan):
             self.notes.append(Note("rebalance", f"{planned} moves", planned))
 
     def drop_plan(self) -> None:
         """Drop the moves that have not begun."""
-        self._planned = []
+        self._plan = MovePlan()
+
+    def begins(self, shard: str) -> None:
+        """Drop the planned move of a shard that begins to move, for whatever reason."""
+        self._plan.discard(shard)
 
     def in_flight(self) -> dict[str, Move]:
         """Return the hand-offs that have a target, and the direct moves, as the strategies take
@@ -118,39 +127,20 @@ class Moves:
     @property
     def planned(self) -> int:
         """The number of planned moves that have not begun."""
-        return len(self._planned)
+        return len(self._plan)
 
     def take_ready(
-        self, candidates: Iterable[NodeId], arriving: Iterable[Move], most: int | None = None
+        self, candidates: Collection[NodeId], arriving: Iterable[Move], most: int | None = None
     ) -> list[Move]:
         """Take out the planned moves that may begin now: within the bound, at most `most`, and to a
         target that is still a candidate.
 
         A move that is `arriving` has left its home, and counts until the store has the next one.
         """
-        if not self._planned:
+        if not self._plan:
             return []
-        fit = dict.fromkeys(candidates)
-        leaving: dict[NodeId, int] = {}
-        coming: dict[NodeId, int] = {}
-        for move in (*self.in_flight().values(), *arriving):
-            _count(leaving, move.source)
-            _count(coming, move.target)
-        ready: list[Move] = []
-        later: list[Move] = []
-        for move in self._planned:
-            moves = move.shard in self.handoffs or (self._direct and move.shard in self._direct)
-            if move.target not in fit or moves:
-                continue
-            busy = max(leaving.get(move.source, 0), coming.get(move.target, 0))
-            if busy >= self.bound or len(ready) == most:
-                later.append(move)
-                continue
-            _count(leaving, move.source)
-            _count(coming, move.target)
-            ready.append(move)
-        self._planned = later
-        return ready
+        under_way = (*self.in_flight().values(), *arriving)
+        return self._plan.take(candidates, under_way, self.bound, most)
 
     def may_leave(self, shards: Shards, changing: Iterable[str], now: float) -> list[str]:
         """Return those of the shards of a leaving or draining region whose move may begin now.
@@ -257,7 +247,3 @@ class Moves:
         self.forget(handoff.home.shard)
         self.notes.append(Note(f"handoff_{trigger.name.lower()}", handoff.home.shard))
         return handoff
-
-
-def _count(counts: dict[NodeId, int], node: NodeId) -> None:
-    counts[node] = counts.get(node, 0) + 1

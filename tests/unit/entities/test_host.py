@@ -10,7 +10,7 @@ import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.entities.activation import Shard
-from shardbus.entities.host import Host
+from shardbus.entities.host import INDEX_S, Host
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Asker, Bench, Log, LogEntity
@@ -448,6 +448,55 @@ async def test_an_entity_started_in_a_closed_shard_joins_the_hot_path_when_it_op
     b.host.set_arrivals("0", True, None)
     assert b.host.active == {"e": activation}
     assert await b.ask("e", "hit", 1) == 1
+
+
+async def test_entities_that_come_and_go_while_shards_move_are_where_their_shard_is() -> None:
+    b = bench()
+    b.host.start_shard("other", 1)
+    b.host.set_arrivals("other", True, None)
+    await b.ask("stays", "hit", 1)
+    await b.ask("ends", "hit", 1)
+    b.host.set_arrivals("other", False, None)  # from now on there is an index
+    ended = b.activation("ends")
+    assert ended is not None
+    ended.passivate()
+    await until(lambda: b.activation("ends") is None, "the end")
+    await b.ask("ends", "hit", 2)
+    await b.ask("new", "hit", 1)
+    here = {name: b.activation(name) for name in ("stays", "ends", "new")}
+    b.host.set_arrivals("0", False, None)
+    assert b.host.active == {}
+    assert b.host.shards["0"].activations == here
+    assert b.host.shards["other"].activations == {}
+
+
+async def test_all_entities_are_looked_through_once_for_all_shards_that_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    make = Host._make_index
+    monkeypatch.setattr(Host, "_make_index", lambda host: (made.append(1), make(host))[1])
+    b = bench()
+    timers: list[tuple[float, Any]] = []
+    later = b.host.loop.call_later
+    monkeypatch.setattr(
+        b.host.loop, "call_later", lambda *call: (timers.append(call[:2]), later(*call))[1]
+    )
+    shards = [b.SHARD, "1", "2", "3"]
+    for shard in shards[1:]:
+        b.host.start_shard(shard, 1)
+        b.host.set_arrivals(shard, True, None)
+    entities = {b.host.activate(b.host.shards[shard], f"e{shard}"): shard for shard in shards}
+    for shard in shards[:2]:
+        b.host.set_arrivals(shard, False, None)
+    assert len(made) == 1
+    [forget] = [callback for delay, callback in timers if delay == INDEX_S]
+    forget()
+    b.host.stop_shards(shards[2:], StopReason.HANDOFF)
+    assert len(made) == 2
+    assert b.host.active == {}
+    await until(lambda: set(b.down) == set(shards[2:]), "the stop of two shards")
+    assert {entity.shard.shard for entity in entities} == set(shards)
 
 
 async def test_a_passivation_in_a_closed_shard_is_found() -> None:

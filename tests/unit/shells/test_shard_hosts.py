@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
-from shardbus.shells.shard_hosts import ShardHosts
+from shardbus.shells.shard_hosts import STOPS_AT_ONCE, ShardHosts
 
 SHARDS = ["1", "2", "3"]
 
@@ -37,6 +38,7 @@ class Recorder:
 
     def __init__(self, name: str, log: list[Any]) -> None:
         self.name, self.log = name, log
+        self.shards: dict[str, SimpleNamespace] = {}
 
     def start_shard(self, shard: str, fence: int) -> None:
         self.log.append((self.name, "start", shard, fence))
@@ -129,3 +131,25 @@ def test_a_single_type_stops_its_shards_itself() -> None:
     hosts.stop_shards(["1"], StopReason.HANDOFF, 3.0)
     hosts.stopped(cast("Host", host), "1")
     assert (log, down) == ([("order", "stop", "1", 3.0)], ["1"])
+
+
+def test_shards_with_many_entities_stop_in_turns_of_the_loop() -> None:
+    half = STOPS_AT_ONCE // 2
+    entities = {"1": half, "2": half, "3": 3 * half, "4": 1, "5": 0, "6": 1}
+    log: list[Any] = []
+    loop, host = Turns(), Recorder("order", log)
+    host.shards = {shard: SimpleNamespace(live=live) for shard, live in entities.items()}
+    hosts = ShardHosts(
+        cast("Host", host), cast("asyncio.AbstractEventLoop", loop), lambda shard: None
+    )
+    for shard in "12345":
+        hosts.stop_soon(shard, StopReason.HANDOFF)
+    assert log == []
+    turns: list[str] = []
+    while loop.due:
+        loop.turn()
+        turns.append("".join(row[2] for row in log))
+        log.clear()
+        if len(turns) == 2:
+            hosts.stop_soon("6", StopReason.SHUTDOWN)
+    assert turns == ["12", "3", "45", "6"]

@@ -821,8 +821,9 @@ def test_S319_under_any_strategy_a_shard_moves_to_its_place() -> None:
         driver.coordinator.rebalancing.check_places({A.address, B.address})
 
 
-def test_a_plan_is_carried_out_within_the_bound() -> None:
-    driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=2), live=(A,))
+def joined(bound: int) -> tuple[CoordinatorDriver, list[tuple[NodeId, ev.Message]]]:
+    """B has joined A, which hosts ten shards, and what is sent when the plan begins."""
+    driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=bound), live=(A,))
     driver.register(A)
     driver.ask(A, *map(str, range(10)))
     driver.persisted()
@@ -831,19 +832,55 @@ def test_a_plan_is_carried_out_within_the_bound() -> None:
     )
     driver.handle(ev.MembersChanged((A, B)))
     driver.register(B)
-    moved: list[str] = []
-    sent = driver.wait(COALESCE_S)
-    while begun := [m for to, m in sent if to == A and isinstance(m, msg.BeginHandOff)]:
+    return driver, driver.wait(COALESCE_S)
+
+
+def stopped(driver: CoordinatorDriver, homes: tuple[Home, ...]) -> list[tuple[NodeId, ev.Message]]:
+    """These shards of A stop."""
+    for node in (A, B):
+        driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, homes)))
+    return driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, homes)))
+
+
+def leaving_a(sent: list[tuple[NodeId, ev.Message]]) -> list[msg.BeginHandOff]:
+    return [m for to, m in sent if to == A and isinstance(m, msg.BeginHandOff)]
+
+
+def carried_out(
+    driver: CoordinatorDriver, sent: list[tuple[NodeId, ev.Message]]
+) -> list[list[str]]:
+    """The shards of the rest of the plan, by the turns in which they begin to move."""
+    moved: list[list[str]] = []
+    while begun := leaving_a(sent):
         [begin] = begun
-        assert len(begin.homes) == 2 or len(moved) == 4
-        moved += [home.shard for home in begin.homes]
-        for node in (A, B):
-            driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, begin.homes)))
-        stopped = driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, begin.homes)))
-        assert stopped == [], "it is on the move until the store has its new home"
+        moved.append([home.shard for home in begin.homes])
+        assert stopped(driver, begin.homes) == [], "it moves until the store has its new home"
         sent = driver.persisted()
-    assert len(moved) == 5
+    return moved
+
+
+def test_a_plan_is_carried_out_within_the_bound() -> None:
+    driver, sent = joined(bound=2)
+    assert [len(shards) for shards in carried_out(driver, sent)] == [2, 2, 1]
     assert len(driver.coordinator.table.shards_at(B)) == 5
+
+
+def test_a_planned_shard_that_has_moved_for_another_reason_does_not_move_again() -> None:
+    planned = carried_out(*joined(bound=1))
+    driver, sent = joined(bound=1)
+    [begin] = leaving_a(sent)
+    last = driver.coordinator.table.homes[planned[-1][0]]
+    driver.handle(ev.StopShards((last.shard,)))
+    stopped(driver, (last,))
+    driver.persisted()
+    driver.ask(A, last.shard)
+    driver.persisted()
+    home = driver.coordinator.table.homes[last.shard]
+    assert home.node == B
+    driver.handle(ev.MessageReceived(B, msg.ShardStarted((home,))))
+    stopped(driver, begin.homes)
+    assert [last.shard] not in carried_out(driver, driver.persisted())
+    assert driver.coordinator.table.homes[last.shard] == home
 
 
 def test_shards_that_an_operator_stops_have_no_home_until_the_next_request() -> None:

@@ -119,6 +119,20 @@ def test_the_bound_counts_moves_that_have_left_and_have_no_home_yet() -> None:
     assert made.take_ready([A, B], []) == [Move("to b", A, B)]
 
 
+def test_a_planned_move_of_a_shard_that_begins_to_move_is_dropped() -> None:
+    made, _ = moves()
+    made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
+    made.begins("to b")
+    assert made.take_ready([A, B, C], []) == [Move("to c", A, C)]
+
+
+def test_a_shard_that_moves_already_is_not_planned_for() -> None:
+    made, _ = moves()
+    made.begin(Home("to b", A, 9), HandoffPurpose.STOP, None, (A,), 0.0)
+    made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
+    assert made.planned == 1
+
+
 def test_a_planned_move_to_a_node_that_is_no_candidate_is_dropped() -> None:
     made, _ = moves()
     made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
