@@ -5,7 +5,7 @@
     python -m benchmarks.handoff_modes buffer/gossip          with `sharding.homes = "gossip"`
     python -m benchmarks.handoff_modes --rate 1000            fewer asks and tells a second
     python -m benchmarks.handoff_modes --store-ms 10          Redis answers that much later
-    python -m benchmarks.handoff_modes --entities 300000      so many more entities in memory
+    python -m benchmarks.handoff_modes --entities 300000      that many more entities in memory
 
 In each round a new cluster of three hosts runs in mode `buffer`, and then one in each other mode,
 so that both meet the same machine. A sender asks and tells as in `benchmarks.moves`, and one host

@@ -54,8 +54,11 @@ from shardbus.wire.stored_state import compressed
 
 log = logging.getLogger("shardbus.entity")
 
+Index = defaultdict[Shard, list[Activation]]
+"""By shard, the activations that are active, and some that were."""
+
 INDEX_S = 10.0
-"""Seconds for which an index of the activations by shard is kept."""
+"""Seconds for which an index is kept."""
 
 
 class Host:
@@ -92,8 +95,7 @@ class Host:
         self.counts = self.runner.counts
         self.deferred = self.runner.deferred
         self.active: dict[str, Activation] = {}
-        self._index: defaultdict[Shard, list[Activation]] | None = None
-        """By shard, the activations that are active, and some that were."""
+        self._index: Index | None = None
         self._context = Context if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
@@ -183,8 +185,8 @@ class Host:
                     hosted.activations[activation.key] = activation
                     del active[activation.key]
 
-    def _make_index(self) -> defaultdict[Shard, list[Activation]]:
-        index: defaultdict[Shard, list[Activation]] = defaultdict(list)
+    def _make_index(self) -> Index:
+        index: Index = defaultdict(list)
         for activation in self.active.values():
             index[activation.shard].append(activation)
         self._index = index
