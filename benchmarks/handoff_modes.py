@@ -70,7 +70,7 @@ class Conditions:
     store: str
     store_ms: float
     rate: int
-    entities: int
+    more_entities: int
 
 
 async def leave(mode: str, given: Conditions) -> Leave:
@@ -79,8 +79,8 @@ async def leave(mode: str, given: Conditions) -> Leave:
     os.environ["BENCH_HOMES"] = "gossip" if mode.endswith(GOSSIP) else "ask"
     async with Lab.of(3, given.store, store_ms=given.store_ms) as lab:
         await lab.level()
-        if given.entities:
-            await lab.messages(ENTITIES, given.entities, rate=FILL_RATE)
+        if given.more_entities:
+            await lab.messages(ENTITIES, given.more_entities, rate=FILL_RATE)
         async with lab.load(rate=given.rate) as load:
             await asyncio.sleep(BEFORE_S)
             victim, at = lab.take("youngest"), time.monotonic_ns()
@@ -128,7 +128,7 @@ async def compare(modes: list[str], rounds: int, given: Conditions) -> None:
             added,
             "ms",
             **own,
-            ratio=round(added / base_ms, 3),
+            ratio=round(added / base_ms, 3) if base_ms > 0 else None,
             asks_moved=sum(len(one.moved) for one in leaves),
             asks_stayed=sum(len(one.stayed) for one in leaves),
         )

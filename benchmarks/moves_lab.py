@@ -100,7 +100,7 @@ class Lab:
     async def of(
         count: int, store: str, *settings: str, warm: bool = True, store_ms: float = 0.0
     ) -> AsyncIterator[Lab]:
-        """Start a cluster of `hosts` nodes; `warm`: every shard has a home."""
+        """Start a cluster of `count` nodes; `warm`: every shard has a home."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
             url = f"sqlite:///{folder}/store.db"

@@ -58,7 +58,7 @@ class ShardHosts:
         self._stops: dict[str, _Stop] = {}
         self._ready: list[str] = []
         """Shards that the next level must stop."""
-        self._soon: deque[tuple[str, StopReason]] = deque()
+        self._to_stop: deque[tuple[str, StopReason]] = deque()
 
     def __iter__(self) -> Iterator[Host]:
         return (host for level in self._levels for host in level)
@@ -93,20 +93,20 @@ class ShardHosts:
 
     def stop_soon(self, shard: str, reason: StopReason) -> None:
         """Stop a shard, which admits nothing any more, in one of the next turns of the loop."""
-        if not self._soon:
+        if not self._to_stop:
             self._loop.call_soon(self._stop_first)
-        self._soon.append((shard, reason))
+        self._to_stop.append((shard, reason))
 
     def _stop_first(self) -> None:
         """Stop the first shards that wait, and leave the others to a later turn."""
-        reason, entities = self._soon[0][1], 0
+        reason, entities = self._to_stop[0][1], 0
         shards: list[str] = []
-        while self._soon and self._soon[0][1] is reason and entities < STOPS_AT_ONCE:
-            shard, _ = self._soon.popleft()
+        while self._to_stop and self._to_stop[0][1] is reason and entities < STOPS_AT_ONCE:
+            shard, _ = self._to_stop.popleft()
             hosted = (host.shards.get(shard) for host in self)
             entities += sum(one.live for one in hosted if one is not None)
             shards.append(shard)
-        if self._soon:
+        if self._to_stop:
             self._loop.call_soon(self._stop_first)
         self.stop_shards(shards, reason)
 

@@ -541,7 +541,7 @@ class Coordinator:
         if home is None:
             return
         self._starts.forget(shard)
-        self._moves.begins(shard)
+        self._moves.drop_planned(shard)
         registered = self._registry.registered
         if purpose is not HandoffPurpose.STOP and self._direct.takes(shard):
             target = target or self._targets_of([shard], home.node, now).get(shard)

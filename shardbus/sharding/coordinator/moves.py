@@ -110,8 +110,8 @@ class Moves:
         """Drop the moves that have not begun."""
         self._plan = MovePlan()
 
-    def begins(self, shard: str) -> None:
-        """Drop the planned move of a shard that begins to move, for whatever reason."""
+    def drop_planned(self, shard: str) -> None:
+        """Drop the move of a shard from the plan: it begins to move, for whatever reason."""
         self._plan.discard(shard)
 
     def in_flight(self) -> dict[str, Move]:

@@ -122,7 +122,7 @@ def test_the_bound_counts_moves_that_have_left_and_have_no_home_yet() -> None:
 def test_a_planned_move_of_a_shard_that_begins_to_move_is_dropped() -> None:
     made, _ = moves()
     made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
-    made.begins("to b")
+    made.drop_planned("to b")
     assert made.take_ready([A, B, C], []) == [Move("to c", A, C)]
 
 
