@@ -153,7 +153,7 @@ def _named_tasks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[Any, str]]:
 def _handlers(regions: Iterable[RegionShell]) -> Iterator[tuple[Any, str]]:
     for region in regions:
         running = region.host.runner.running_handlers
-        for task in running.tasks:
+        for task in running.tasks.values():
             yield task, str(running.running(task) or region.name)
 
 

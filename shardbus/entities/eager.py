@@ -1,39 +1,49 @@
 """Eager tasks: run a handler's coroutine without a task of asyncio.
 
-Most async handlers return without waiting. A task costs more than such a handler, so the runner
-steps its coroutine once, right where the message is handled. If it waits, the eager task goes on
-with it when what it waits for is done, in that turn of the loop in which a task of asyncio would.
-An eager task is a future of the loop with the methods of a task, and it is the current task while
-its coroutine runs. So the code inside does not notice: `asyncio.timeout`, `TaskGroup` and libraries
-that keep `current_task()` see one and the same object, in the first step and later.
+Most handlers return without waiting. A task costs more than such a handler, so the runner steps its
+coroutine once, right where the message is handled. If it waits, the eager task goes on with it when
+its awaited future is done, in the turn of the loop in which a task of asyncio would. An eager task
+is a future of the loop with the methods of a task, and it is the current task while its code runs.
 
-    first step ──ends──> the eager task serves the next first step
+    first step ──ends, task not kept──> the eager task serves the next first step
+        │  │
+        │  └─ends, task kept or changed──> outcome; the next first step gets another task
         │ waits
         └──> waiting ──done, gate open──> step ──ends──> outcome, `on_end` is called at once
                 ^                          │
                 └──────────────────────────┘
 
-A task of asyncio costs more for a handler that waits once: it is registered in a weak
-set, and takes a turn of the loop to begin and another one to call back at its end.
+**One handler, one task, one context.** Code inside sees no difference to a task of asyncio of its
+own. `current_task()` is the same object in all steps of a handler, and no other handler gets it as
+long as any code keeps it. After a first step its caller looks for traces in the task: a reference
+to it, an attribute, or a change by a method, such as a callback, a name, a request to cancel, or a
+place in a weak dict. A method that changes it refers to it in `changed`, so that the number of
+references to the task shows all of these but attributes. The number is compared with the one before
+the step in the same frame, since interpreters differ. A task with traces gets the outcome of its
+handler, and its callbacks are called. A first step runs in a copy of the context in which the
+eager runner was made, not in the one in which the message arrived; a copy that equals the original
+after the step serves the next one. So no handler sees a variable that another one has set.
+
+A task of asyncio costs more for a handler that waits once: it is registered in a weak set, and
+takes a turn of the loop to begin and another one to call back at its end.
 
 A coroutine that waited goes on only while the gate of the node is open: until then its result, an
-error or a cancellation waits with it (`gate`). In its first step a coroutine cannot be cancelled.
+error or a cancellation waits with it (`gate`).
 
-Context variables belong to a task, too. The first step runs in a copy of the context in which the
-eager runner was made, not of the one in which the message arrived, and further steps run in that
-copy. `OWNER` is set there, and so in every task that the code creates. What calls the steps, and
-`on_end`, run in the context in which the eager runner was made.
+`OWNER` is set in each of these contexts, and so in every task that the code creates. The callers
+of later steps, and `on_end`, run in the context in which the eager runner was made.
 
 An eager task that is being cancelled is among `asyncio.all_tasks`, so that a loop which ends waits
 for its clean-up; before that it is not.
 
-Source: `asyncio.Task` of Python 3.11 to 3.13, whose rules for futures and cancellation it follows;
-Python's own eager tasks (3.12 and later).
+Source: `asyncio.Task` of Python 3.11 to 3.14, whose rules for futures and cancellation it follows;
+Python's own eager tasks (3.12 and later); docs/guarantees.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from asyncio.tasks import _enter_task, _leave_task, _register_task
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
@@ -41,8 +51,12 @@ from types import FrameType
 from typing import Any
 
 from shardbus.entities.gate import SuspensionGate
-from shardbus.light_future import LightFuture
+from shardbus.interrupts import raise_interrupt
+from shardbus.light_future import Callback, LightFuture
 from shardbus.store.batch_answer import BatchAnswer
+
+references = sys.getrefcount
+"""Counts the references to an object."""
 
 OWNER: ContextVar[Any] = ContextVar("shardbus_owner", default=None)
 """The owner of the eager runner under which the current code started; None elsewhere."""
@@ -62,10 +76,12 @@ class EagerTask(LightFuture):
         "_cancel_text",
         "_cancels",
         "_must_cancel",
+        "_name",
         "activation",
         "awaits",
         "call_chain",
         "chain",
+        "changed",
         "context",
         "coroutine",
         "doing",
@@ -74,11 +90,19 @@ class EagerTask(LightFuture):
         "reported",
         "runner",
         "seen_at",
+        "steps",
     )
+    __weakref__: Any
     runner: EagerRunner
-    coroutine: Coroutine[Any, Any, Any] | None
-    """What it runs, once the first step has waited; None before, and after the end."""
+    coroutine: Any
+    """The coroutine of the code that runs under it; None for a plain function, and after the end of
+    a coroutine that has waited."""
+    steps: Coroutine[Any, Any, Any] | None
+    """The coroutine that `step` goes on with, once the first step has waited; None before, and
+    after the end. It is `coroutine`, or awaits it."""
     context: Context
+    changed: EagerTask | None
+    """The task itself, once its code has changed it in its first step."""
     awaits: Any
     """The future that it waits for; None while it runs, or waits for a turn of the loop or for the
     gate."""
@@ -109,13 +133,13 @@ class EagerTask(LightFuture):
 
     def cancel(self, msg: Any = None) -> bool:
         """Request that CancelledError is raised in the coroutine, as `asyncio.Task.cancel`."""
-        if self.coroutine is None:
+        if self.settled:
             return False
         if not self._cancels:
             _register_task(self)  # type: ignore[arg-type]
         self._cancels += 1
         if self.awaits is None or not self.awaits.cancel(msg=msg):
-            self._must_cancel, self._cancel_text = True, msg
+            self._must_cancel, self._cancel_text, self.changed = True, msg, self
         return True
 
     def cancelling(self) -> int:
@@ -129,17 +153,43 @@ class EagerTask(LightFuture):
             self._must_cancel = self._must_cancel and self._cancels > 0
         return self._cancels
 
-    def get_coro(self) -> Coroutine[Any, Any, Any] | None:
+    def add_done_callback(self, fn: Callback, /, *, context: Context | None = None) -> None:
+        self.changed = self
+        super().add_done_callback(fn, context=context)
+
+    def __hash__(self) -> int:
+        """Note that code has put the task into a set or a dict: a weak one shows in no number of
+        references."""
+        if not self.settled:
+            self.changed = self
+        return id(self)
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        self.changed = None
+        super().settle(value, error)
+
+    def requested(self, error: BaseException | None = None) -> BaseException | None:
+        """Return what the coroutine gets next instead of `error`: CancelledError if the task was
+        cancelled while it waited for no future."""
+        if not self._must_cancel:
+            return error
+        self._must_cancel = False
+        if isinstance(error, asyncio.CancelledError):
+            return error
+        text = self._cancel_text
+        return asyncio.CancelledError() if text is None else asyncio.CancelledError(text)
+
+    def get_coro(self) -> Any:
         return self.coroutine
 
     def get_context(self) -> Context:
         return self.context
 
     def get_name(self) -> str:
-        return f"shardbus-handler-{id(self):x}"
+        return self._name or f"shardbus-handler-{id(self):x}"
 
     def set_name(self, value: object) -> None:
-        """Ignore a name."""
+        self._name, self.changed = str(value), self
 
     def get_stack(self, *, limit: int | None = None) -> list[FrameType]:
         frame = getattr(self.coroutine, "cr_frame", None)
@@ -173,7 +223,7 @@ class EagerTask(LightFuture):
     def step(self, future: Any) -> None:
         """Run the coroutine until it waits again, or ends, after a future, or a turn of the loop.
         If the gate is shut, wait until it is open."""
-        runner, coroutine = self.runner, self.coroutine
+        runner, coroutine = self.runner, self.steps
         gate, loop = runner.gate, runner.loop
         self.awaits = None
         if gate.is_shut() and not gate.ended:
@@ -187,10 +237,7 @@ class EagerTask(LightFuture):
         elif future is not None:
             error = _error_of(future)
         if self._must_cancel:
-            self._must_cancel = False
-            if not isinstance(error, asyncio.CancelledError):
-                text = self._cancel_text
-                error = asyncio.CancelledError() if text is None else asyncio.CancelledError(text)
+            error = self.requested(error)
         _enter_task(loop, self)  # type: ignore[arg-type]
         try:
             if error is None:
@@ -198,11 +245,7 @@ class EagerTask(LightFuture):
             else:
                 waits_for = self.context.run(coroutine.throw, error)
         except StopIteration as end:
-            value, error = end.value, None
-        except (KeyboardInterrupt, SystemExit) as e:
-            self.coroutine = None
-            self.settle(None, e)
-            raise
+            value, error = end.value, self.requested()
         except BaseException as e:
             error = e
         else:
@@ -210,8 +253,10 @@ class EagerTask(LightFuture):
             return
         finally:
             _leave_task(loop, self)  # type: ignore[arg-type]
-        self.coroutine = None
-        self.settle(value, error)
+        self.coroutine = self.steps = None
+        self.settle(None if error is not None else value, error)
+        if error is not None:
+            raise_interrupt(error)
         if self.on_end is not None:
             self.on_end(self)
 
@@ -225,25 +270,21 @@ def _error_of(future: Any) -> BaseException | None:
     return None
 
 
-class EagerRunner:
-    """Steps coroutines on one loop. An unused eager task serves the next first step.
+Entered = tuple["asyncio.Task[Any] | None", EagerTask | None]
+"""The task that was current before, and the eager task whose first step it interrupts, if any."""
 
-    Between `enter` and `leave` the eager task is the current task, so that a run of first steps
-    pays for that once: there, `begin` steps a coroutine.
+
+class EagerRunner:
+    """Steps coroutines on one loop.
+
+    Between `enter` and `leave` an eager task is the current task, so that a run of first steps pays
+    for that once. There the caller runs first steps, each in a context that equals `base`. After
+    each it calls `replace`, or compares `references(task)` with the number before the step, and
+    looks at `task.__dict__`: if both show no trace of the step, the task serves the next one. The
+    comparison stands in the loops of the runner because a call would double its time.
     """
 
-    __slots__ = (
-        "_context",
-        "_depth",
-        "_outer",
-        "adopt",
-        "base",
-        "gate",
-        "loop",
-        "outside",
-        "owner",
-        "task",
-    )
+    __slots__ = ("_depth", "_spare", "adopt", "base", "gate", "loop", "outside", "owner", "task")
 
     def __init__(
         self,
@@ -260,84 +301,123 @@ class EagerRunner:
         self.base.run(OWNER.set, owner)
         self.task = self.unused()
         """The eager task of the next first step."""
+        self._spare: EagerTask | None = None
+        """An unused eager task, for first steps inside others."""
         self._depth = 0
-        self._outer: asyncio.Task[Any] | None = None
-        self._context: Context
-        """The context of the first step that waits; `take_over` follows at once."""
 
     def unused(self) -> EagerTask:
         """Return an eager task for a first step. A constructor in Python would cost as much again
         as the task."""
         task = EagerTask()
-        task.runner, task._loop = self, self.loop
+        task.runner, task._loop, task.context = self, self.loop, self.base
         task.settled = task._must_cancel = False
         task.error = task._callbacks = task.coroutine = task.awaits = task.on_end = None
-        task.activation = task.message = task.call_chain = None
+        task.activation = task.message = task.call_chain = task.changed = task.steps = None
         task.seen_at = task._cancels = 0
-        task.doing = ""
+        task.doing = task._name = ""
         return task
 
-    def enter(self) -> None:
-        """Make the eager task current: first steps follow. Calls nest, and may come from inside a
-        task."""
+    def enter(self) -> Entered:
+        """Make an eager task current: first steps follow. Calls nest, and may come from inside a
+        task. Returns the argument of `leave`."""
+        loop, interrupted = self.loop, None
+        outer = asyncio.current_task(loop)
+        if outer is not None:
+            _leave_task(loop, outer)
+        if self._depth:
+            interrupted, self.task = self.task, self._spare or self.unused()
+            self._spare = None
         self._depth += 1
-        if self._depth == 1:
-            outer = asyncio.current_task(self.loop)
-            if outer is not None:
-                self._outer = outer
-                _leave_task(self.loop, outer)
-            _enter_task(self.loop, self.task)  # type: ignore[arg-type]
+        _enter_task(loop, self.task)  # type: ignore[arg-type]
+        return outer, interrupted
 
-    def leave(self) -> None:
+    def leave(self, entered: Entered) -> None:
         """End what `enter` began."""
+        outer, interrupted = entered
         self._depth -= 1
-        if self._depth == 0:
-            _leave_task(self.loop, self.task)  # type: ignore[arg-type]
-            if self._outer is not None:
-                outer, self._outer = self._outer, None
-                _enter_task(self.loop, outer)
+        _leave_task(self.loop, self.task)  # type: ignore[arg-type]
+        if interrupted is not None:
+            self._spare, self.task = self.task, interrupted
+        if outer is not None:
+            _enter_task(self.loop, outer)
 
-    def fresh(self) -> Context:
-        """Return a context for a coroutine that is to `begin`. It equals `base` until the coroutine
-        sets a variable in it."""
-        return self.base.copy()
+    def replace(
+        self, value: Any = None, error: BaseException | None = None
+    ) -> BaseException | None:
+        """End a first step under the current task: make another one current, and give this one the
+        outcome of the step, in case that code has kept it. Returns the error, which is
+        CancelledError if the task was cancelled. Valid between `enter` and `leave`."""
+        task = self._next()
+        self.task.context = task.context
+        error = error or task.requested()
+        task.coroutine = None
+        task.settle(None if error is not None else value, error)
+        return error
+
+    @property
+    def inside(self) -> bool:
+        """True between `enter` and `leave`."""
+        return self._depth > 0
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the result of a plain function, which is called as a first step of its own."""
+        entered, value, error = self.enter(), None, None
+        try:
+            self.task.context = context = self.base.copy()
+            self.task.coroutine = None
+            try:
+                value = context.run(function, *args)
+            except BaseException as e:
+                error = e
+            error = self.replace(value, error)
+        finally:
+            self.leave(entered)
+        if error is not None:
+            raise error
+        return value
 
     def begin(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> Any:
         """Run a coroutine until it waits or ends. Valid between `enter` and `leave`.
 
-        Returns what it waits for. Raises StopIteration with the result if it ends, and every
-        exception of the coroutine.
+        Returns the future that it waits for; `take_over` must follow. Raises StopIteration with the
+        result if it ends, and every exception of the coroutine.
         """
-        waits_for = context.run(coroutine.send, None)
-        self._context = context
-        return waits_for
-
-    def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a coroutine until it waits or ends, as `begin` does, anywhere."""
-        self.enter()
+        self.task.context, self.task.coroutine = context, coroutine
         try:
-            return self.begin(coroutine, self.fresh())
-        finally:
-            self.leave()
+            return context.run(coroutine.send, None)
+        except StopIteration as end:
+            error = self.replace(end.value)
+            if error is None:
+                raise
+            raise error from None
+        except BaseException as e:
+            self.replace(error=e)
+            raise
 
     def take_over(
-        self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, context: Context | None = None
+        self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, context: Context
     ) -> EagerTask:
-        """Return the eager task that goes on with a coroutine whose first step returned
-        `waits_for`. `context`: in which that ran, if not by `begin`."""
-        loop, eager = self.loop, self.task
-        self.task = following = self.unused()
-        if self._depth:
-            _leave_task(loop, eager)  # type: ignore[arg-type]
-            _enter_task(loop, following)  # type: ignore[arg-type]
-        eager.coroutine = coroutine
-        eager.context = self._context if context is None else context
+        """Return the current eager task, which goes on with a coroutine whose first step in this
+        context returned `waits_for`. Another one is current now. Valid between `enter` and
+        `leave`."""
+        eager = self._next()
+        eager.steps, eager.context = coroutine, context
         if self.adopt is not None:
             self.adopt(eager)
-        if waits_for.__class__ is BatchAnswer and waits_for.waiter is None:
+        batched = waits_for.__class__ is BatchAnswer and waits_for.waiter is None
+        if batched and not eager._must_cancel:
             # As `wait_for` would: most handlers that wait do so for a save.
             waits_for.waiter, waits_for.waiter_context = eager.step, self.outside
             eager.awaits = waits_for
         else:
             eager.wait_for(waits_for)
         return eager
+
+    def _next(self) -> EagerTask:
+        """Make an unused eager task current; return the one that was."""
+        task = self.task
+        self.task = following = self._spare or self.unused()
+        self._spare = None
+        _leave_task(self.loop, task)  # type: ignore[arg-type]
+        _enter_task(self.loop, following)  # type: ignore[arg-type]
+        return task

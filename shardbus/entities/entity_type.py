@@ -8,6 +8,7 @@ Source: S2.7, S2.27, S2.37, S2.57.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -163,5 +164,25 @@ def in_thread(function: Callable[..., Any], pool: ThreadPoolExecutor | None) -> 
 async def run_in_thread(
     pool: ThreadPoolExecutor | None, function: Callable[..., Any], entity: Any, *args: Any
 ) -> Any:
-    """Run a blocking handler in a worker thread."""
-    return await asyncio.get_running_loop().run_in_executor(pool, function, entity, *args)
+    """Run a blocking handler in a worker thread, in a copy of the context of its message.
+
+    Raises:
+        RuntimeError: the handler raised StopIteration, which a coroutine cannot raise. Any other:
+            the error of the handler.
+    """
+    run = contextvars.copy_context().run
+    loop = asyncio.get_running_loop()
+    value, error = await loop.run_in_executor(pool, run, _outcome_of, function, entity, *args)
+    if isinstance(error, StopIteration):
+        raise RuntimeError(f"{type(error).__name__} raised in a thread") from error
+    if error is not None:
+        raise error
+    return value
+
+
+def _outcome_of(function: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Return the value and the error of a call. A future of asyncio takes no StopIteration."""
+    try:
+        return function(*args), None
+    except BaseException as e:
+        return None, e

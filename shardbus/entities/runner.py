@@ -9,8 +9,11 @@ Handlers that are coroutine functions are awaited by a coroutine of the runner, 
 after the other, which costs little more than a call while none of them waits. If one waits, this
 coroutine belongs to that message from there on: a task carries it to its end. The next ones
 probably wait, too, as handlers that save do: each gets a task of its own at once, until one does
-not wait, after which a new coroutine takes the rest of the row. A handler that sets a context
-variable ends the row as well, so that its value does not reach another message.
+not wait, after which a new coroutine takes the rest of the row.
+
+**One handler, one task, one context** (`eager`). The handlers of a row share a task and a context
+as long as none of them leaves a trace there. One that keeps the task, sets a context variable or
+raises ends its row, and the rest goes on under another task, in another context.
 
 Dataclasses are decoded ahead, a run at once, before the first message is handled: that takes less
 time than one by one. A message that goes into a mailbox instead is decoded again later.
@@ -46,7 +49,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
@@ -62,7 +65,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.deferred import DeferredWork
-from shardbus.entities.eager import EagerTask
+from shardbus.entities.eager import EagerTask, references
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
@@ -79,6 +82,7 @@ from shardbus.errors import (
     StateUnreadable,
     Unhandled,
 )
+from shardbus.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -95,8 +99,9 @@ Arrive = Callable[[str, bytes, int], Activation | None]
 """Starts the entity of a message (entity id, payload, correlation id) that is not active. If the
 message does not belong here, takes it and returns None."""
 
-Rows = Iterable[tuple[str, bytes, int]]
-"""Messages of a run: entity id, payload, correlation id."""
+Row = tuple[str, bytes, int, Activation | None]
+"""A message of a run: entity id, payload, correlation id, and the activation if there is one."""
+Rows = Iterator[Row]
 
 AHEAD_MIN, AHEAD_MAX = 8, 1024
 """Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
@@ -123,6 +128,7 @@ class StateReplaced(Exception):
 
 
 def sliced(
+    find: Find,
     ids: Sequence[str],
     payloads: Sequence[bytes],
     corrs: int | Sequence[int],
@@ -130,17 +136,18 @@ def sliced(
     end: int | None = None,
 ) -> Sequence[Rows]:
     """Return the messages of a run from `begin` to `end` in slices of `RUN_SLICE`. `corrs`: the
-    same for all, or one each."""
+    same for all, or one each. `find` is called for each when its turn comes."""
     if end is None:
         end = len(ids)
         if end <= RUN_SLICE:
             marks = repeat(corrs) if isinstance(corrs, int) else corrs
-            return (zip(ids, payloads, marks),)  # noqa: B905 - a keyword costs as much as the call
+            # `strict` as a keyword costs as much as the call
+            return (zip(ids, payloads, marks, map(find, ids)),)  # noqa: B905
     slices = []
     for at in range(begin, end, RUN_SLICE):
         part = slice(at, min(at + RUN_SLICE, end))
         marks = repeat(corrs) if isinstance(corrs, int) else corrs[part]
-        slices.append(zip(ids[part], payloads[part], marks, strict=False))
+        slices.append(zip(ids[part], payloads[part], marks, map(find, ids[part]), strict=False))
     return slices
 
 
@@ -156,6 +163,13 @@ def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
         return None
     ahead.reverse()
     return ahead
+
+
+def invoked(invoker: Invoker, entity: Any, payload: bytes) -> Any:
+    """Decode a payload, and return the result of the method called with it."""
+    if invoker.one is not None:
+        return invoker.function(entity, invoker.one(payload))
+    return invoker.function(entity, *invoker.decoders[payload[0]](payload))
 
 
 def answer(activation: Activation, value: Any, session: Session, corr: int) -> None:
@@ -181,6 +195,26 @@ def failure_for_asker(entity_type: str, entity_id: str, error: BaseException) ->
             return error
         case _:
             return EntityFailed(type(error).__name__, str(error))
+
+
+class Run(NamedTuple):
+    """A run of messages for one method."""
+
+    arrive: Arrive
+    invoker: Invoker
+    session: Session | None
+    deadline: int
+    chain: Chain
+    ahead: list[Any] | None
+    """The payloads that are decoded, the next one last; None: they are decoded one by one."""
+
+    def message(self, payload: bytes, corr: int) -> Message:
+        """Return one of the messages, for a mailbox."""
+        return Message(self.invoker, payload, self.session, corr, self.deadline, self.chain)
+
+
+_made = tuple.__new__
+"""Makes a named tuple in half the time that its class takes."""
 
 
 class EntityRunner:
@@ -237,7 +271,6 @@ class EntityRunner:
 
     def deliver(
         self,
-        find: Find,
         arrive: Arrive,
         invoker: Invoker,
         session: Session | None,
@@ -249,143 +282,135 @@ class EntityRunner:
     ) -> None:
         """Handle a run of `count` messages, in slices (`sliced`). `ahead`: the payloads of the
         whole run as `read_ahead` has decoded them."""
-        eager = self._eager
         outer = self.activation, self.run_header, self.payload, self.corr
         diverted, self._diverted = self._diverted, 0
         self.run_header = (invoker, session, chain)
-        deliver = self._deliver_async if invoker.is_async else self._deliver_sync
-        eager.enter()
+        run = _made(Run, (arrive, invoker, session, deadline, chain, ahead))
+        fresh, call_each = self._eager.base.copy, self._call_each
+        entered = self._eager.enter()
         try:
-            deliver(find, arrive, invoker, session, slices, deadline, chain, ahead)
+            for rows in slices:
+                if self.gate.is_shut():
+                    self._hold_run(run, rows)
+                elif invoker.is_async:
+                    self._deliver_async(run, rows)
+                else:
+                    more = True
+                    while more:
+                        context = fresh()
+                        more = context.run(call_each, run, rows, context)
         finally:
-            eager.leave()
+            self._eager.leave(entered)
             self.counts.begun += count - self._diverted
             self._diverted = diverted
             self.activation, self.run_header, self.payload, self.corr = outer
 
-    def _deliver_sync(
-        self,
-        find: Find,
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        slices: Iterable[Rows],
-        deadline: int,
-        chain: Chain,
-        ahead: list[Any] | None,
-    ) -> None:
-        """Handle a run for a plain function."""
+    def _call_each(self, run: Run, rows: Rows, context: contextvars.Context) -> bool:
+        """Handle the rest of the rows in this context. Returns True if rows may be left, which need
+        another context."""
+        arrive, invoker, session, _, _, ahead = run
         function, single, one = invoker.function, invoker.single, invoker.one
         if ahead is not None:
             single = one = None
-        tick, is_shut = self.tick, self.gate.is_shut
-        for rows in slices:
-            if is_shut():
-                self._hold_run(find, arrive, invoker, session, rows, deadline, chain)
-                continue
-            for entity_id, payload, corr in rows:
-                activation = find(entity_id) or arrive(entity_id, payload, corr)
-                if activation is None:
-                    self._diverted += 1
-                    if ahead is not None:
-                        ahead.pop()
-                    continue
-                activation.used = tick
-                if activation.busy:
-                    self._diverted += 1
-                    if ahead is not None:
-                        ahead.pop()
-                    message = Message(invoker, payload, session, corr, deadline, chain)
-                    self.queue(activation, message)
-                    continue
-                self.activation, self.payload, self.corr = activation, payload, corr
-                try:
-                    if single is not None:
-                        value = function(activation.entity, single(payload)[0])
-                    elif one is not None:
-                        value = function(activation.entity, one(payload))
-                    elif ahead is not None:
-                        value = function(activation.entity, ahead.pop())
-                    else:
-                        value = function(activation.entity, *invoker.decoders[payload[0]](payload))
-                except (Exception, asyncio.CancelledError) as e:
-                    if self._raised(activation, invoker, payload, e, session, corr):
-                        self._settle_if_needed(activation)
-                    continue
-                if session is not None:
-                    answer(activation, value, session, corr)
-                if activation.stopping is not None or activation.mailbox:
-                    self.settle(activation)
-
-    def _deliver_async(
-        self,
-        find: Find,
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        slices: Iterable[Rows],
-        deadline: int,
-        chain: Chain,
-        ahead: list[Any] | None,
-    ) -> None:
-        """Handle a run for a coroutine function: one coroutine awaits handler after handler until
-        one waits. Then a task carries that message on, and another coroutine takes the rest."""
-        for slice_ in slices:
-            if self.gate.is_shut():
-                self._hold_run(find, arrive, invoker, session, slice_, deadline, chain)
-                continue
-            rows, more = iter(slice_), True
-            while more:
-                context, carried = self._eager.fresh(), list[bool]()
-                coroutine = self._await_each(
-                    find, arrive, invoker, session, rows, deadline, chain, ahead, context, carried
-                )
-                try:
-                    waits_for = self._eager.begin(coroutine, context)
-                except StopIteration as end:
-                    more = end.value
-                else:
-                    carried.append(True)
-                    activation = self.activation
-                    assert activation is not None
-                    self._carry_on(activation, coroutine, waits_for)
-                    more = self._begin_each(
-                        find, arrive, invoker, session, rows, deadline, chain, ahead
-                    )
-
-    def _begin_each(
-        self,
-        find: Find,
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        rows: Iterator[tuple[str, bytes, int]],
-        deadline: int,
-        chain: Chain,
-        ahead: list[Any] | None,
-    ) -> bool:
-        """Handle the rest of the rows, each message by a coroutine of its own, which is the
-        handler's, as long as each waits: so do the handlers of most runs in which one has waited.
-        Returns True if rows may be left, because one did not wait."""
-        function, single, one = invoker.function, invoker.single, invoker.one
-        if ahead is not None:
-            single = one = None
-        tick, fresh = self.tick, self._eager.base.copy
-        carry_on, done = self.running_handlers.carry_on, self._carried
-        for entity_id, payload, corr in rows:
-            activation = find(entity_id) or arrive(entity_id, payload, corr)
+        eager, tick, plain = self._eager, self.tick, self.kind.plain
+        untouched = eager.base
+        task = eager.task
+        task.context, task.coroutine = context, None
+        attributes, before = task.__dict__, references(task)
+        for entity_id, payload, corr, activation in rows:
             if activation is None:
-                self._diverted += 1
-                if ahead is not None:
-                    ahead.pop()
+                activation = arrive(entity_id, payload, corr)
+                if activation is None or activation.busy:
+                    self._divert(run, activation, payload, corr)
+                    if not plain:
+                        continue
+                    eager.replace()  # the constructor may have left traces
+                    return True
+            elif activation.busy:
+                self._divert(run, activation, payload, corr)
                 continue
             activation.used = tick
-            if activation.busy:
-                self._diverted += 1
-                if ahead is not None:
-                    ahead.pop()
-                self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
+            self.activation, self.payload, self.corr = activation, payload, corr
+            try:
+                if single is not None:
+                    value = function(activation.entity, single(payload)[0])
+                elif one is not None:
+                    value = function(activation.entity, one(payload))
+                elif ahead is not None:
+                    value = function(activation.entity, ahead.pop())
+                else:
+                    value = function(activation.entity, *invoker.decoders[payload[0]](payload))
+            except BaseException as e:
+                self._ended(run, activation, payload, corr, error=e)
+                return True
+            try:
+                traces = references(task) != before or attributes or context != untouched
+            except BaseException:  # of the `__eq__` of a variable's value
+                traces = True
+            if traces:
+                self._ended(run, activation, payload, corr, value)
+                return True
+            if session is not None:
+                answer(activation, value, session, corr)
+            if activation.stopping is not None or activation.mailbox:
+                self.settle(activation)
+        return False
+
+    def _divert(self, run: Run, activation: Activation | None, payload: bytes, corr: int) -> None:
+        """Queue a message of a run for a busy entity. None: the message belongs elsewhere."""
+        self._diverted += 1
+        if run.ahead is not None:
+            run.ahead.pop()
+        if activation is not None:
+            activation.used = self.tick
+            self.queue(activation, run.message(payload, corr))
+
+    def _deliver_async(self, run: Run, rows: Rows) -> None:
+        """Handle rows for a coroutine function: one coroutine awaits handler after handler until
+        one waits. Then a task carries that message on, and another coroutine takes the rest."""
+        fresh, more = self._eager.base.copy, True
+        while more:
+            context, carried = fresh(), list[bool]()
+            coroutine = self._await_each(run, rows, context, carried)
+            try:
+                waits_for = context.run(coroutine.send, None)
+            except StopIteration as end:
+                more = end.value
+            else:
+                carried.append(True)
+                activation = self.activation
+                assert activation is not None
+                self._carry_on(activation, coroutine, waits_for, context)
+                more = self._begin_each(run, rows)
+
+    async def _await_each(
+        self, run: Run, rows: Rows, context: contextvars.Context, carried: list[bool]
+    ) -> Any:
+        """Handle the rest of the rows in this context. Once a task has `carried` this coroutine on,
+        return the result of the handler that waited. Otherwise return True if rows may be left,
+        which need another context."""
+        arrive, invoker, session, _, _, ahead = run
+        function, single, one = invoker.function, invoker.single, invoker.one
+        if ahead is not None:
+            single = one = None
+        eager, tick, plain = self._eager, self.tick, self.kind.plain
+        untouched = eager.base
+        task = eager.task
+        task.context = context
+        attributes, before = task.__dict__, references(task)
+        for entity_id, payload, corr, activation in rows:
+            if activation is None:
+                activation = arrive(entity_id, payload, corr)
+                if activation is None or activation.busy:
+                    self._divert(run, activation, payload, corr)
+                    if not plain:
+                        continue
+                    eager.replace()  # the constructor may have left traces
+                    return True
+            elif activation.busy:
+                self._divert(run, activation, payload, corr)
                 continue
+            activation.used = tick
             self.activation, self.payload, self.corr = activation, payload, corr
             try:
                 if one is not None:
@@ -396,82 +421,81 @@ class EntityRunner:
                     coroutine = function(activation.entity, ahead.pop())
                 else:
                     coroutine = function(activation.entity, *invoker.decoders[payload[0]](payload))
-                context = fresh()
-                waits_for = context.run(coroutine.send, None)
-            except StopIteration as end:
-                if session is not None:
-                    answer(activation, end.value, session, corr)
-                self._settle_if_needed(activation)
-                return True
-            except (Exception, asyncio.CancelledError) as e:
-                if self._raised(activation, invoker, payload, e, session, corr):
-                    self._settle_if_needed(activation)
-            else:
-                activation.busy = True
-                carry_on(activation, coroutine, waits_for, done, context)
-        return False
-
-    async def _await_each(
-        self,
-        find: Find,
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        rows: Iterator[tuple[str, bytes, int]],
-        deadline: int,
-        chain: Chain,
-        ahead: list[Any] | None,
-        context: contextvars.Context,
-        carried: list[bool],
-    ) -> Any:
-        """Handle the rest of the rows. Once a task has `carried` this coroutine on, return what the
-        handler that waited has returned. Otherwise return True if rows may be left, which need
-        another context because a handler has set a variable in this one."""
-        function, single, one = invoker.function, invoker.single, invoker.one
-        if ahead is not None:
-            single = one = None
-        tick, untouched = self.tick, self._eager.base
-        for entity_id, payload, corr in rows:
-            activation = find(entity_id) or arrive(entity_id, payload, corr)
-            if activation is None:
-                self._diverted += 1
-                if ahead is not None:
-                    ahead.pop()
-                continue
-            activation.used = tick
-            if activation.busy:
-                self._diverted += 1
-                if ahead is not None:
-                    ahead.pop()
-                self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
-                continue
-            self.activation, self.payload, self.corr = activation, payload, corr
-            try:
-                if one is not None:
-                    value = await function(activation.entity, one(payload))
-                elif single is not None:
-                    value = await function(activation.entity, single(payload)[0])
-                elif ahead is not None:
-                    value = await function(activation.entity, ahead.pop())
-                else:
-                    value = await function(
-                        activation.entity, *invoker.decoders[payload[0]](payload)
-                    )
-            except (Exception, asyncio.CancelledError) as e:
-                if carried:
-                    raise
-                if self._raised(activation, invoker, payload, e, session, corr):
-                    self._settle_if_needed(activation)
-            else:
+                task.coroutine = coroutine
+                value = await coroutine
                 if carried:
                     return value
-                if session is not None:
-                    answer(activation, value, session, corr)
-                if activation.stopping is not None or activation.mailbox:
-                    self.settle(activation)
-            if context != untouched:
+            except BaseException as e:
+                if carried:
+                    raise
+                self._ended(run, activation, payload, corr, error=e)
                 return True
+            try:
+                traces = references(task) != before or attributes or context != untouched
+            except BaseException:  # of the `__eq__` of a variable's value
+                traces = True
+            if traces:
+                self._ended(run, activation, payload, corr, value)
+                return True
+            if session is not None:
+                answer(activation, value, session, corr)
+            if activation.stopping is not None or activation.mailbox:
+                self.settle(activation)
         return False
+
+    def _begin_each(self, run: Run, rows: Rows) -> bool:
+        """Handle the rest of the rows, each message by a coroutine of its own, which is the
+        handler's, as long as each waits: so do the handlers of most runs in which one has waited.
+        Returns True if rows may be left, because one did not wait."""
+        arrive, invoker, ahead = run.arrive, run.invoker, run.ahead
+        eager, function, tick = self._eager, invoker.function, self.tick
+        fresh = eager.base.copy
+        carry_on, done = self.running_handlers.carry_on, self._carried
+        for entity_id, payload, corr, found in rows:
+            activation = found or arrive(entity_id, payload, corr)
+            if activation is None or activation.busy:
+                self._divert(run, activation, payload, corr)
+                continue
+            activation.used = tick
+            self.activation, self.payload, self.corr = activation, payload, corr
+            eager.task.context = context = fresh()
+            coroutine = None
+            try:
+                if ahead is not None:
+                    coroutine = function(activation.entity, ahead.pop())
+                else:
+                    coroutine = context.run(invoked, invoker, activation.entity, payload)
+                eager.task.coroutine = coroutine
+                waits_for = context.run(coroutine.send, None)
+            except BaseException as e:
+                if coroutine is not None and isinstance(e, StopIteration):
+                    self._ended(run, activation, payload, corr, e.value)
+                else:
+                    self._ended(run, activation, payload, corr, error=e)
+                return True
+            activation.busy = True
+            carry_on(activation, coroutine, waits_for, done, context)
+        return False
+
+    def _ended(
+        self,
+        run: Run,
+        activation: Activation,
+        payload: bytes,
+        corr: int,
+        value: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """Answer a message of a run whose handler has ended in its first step by raising, or with
+        traces in its task or context, and give later handlers another task."""
+        error = self._eager.replace(value, error)
+        if error is not None:
+            if self._raised(activation, run.invoker, payload, error, run.session, corr):
+                self._settle_if_needed(activation)
+            return
+        if run.session is not None:
+            answer(activation, value, run.session, corr)
+        self._settle_if_needed(activation)
 
     def handling(self, activation: Activation) -> Current | None:
         """Return the message that an entity handles; None if it handles none."""
@@ -604,21 +628,28 @@ class EntityRunner:
         outer = self.activation, self.run_header, self.payload, self.corr
         self.activation, self.run_header = activation, (invoker, session, chain)
         self.payload, self.corr = payload, corr
+        eager, coroutine = self._eager, None
+        entered = eager.enter()
         try:
-            if invoker.one is not None:
-                value = invoker.function(activation.entity, invoker.one(payload))
-            else:
-                value = invoker.function(activation.entity, *invoker.decoders[payload[0]](payload))
-            if invoker.is_async:
-                self._carry_on(activation, value, self._eager.step(value))
-                return False
-        except Exception as e:
-            if not (invoker.is_async and isinstance(e, StopIteration)):
-                return self._raised(activation, invoker, payload, e, session, corr)
-            value = e.value
-        except asyncio.CancelledError as e:
-            return self._raised(activation, invoker, payload, e, session, corr)
+            eager.task.context = context = eager.base.copy()
+            eager.task.coroutine = value = error = None
+            try:
+                value = context.run(invoked, invoker, activation.entity, payload)
+                if invoker.is_async:
+                    eager.task.coroutine = coroutine = value
+                    waits_for = context.run(coroutine.send, None)
+                    self._carry_on(activation, coroutine, waits_for, context)
+                    return False
+            except BaseException as e:
+                if coroutine is not None and isinstance(e, StopIteration):
+                    value = e.value
+                else:
+                    error = e
+            error = eager.replace(value, error)
+            if error is not None:
+                return self._raised(activation, invoker, payload, error, session, corr)
         finally:
+            eager.leave(entered)
             self.activation, self.run_header, self.payload, self.corr = outer
         if session is not None:
             answer(activation, value, session, corr)
@@ -635,9 +666,10 @@ class EntityRunner:
     ) -> bool:
         """Act on an error of decoding or handling a message. Returns True if the entity may go on.
         An undecodable payload never reached the handler: decoding it again tells the two apart."""
+        raise_interrupt(error)
         try:
             invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
-        except Exception as e:
+        except BaseException as e:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             self.counts.undone += corr != OWN
             if session is not None:
@@ -646,11 +678,15 @@ class EntityRunner:
         return self._failed(activation, error, (invoker, payload, session, corr))
 
     def _carry_on(
-        self, activation: Activation, coroutine: Coroutine[Any, Any, Any], waits_for: Any
+        self,
+        activation: Activation,
+        coroutine: Coroutine[Any, Any, Any],
+        waits_for: Any,
+        context: contextvars.Context,
     ) -> None:
-        """Let a task carry the message being handled, or a start, to its end."""
+        """Let the current task carry the message being handled to its end."""
         activation.busy = True
-        self.running_handlers.carry_on(activation, coroutine, waits_for, self._carried)
+        self.running_handlers.carry_on(activation, coroutine, waits_for, self._carried, context)
 
     def _carried(self, task: EagerTask) -> None:
         """Answer the message that a task has carried to its end, if it was for one, and go on."""
@@ -685,24 +721,14 @@ class EntityRunner:
         if idle:
             self._hold(activation, partial(self._settle_unless_over, activation))
 
-    def _hold_run(
-        self,
-        find: Find,
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        rows: Rows,
-        deadline: int,
-        chain: Chain,
-    ) -> None:
-        """Queue a run of messages."""
-        for entity_id, payload, corr in rows:
+    def _hold_run(self, run: Run, rows: Rows) -> None:
+        """Queue messages of a run."""
+        for entity_id, payload, corr, found in rows:
             self._diverted += 1
-            activation = find(entity_id) or arrive(entity_id, payload, corr)
+            activation = found or run.arrive(entity_id, payload, corr)
             if activation is not None:
                 activation.used = self.tick
-                message = Message(invoker, payload, session, corr, deadline, chain)
-                self._hold_message(activation, message)
+                self._hold_message(activation, run.message(payload, corr))
 
     def _resume_some(self) -> None:
         """Let some held activations go on, and the others in the next turns of the loop."""
@@ -732,8 +758,9 @@ class EntityRunner:
         if self.kind.plain:
             outer, self.activation = self.activation, None
             try:
-                self._supervisor.construct(activation)
-            except (Exception, asyncio.CancelledError) as e:
+                self._construct(activation)
+            except BaseException as e:
+                raise_interrupt(e)
                 if self._supervisor.gives_up(activation, e):
                     self.settle_soon(activation)
                     return
@@ -746,6 +773,15 @@ class EntityRunner:
             finally:
                 self.activation = outer
         self._begin(activation, chain)
+
+    def _construct(self, activation: Activation) -> None:
+        """Make the object of an entity: in a run under the task of the message that starts it, and
+        in its context."""
+        construct = self._supervisor.construct
+        if self._eager.inside:
+            construct(activation)
+        else:
+            self._eager.call(construct, activation)
 
     def _stopped_in_start(self, activation: Activation) -> None:
         """End an entity that stopped in its constructor. Its `on_stop` does not run."""
@@ -763,14 +799,14 @@ class EntityRunner:
             chain = activation.mailbox[0].chain
         coroutine = self._supervisor.start(activation)
         try:
-            waits_for = self.running_handlers.step(activation, "on_start", coroutine, chain)
-        except StopIteration:
+            ended = self.running_handlers.begin(
+                activation, "on_start", coroutine, self._carried, chain
+            )
+        except BaseException as e:
+            raise_interrupt(e)
+            ended = self._failed(activation, e, None)
+        if ended:
             self.settle_soon(activation)
-        except asyncio.CancelledError as e:
-            if self._failed(activation, e, None):
-                self.settle_soon(activation)
-        else:
-            self._carry_on(activation, coroutine, waits_for)
 
     def abandoned(self, activation: Activation) -> bool:
         """True if the entity waits for its next start after failures, and no asker waits for it."""
@@ -869,7 +905,7 @@ class EntityRunner:
     @property
     def at_work(self) -> int:
         """Messages of others on which handlers work that have begun to wait."""
-        at_work = (eager.message for eager in self.running_handlers.tasks)
+        at_work = (eager.message for eager in self.running_handlers.tasks.values())
         return sum(m is not None and m[3] != OWN and m[0].name != OUTCOME for m in at_work)
 
     @property

@@ -62,30 +62,47 @@ class RunningHandlers:
     ) -> None:
         self.eager = EagerRunner(loop, self, gate)
         self._type, self._loop, self._current = entity_type, loop, current
-        self.tasks: dict[EagerTask, None] = {}
-        """The longest waiting comes first."""
+        self.tasks: dict[int, EagerTask] = {}
+        """By `id`; the longest waiting comes first."""
         self._first: tuple[Activation, RunHeader, int, CallChain] | None = None
         """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
 
     # ---- tasks
 
-    def step(
+    def begin(
         self,
         activation: Activation,
         doing: str,
         coroutine: Coroutine[Any, Any, Any],
+        done: Callable[[EagerTask], None],
         chain: Chain = (),
-    ) -> Any:
-        """Run the first step of a start or an `on_stop`, for which the entities of `chain` wait.
-        Returns what it waits for, or raises StopIteration."""
-        eager = self.eager.task
-        eager.activation, eager.doing, eager.chain = activation, doing, chain
+    ) -> bool:
+        """Begin a start or an `on_stop`, for which the entities of `chain` wait. Returns True if it
+        has ended. Otherwise an eager task goes on with it, as `carry_on` describes. Raises every
+        exception of its first step."""
+        runner = self.eager
+        entered = runner.enter()
         try:
-            return self.eager.step(coroutine)
-        except BaseException:
-            eager.activation, eager.doing, eager.chain, eager.call_chain = None, "", (), None
-            raise
+            eager, context = runner.task, runner.base.copy()
+            eager.activation, eager.doing, eager.chain = activation, doing, chain
+            try:
+                waits_for = runner.begin(coroutine, context)
+            except BaseException as e:
+                if runner.task is eager:
+                    eager.activation, eager.doing, eager.chain, eager.call_chain = (
+                        None,
+                        "",
+                        (),
+                        None,
+                    )
+                if isinstance(e, StopIteration):
+                    return True
+                raise
+            self.carry_on(activation, coroutine, waits_for, done, context)
+        finally:
+            runner.leave(entered)
+        return False
 
     def carry_on(
         self,
@@ -93,11 +110,11 @@ class RunningHandlers:
         coroutine: Coroutine[Any, Any, Any],
         waits_for: Any,
         done: Callable[[EagerTask], None],
-        context: Context | None = None,
+        context: Context,
     ) -> None:
-        """Let an eager task go on where the first step stopped. `done` is called at its end, and
-        must first ask whether the task has `ended` by itself. `context`: of the first step, if it
-        was not the eager runner's `begin`."""
+        """Let the current eager task go on where the first step stopped, in the context of that
+        step. `done` is called at its end, and must first ask whether the task has `ended` by
+        itself."""
         eager, current = self.eager.task, self._current
         if eager.activation is None:
             eager.activation, header = activation, current.run_header
@@ -108,15 +125,14 @@ class RunningHandlers:
                 eager.call_chain = self._first_chain(activation)
                 self._first = None
         activation.task = eager
-        self.tasks[eager] = None
+        self.tasks[id(eager)] = eager
         eager.on_end = done
         self.eager.take_over(coroutine, waits_for, context)
 
     def ended(self, eager: EagerTask) -> bool:
         """Forget a task that is done. Returns True if it was not cut off before."""
-        if eager not in self.tasks:
+        if self.tasks.pop(id(eager), None) is None:
             return False
-        del self.tasks[eager]
         eager.activation.task = None
         return True
 
@@ -124,12 +140,12 @@ class RunningHandlers:
         """Cancel the task of an entity, and ignore what becomes of it."""
         eager, activation.task = activation.task, None
         if eager is not None:
-            del self.tasks[eager]
+            del self.tasks[id(eager)]
             eager.cancel()
 
     def close(self) -> None:
         """Cancel every task."""
-        for eager in list(self.tasks):
+        for eager in list(self.tasks.values()):
             self.cut_off(eager.activation)
 
     # ---- for logs

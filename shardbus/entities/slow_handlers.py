@@ -93,12 +93,12 @@ class SlowHandlers:
     def check(self, running: RunningHandlers, limit: float, tick: int) -> None:
         """Report handlers of one type that wait for more than `limit` seconds, 0 for none. Called
         about once a second; `tick` is coarse time."""
-        for eager in reversed(running.tasks):
+        for eager in reversed(running.tasks.values()):
             if eager.seen_at:
                 break
             eager.seen_at, eager.reported = max(tick, 1), False
         ticks = CoarseClock.ticks(limit)
-        for eager in running.tasks:
+        for eager in running.tasks.values():
             if not ticks or tick - eager.seen_at < ticks:
                 break
             if not eager.reported:

@@ -32,7 +32,6 @@ Source: S0.23, S2.27, S2.40-S2.42.
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +47,7 @@ from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
 from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
+from shardbus.interrupts import raise_interrupt
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.drop_reports import Origin
 
@@ -148,19 +148,20 @@ class Stopper:
             return
         activation.step(LifeStep.STOPS)
         running = self._runner.running_handlers
-        coroutine = self._on_stop(entity, activation)
-        try:
-            waits_for = running.step(activation, "on_stop", coroutine)
-        except (StopIteration, CancelledError):
-            self._gone(activation)
-            return
 
         def done(eager: EagerTask) -> None:
             if running.ended(eager):
                 self._gone(activation)
 
-        self._set_deadline(activation)
-        running.carry_on(activation, coroutine, waits_for, done)
+        try:
+            ended = running.begin(activation, "on_stop", self._on_stop(entity, activation), done)
+        except BaseException as e:  # a cancellation, or what is no Exception
+            raise_interrupt(e)
+            ended = True
+        if ended:
+            self._gone(activation)
+        else:
+            self._set_deadline(activation)
 
     async def _on_stop(self, entity: Any, activation: Activation) -> None:
         try:

@@ -291,8 +291,8 @@ class RegionShell:
                 self._deliver_sampled(arrive, invoker, None, run, via, 0, (), ahead)
             else:
                 ids = run.ids
-                slices = sliced(ids, run.payloads, via)
-                self._deliver(self._find, arrive, invoker, None, slices, 0, (), ahead, len(ids))
+                slices = sliced(self._find, ids, run.payloads, via)
+                self._deliver(arrive, invoker, None, slices, 0, (), ahead, len(ids))
         finally:
             mailbox_limits.soft = False
         if mailbox_limits.met:
@@ -328,13 +328,13 @@ class RegionShell:
                 self._forward(session, entity_id, message, 0)
             return activation
 
-        ahead, chain, find = read_ahead(invoker, run.payloads), run.chain, self._find
+        ahead, chain = read_ahead(invoker, run.payloads), run.chain
         if counts.accepted >= self._marks.mark:
             self._deliver_sampled(arrive, invoker, session, run, run.corrs, deadline, chain, ahead)
         else:
             ids = run.ids
-            slices = sliced(ids, run.payloads, run.corrs)
-            self._deliver(find, arrive, invoker, session, slices, deadline, chain, ahead, len(ids))
+            slices = sliced(self._find, ids, run.payloads, run.corrs)
+            self._deliver(arrive, invoker, session, slices, deadline, chain, ahead, len(ids))
 
     def _deliver_sampled(
         self,
@@ -348,7 +348,7 @@ class RegionShell:
         ahead: list[Any] | None,
     ) -> None:
         """Deliver a run of which one message is a sample of the load."""
-        ids, payloads = run.ids, run.payloads
+        find, ids, payloads = self._find, run.ids, run.payloads
         if not ids:
             return
         at, timed = self.sampling.sample(self.host.counts.accepted, ids, invoker)
@@ -357,10 +357,8 @@ class RegionShell:
             parts = [(0, at, invoker), (at, at + 1, timed), (at + 1, len(ids), invoker)]
         for begin, end, by in parts:
             if begin < end:
-                slices, count = sliced(ids, payloads, corrs, begin, end), end - begin
-                self._deliver(
-                    self._find, arrive, by, session, slices, deadline, chain, ahead, count
-                )
+                slices, count = sliced(find, ids, payloads, corrs, begin, end), end - begin
+                self._deliver(arrive, by, session, slices, deadline, chain, ahead, count)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Deliver a message that another node, or this node's router, forwards."""

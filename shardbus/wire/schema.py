@@ -116,7 +116,7 @@ def method_of(message: object) -> str:
     return method
 
 
-def unreadable(method: str, decoders: Mapping[int, Decode], error: Exception) -> SchemaError:
+def unreadable(method: str, decoders: Mapping[int, Decode], error: BaseException) -> SchemaError:
     """Return the error for a payload that does not fit a method."""
     if decoders and isinstance(error, LookupError):
         counts = sorted(first & 0x0F for first in decoders)

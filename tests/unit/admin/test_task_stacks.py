@@ -161,7 +161,7 @@ async def test_the_loop_turns_between_slices(monkeypatch: pytest.MonkeyPatch) ->
 async def test_handlers_that_wait_are_named_by_their_method_and_entity() -> None:
     task = asyncio.create_task(wait_for(asyncio.Event()))
     await asyncio.sleep(0)
-    handlers = SimpleNamespace(tasks={task: None}, running=lambda one: "add of cart '7'")
+    handlers = SimpleNamespace(tasks={id(task): task}, running=lambda one: "add of cart '7'")
     host = SimpleNamespace(runner=SimpleNamespace(running_handlers=handlers))
     region: Any = SimpleNamespace(host=host, name="cart")
     page = await task_stacks(asyncio.get_running_loop(), [region])

@@ -14,7 +14,7 @@ from shardbus.entities.entity_type import StopReason
 from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
-from shardbus.entities.runner import read_ahead
+from shardbus.entities.runner import read_ahead, sliced
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.wire.schema import decode_value, encode_value, method_of
@@ -261,6 +261,17 @@ class Bench:
         run = [(entity_id, encode_value(args), 0) for entity_id, args in rows]
         self._deliver(method, run, None, 0)
 
+    def ask_many(
+        self, method: str, *rows: tuple[str, tuple[Any, ...]]
+    ) -> list[asyncio.Future[Any]]:
+        """Ask a handler of several entities in one run."""
+        asks = [self.asker.expect() for _ in rows]
+        run = [
+            (i, encode_value(args), corr) for (i, args), (corr, _) in zip(rows, asks, strict=True)
+        ]
+        self._deliver(method, run, self.asker, 10_000)
+        return [future for _, future in asks]
+
     def send_raw(self, entity_id: str, method: str, payload: bytes) -> asyncio.Future[Any]:
         """Ask with bytes that need not fit."""
         corr, future = self.asker.expect()
@@ -278,8 +289,9 @@ class Bench:
             return hosted.activations.get(entity_id) or host.activate(hosted, entity_id)
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
-        find, count = host.active.get, len(rows)
-        host.runner.deliver(find, arrive, invoker, asker, [rows], deadline, (), ahead, count)
+        ids, payloads, corrs = zip(*rows, strict=True)
+        slices = sliced(host.active.get, ids, payloads, corrs)
+        host.runner.deliver(arrive, invoker, asker, slices, deadline, (), ahead, len(rows))
 
     # ---- state
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -14,24 +13,8 @@ import pytest
 
 from shardbus.entities.eager import OWNER, EagerRunner
 from shardbus.store.batch_answer import BatchAnswer, settle_soon
+from tests.unit.entities.eager_kit import Work, drive
 from tests.waiting import PATIENCE_S, turns
-
-Work = Callable[[], Coroutine[Any, Any, Any]]
-
-
-def drive(driver: EagerRunner, work: Work) -> Any:
-    """Run a coroutine as a handler is run; the future is its outcome."""
-    coroutine = work()
-    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    try:
-        waits_for = driver.step(coroutine)
-    except StopIteration as end:
-        done.set_result(end.value)
-        return done
-    except Exception as error:
-        done.set_exception(error)
-        return done
-    return driver.take_over(coroutine, waits_for)
 
 
 @pytest.fixture
@@ -232,23 +215,21 @@ async def test_many_first_steps_between_one_enter_and_leave(running: EagerRunner
         await pause()
         seen.append(asyncio.current_task())
 
-    running.enter()
+    entered = running.enter()
     try:
         for pause in (at_once, a_turn, at_once, a_turn):
-            coroutine = work(pause)
+            coroutine, context = work(pause), running.base.copy()
             try:
-                waits_for = running.begin(coroutine, running.fresh())
+                waits_for = running.begin(coroutine, context)
             except StopIteration:
                 continue
-            kept.append(running.take_over(coroutine, waits_for))
+            kept.append(running.take_over(coroutine, waits_for, context))
     finally:
-        running.leave()
+        running.leave(entered)
     assert asyncio.current_task() is outer
     await asyncio.gather(*kept)
-    one, two = id(seen[2]), id(seen[5])
-    assert [id(task) for task in seen].count(one) == 4  # the first two handlers, on one turn
-    assert [id(task) for task in seen].count(two) == 4
-    assert one != two
+    assert len({id(task) for task in seen}) == 4, "each handler has its own: `seen` keeps them"
+    assert len(seen) == 8
 
 
 async def test_a_call_soon_callback_may_drive_too(running: EagerRunner) -> None:
@@ -379,7 +360,7 @@ async def test_it_describes_itself_as_a_task_does(running: EagerRunner) -> None:
     assert task.get_coro().cr_frame is task.get_stack()[0]
     await task
     name, owner, loop, done = seen
-    assert str(name).startswith("shardbus-handler-")
+    assert name == "other"
     assert (owner, loop, done) == (None, asyncio.get_running_loop(), False)
     assert (task.get_stack(), task.done(), task.get_coro()) == ([], True, None)
 

@@ -249,8 +249,8 @@ async def test_a_long_run_stops_where_the_time_is_over() -> None:
     def arrive(entity_id: str, payload: bytes, corr: int) -> Any:
         return b.host.activate(b.host.shards[b.SHARD], entity_id)
 
-    runs = sliced(ids, payloads, corrs)
-    b.host.runner.deliver(b.host.active.get, arrive, kind, None, runs, 0)
+    runs = sliced(b.host.active.get, ids, payloads, corrs)
+    b.host.runner.deliver(arrive, kind, None, runs, 0)
     assert len(log.rows) == RUN_SLICE
     b.now = 0.0
     await resume(b)

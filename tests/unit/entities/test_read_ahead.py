@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.entities.runner import AHEAD_MAX, AHEAD_MIN, read_ahead
+from shardbus.entities.runner import AHEAD_MAX, AHEAD_MIN, read_ahead, sliced
 from shardbus.errors import EntityFailed, SchemaError
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Bench
@@ -136,8 +136,9 @@ async def test_a_message_that_does_not_belong_here_is_skipped(
     bench: Bench, reads: list[int], how: str
 ) -> None:
     invoker = bench.kind.invokers[how]
-    run = [(f"b{note.number}", encode_value((note,)), 0) for note in notes()]
-    ahead = read_ahead(invoker, [payload for _, payload, _ in run])
+    ids = [f"b{note.number}" for note in notes()]
+    payloads = [encode_value((note,)) for note in notes()]
+    ahead = read_ahead(invoker, payloads)
     passed: list[bytes] = []
 
     def arrive(entity_id: str, payload: bytes, corr: int) -> Any:
@@ -146,7 +147,8 @@ async def test_a_message_that_does_not_belong_here_is_skipped(
             return None
         return bench.host.activate(bench.host.shards[Bench.SHARD], entity_id)
 
-    bench.host.runner.deliver(bench.host.active.get, arrive, invoker, None, [run], 0, (), ahead)
+    slices = sliced(bench.host.active.get, ids, payloads, 0)
+    bench.host.runner.deliver(arrive, invoker, None, slices, 0, (), ahead)
     assert Book.log == [(f"b{i}", i) for i in range(MANY) if i not in (2, 7)]
     assert passed == [encode_value((Note(2),)), encode_value((Note(7),))]
 

@@ -11,6 +11,7 @@ import pytest
 from shardbus.entities.eager import EagerRunner, EagerTask
 from shardbus.entities.reentrancy import KEPT_MIN, CallChain, eager_task_waiting_for
 from shardbus.wire.batch import CHAIN_MAX
+from tests.unit.entities.eager_kit import drive
 from tests.waiting import PATIENCE_S, turns
 
 A, B, C = ("page", "a"), ("page", "b"), ("user", "a")
@@ -91,8 +92,9 @@ async def test_answered_asks_are_forgotten_in_time() -> None:
 def run(work: Callable[[], Any]) -> EagerTask:
     """Run a coroutine as a handler is run."""
     driver = EagerRunner(asyncio.get_running_loop())
-    coroutine = work()
-    return driver.take_over(coroutine, driver.step(coroutine))
+    task = drive(driver, work)
+    assert isinstance(task, EagerTask), "it waits"
+    return task
 
 
 async def awaited(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,49 @@
+"""Interrupts: exceptions that a signal has raised, in whatever code ran at that moment.
+
+Code of the application may raise KeyboardInterrupt or SystemExit like any exception: a parser of
+arguments calls `sys.exit`. That is the failure of one message. A signal may raise the same classes
+in the midst of that code, and then the process is to end. The traceback distinguishes the two: an
+exception of a signal comes from a frame of the function that Python calls for the signal. The
+function of SIGINT that Python installs by itself has no frame; while it is installed, every
+KeyboardInterrupt of the main thread counts as an interrupt.
+
+Source: the `signal` module of Python; `asyncio.Runner`, whose function raises at the second Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from functools import partial
+from types import CodeType
+from typing import Any
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """True if a signal has raised the exception, so that it must end the process."""
+    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+        return False
+    installed = [signal.getsignal(number) for number in signal.valid_signals()]
+    if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in installed:
+        return True
+    codes = {code for function in installed if (code := _code_of(function)) is not None}
+    place = error.__traceback__
+    while place is not None:
+        if place.tb_frame.f_code in codes:
+            return True
+        place = place.tb_next
+    return False
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raise the exception once more if a signal has raised it."""
+    if not isinstance(error, Exception) and is_interrupt(error):
+        raise error
+
+
+def _code_of(function: Any) -> CodeType | None:
+    """Return the code of a function of Python, under partials and methods."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
