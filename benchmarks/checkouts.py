@@ -15,8 +15,11 @@ between the quartiles.
     ask1, ask256    asks, one at a time and 256 in flight
     tell            tells to 10,000 entities that run
     activation      tells to entities that do not run yet
+    at_once         tells to a coroutine function that does not wait
+    waiting         tells to a handler that waits for a turn of the loop
+    saved           asks that save 100 bytes in Redis, 256 in flight
 
-Both run with this checkout's libraries, and each with its own `benchmarks.sides`.
+Both run with this checkout's libraries and benchmarks.
 """
 
 from __future__ import annotations
@@ -27,34 +30,51 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.harness import emit, median
+from tests.redis_server import RedisServer
 
 Ratios = dict[str, list[float]]
 """The ratios of the pairs, by work and figure."""
-WORKS = ("ask1", "ask256", "tell", "activation")
+WORKS = ("ask1", "ask256", "tell", "activation", "at_once", "waiting", "saved")
+HANDLERS = {"at_once": "at_once", "waiting": "waiting"}
+"""The handler of a work, if it is not `hit`."""
 WORKER = """
 import asyncio, json, os, sys
 from itertools import count
 from benchmarks.harness import ENTITIES, asked, told
+from benchmarks.saves import saving
 from benchmarks.sides import Product
+
+HANDLER, REDIS = sys.argv[1:]
 
 def spent(pid):
     with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
         return int(file.read().split()[0])
 
+def made():
+    if not REDIS:
+        return Product(handler=HANDLER)
+    side = saving(REDIS)
+    side.message = bytes(100)
+    return side
+
 async def main():
     fresh = count()
-    async with Product() as side:
+    async with made() as side:
         pids = os.getpid(), side.host.process.pid
         for line in sys.stdin:
             work, amount = line.split()
             before = [spent(pid) for pid in pids]
-            if work.startswith("ask"):
-                rate, taken = await asked(side, int(work[3:]), float(amount))
+            if work.startswith("ask") or work == "saved":
+                lanes = 256 if work == "saved" else int(work[3:])
+                rate, taken = await asked(side, lanes, float(amount))
                 n = len(taken)
-            elif work == "tell":
+            elif work != "activation":
                 n = int(amount) * ENTITIES
                 rate = await told(side, int(amount))
             else:
@@ -70,11 +90,12 @@ asyncio.run(main())
 
 
 class Worker:
-    """A node and a producer of one checkout."""
+    """A node and a producer of one checkout, whose handler is called `handler`; with a Redis at
+    this URL, of the application that saves."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, handler: str, redis: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER],
+            [sys.executable, "-c", WORKER, handler, redis],
             cwd=root,
             env=os.environ | {"PYTHONPATH": f"{root}:{root / 'cli'}"},
             stdin=subprocess.PIPE,
@@ -102,32 +123,55 @@ class Worker:
 
 def amount_of(work: str, workers: tuple[Worker, Worker], seconds: float) -> float:
     """Warm both up. Returns the amount of work that takes about this time."""
-    if work.startswith("ask"):
+    if work.startswith("ask") or work == "saved":
         for worker in workers:
             worker.run(work, seconds)
         return seconds
-    first, each = (1, 10_000) if work == "tell" else (2_000, 1)
+    first, each = (2_000, 1) if work == "activation" else (1, 10_000)
     rates = [worker.run(work, first)["rate"] for worker in workers for _ in range(3)]
     return max(1, round(median(rates) * seconds / each))
 
 
-def compare(here: Path, there: Path, works: list[str], pairs: int, seconds: float) -> Ratios:
-    """Start both checkouts, run pairs of each kind of work, and end both."""
-    workers = Worker(here), Worker(there)
+def compare(roots: Sequence[Path], work: str, pairs: int, seconds: float) -> Ratios:
+    """Start both checkouts, run pairs of one kind of work, and end both."""
     ratios: Ratios = {}
-    try:
-        for work in works:
-            amount = amount_of(work, workers, seconds)
-            for pair in range(pairs):
-                order = workers if pair % 2 else workers[::-1]
-                found = {worker: worker.run(work, amount) for worker in order}
-                ours, theirs = (found[worker] for worker in workers)
-                for what, value in ours.items():
-                    ratios.setdefault(f"{work}_{what}", []).append(value / theirs[what])
-    finally:
-        for worker in workers:
-            worker.end()
+    with ExitStack() as stack:
+        urls = ["", ""]
+        if work == "saved":
+            urls = [stack.enter_context(running_redis()) for _ in roots]
+        ours, theirs = (
+            Worker(root, HANDLERS.get(work, "hit"), url)
+            for root, url in zip(roots, urls, strict=True)
+        )
+        stack.callback(theirs.end)
+        stack.callback(ours.end)
+        amount = amount_of(work, (ours, theirs), seconds)
+        for pair in range(pairs):
+            order = (ours, theirs) if pair % 2 else (theirs, ours)
+            found = {worker: worker.run(work, amount) for worker in order}
+            for what, value in found[ours].items():
+                ratios.setdefault(f"{work}_{what}", []).append(value / found[theirs][what])
     return ratios
+
+
+@contextmanager
+def running_redis() -> Iterator[str]:
+    """Run a Redis that keeps what it has acknowledged; yield its URL."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        RedisServer(Path(folder)) as server,
+    ):
+        yield server.url()
+
+
+@contextmanager
+def measured(root: Path) -> Iterator[Path]:
+    """Yield a folder with the product of a checkout, and these benchmarks."""
+    here = Path(__file__).resolve().parent.parent
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name, of in {"shardbus": root, "cli": root, "benchmarks": here, "tests": here}.items():
+            (Path(folder) / name).symlink_to(of.resolve() / name)
+        yield Path(folder)
 
 
 def main() -> None:
@@ -142,12 +186,13 @@ def main() -> None:
     works = options.works or list(WORKS)
     if unknown := set(works) - set(WORKS):
         parser.error(f"there is no work {', '.join(sorted(unknown))}: {', '.join(WORKS)}")
-    here, there = Path(__file__).resolve().parent.parent, options.other.resolve()
-    each = -(-options.pairs // options.starts)
+    here, each = Path(__file__).resolve().parent.parent, -(-options.pairs // options.starts)
     ratios: Ratios = {}
-    for _ in range(options.starts):
-        for name, found in compare(here, there, works, each, options.seconds).items():
-            ratios.setdefault(name, []).extend(found)
+    with measured(here) as ours, measured(options.other) as theirs:
+        for _ in range(options.starts):
+            for work in works:
+                for name, found in compare((ours, theirs), work, each, options.seconds).items():
+                    ratios.setdefault(name, []).extend(found)
     for name, found in ratios.items():
         quartiles = [round(q, 3) for q in statistics.quantiles(found, n=4)]
         emit(f"checkouts/{name}", median(found), "x", pairs=len(found), quartiles=quartiles)

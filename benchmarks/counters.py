@@ -5,6 +5,7 @@ Source: the work is described in `benchmarks.harness`.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -70,6 +71,21 @@ class Counter(Entity):
     @handler
     def hit(self, payload: bytes) -> int:
         """Count one message."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+    @handler
+    async def at_once(self, payload: bytes) -> int:
+        """Count one message in a coroutine that does not wait."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+    @handler
+    async def waiting(self, payload: bytes) -> int:
+        """Count one message after a turn of the loop."""
+        await asyncio.sleep(0)
         self.count += 1
         meter.hit()
         return self.count
