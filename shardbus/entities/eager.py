@@ -164,10 +164,6 @@ class EagerTask(LightFuture):
             self.changed = self
         return id(self)
 
-    def settle(self, value: Any, error: BaseException | None) -> None:
-        self.changed = None
-        super().settle(value, error)
-
     def requested(self, error: BaseException | None = None) -> BaseException | None:
         """Return what the coroutine gets next instead of `error`: CancelledError if the task was
         cancelled while it waited for no future."""
@@ -253,7 +249,7 @@ class EagerTask(LightFuture):
             return
         finally:
             _leave_task(loop, self)  # type: ignore[arg-type]
-        self.coroutine = self.steps = None
+        self.coroutine = self.steps = self.changed = None
         self.settle(None if error is not None else value, error)
         if error is not None:
             raise_interrupt(error)
@@ -347,10 +343,13 @@ class EagerRunner:
         """End a first step under the current task: make another one current, and give this one the
         outcome of the step, in case that code has kept it. Returns the error, which is
         CancelledError if the task was cancelled. Valid between `enter` and `leave`."""
-        task = self._next()
-        self.task.context = task.context
+        task = self.task
+        self.task = following = self._spare or self.unused()
+        self._spare, following.context = None, task.context
+        _leave_task(self.loop, task)  # type: ignore[arg-type]
+        _enter_task(self.loop, following)  # type: ignore[arg-type]
         error = error or task.requested()
-        task.coroutine = None
+        task.coroutine = task.changed = None
         task.settle(None if error is not None else value, error)
         return error
 
@@ -400,7 +399,11 @@ class EagerRunner:
         """Return the current eager task, which goes on with a coroutine whose first step in this
         context returned `waits_for`. Another one is current now. Valid between `enter` and
         `leave`."""
-        eager = self._next()
+        loop, eager = self.loop, self.task
+        self.task = following = self._spare or self.unused()
+        self._spare = None
+        _leave_task(loop, eager)  # type: ignore[arg-type]
+        _enter_task(loop, following)  # type: ignore[arg-type]
         eager.steps, eager.context = coroutine, context
         if self.adopt is not None:
             self.adopt(eager)
@@ -412,12 +415,3 @@ class EagerRunner:
         else:
             eager.wait_for(waits_for)
         return eager
-
-    def _next(self) -> EagerTask:
-        """Make an unused eager task current; return the one that was."""
-        task = self.task
-        self.task = following = self._spare or self.unused()
-        self._spare = None
-        _leave_task(self.loop, task)  # type: ignore[arg-type]
-        _enter_task(self.loop, following)  # type: ignore[arg-type]
-        return task

@@ -49,7 +49,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
@@ -102,6 +102,9 @@ message does not belong here, takes it and returns None."""
 Row = tuple[str, bytes, int, Activation | None]
 """A message of a run: entity id, payload, correlation id, and the activation if there is one."""
 Rows = Iterator[Row]
+Run = tuple[Arrive, Invoker, Session | None, int, Chain, list[Any] | None]
+"""What the messages of a run share: what starts an entity, the method, the asker, deadline, chain,
+and the payloads that are decoded, the next one last; None: they are decoded one by one."""
 
 AHEAD_MIN, AHEAD_MAX = 8, 1024
 """Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
@@ -146,8 +149,8 @@ def sliced(
     slices = []
     for at in range(begin, end, RUN_SLICE):
         part = slice(at, min(at + RUN_SLICE, end))
-        marks = repeat(corrs) if isinstance(corrs, int) else corrs[part]
-        slices.append(zip(ids[part], payloads[part], marks, map(find, ids[part]), strict=False))
+        some, marks = ids[part], repeat(corrs) if isinstance(corrs, int) else corrs[part]
+        slices.append(zip(some, payloads[part], marks, map(find, some), strict=False))
     return slices
 
 
@@ -195,26 +198,6 @@ def failure_for_asker(entity_type: str, entity_id: str, error: BaseException) ->
             return error
         case _:
             return EntityFailed(type(error).__name__, str(error))
-
-
-class Run(NamedTuple):
-    """A run of messages for one method."""
-
-    arrive: Arrive
-    invoker: Invoker
-    session: Session | None
-    deadline: int
-    chain: Chain
-    ahead: list[Any] | None
-    """The payloads that are decoded, the next one last; None: they are decoded one by one."""
-
-    def message(self, payload: bytes, corr: int) -> Message:
-        """Return one of the messages, for a mailbox."""
-        return Message(self.invoker, payload, self.session, corr, self.deadline, self.chain)
-
-
-_made = tuple.__new__
-"""Makes a named tuple in half the time that its class takes."""
 
 
 class EntityRunner:
@@ -285,7 +268,7 @@ class EntityRunner:
         outer = self.activation, self.run_header, self.payload, self.corr
         diverted, self._diverted = self._diverted, 0
         self.run_header = (invoker, session, chain)
-        run = _made(Run, (arrive, invoker, session, deadline, chain, ahead))
+        run: Run = (arrive, invoker, session, deadline, chain, ahead)
         fresh, call_each = self._eager.base.copy, self._call_each
         entered = self._eager.enter()
         try:
@@ -358,12 +341,13 @@ class EntityRunner:
 
     def _divert(self, run: Run, activation: Activation | None, payload: bytes, corr: int) -> None:
         """Queue a message of a run for a busy entity. None: the message belongs elsewhere."""
+        _, invoker, session, deadline, chain, ahead = run
         self._diverted += 1
-        if run.ahead is not None:
-            run.ahead.pop()
+        if ahead is not None:
+            ahead.pop()
         if activation is not None:
             activation.used = self.tick
-            self.queue(activation, run.message(payload, corr))
+            self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
 
     def _deliver_async(self, run: Run, rows: Rows) -> None:
         """Handle rows for a coroutine function: one coroutine awaits handler after handler until
@@ -381,7 +365,7 @@ class EntityRunner:
                 activation = self.activation
                 assert activation is not None
                 self._carry_on(activation, coroutine, waits_for, context)
-                more = self._begin_each(run, rows)
+                more = fresh().run(self._begin_each, run, rows)
 
     async def _await_each(
         self, run: Run, rows: Rows, context: contextvars.Context, carried: list[bool]
@@ -446,8 +430,9 @@ class EntityRunner:
     def _begin_each(self, run: Run, rows: Rows) -> bool:
         """Handle the rest of the rows, each message by a coroutine of its own, which is the
         handler's, as long as each waits: so do the handlers of most runs in which one has waited.
-        Returns True if rows may be left, because one did not wait."""
-        arrive, invoker, ahead = run.arrive, run.invoker, run.ahead
+        Runs in a context of its own, in which payloads are decoded. Returns True if rows may be
+        left, because one did not wait."""
+        arrive, invoker, _, _, _, ahead = run
         eager, function, tick = self._eager, invoker.function, self.tick
         fresh = eager.base.copy
         carry_on, done = self.running_handlers.carry_on, self._carried
@@ -464,7 +449,7 @@ class EntityRunner:
                 if ahead is not None:
                     coroutine = function(activation.entity, ahead.pop())
                 else:
-                    coroutine = context.run(invoked, invoker, activation.entity, payload)
+                    coroutine = invoked(invoker, activation.entity, payload)
                 eager.task.coroutine = coroutine
                 waits_for = context.run(coroutine.send, None)
             except BaseException as e:
@@ -488,13 +473,14 @@ class EntityRunner:
     ) -> None:
         """Answer a message of a run whose handler has ended in its first step by raising, or with
         traces in its task or context, and give later handlers another task."""
+        _, invoker, session, _, _, _ = run
         error = self._eager.replace(value, error)
         if error is not None:
-            if self._raised(activation, run.invoker, payload, error, run.session, corr):
+            if self._raised(activation, invoker, payload, error, session, corr):
                 self._settle_if_needed(activation)
             return
-        if run.session is not None:
-            answer(activation, value, run.session, corr)
+        if session is not None:
+            answer(activation, value, session, corr)
         self._settle_if_needed(activation)
 
     def handling(self, activation: Activation) -> Current | None:
@@ -723,12 +709,14 @@ class EntityRunner:
 
     def _hold_run(self, run: Run, rows: Rows) -> None:
         """Queue messages of a run."""
+        arrive, invoker, session, deadline, chain, _ = run
         for entity_id, payload, corr, found in rows:
             self._diverted += 1
-            activation = found or run.arrive(entity_id, payload, corr)
+            activation = found or arrive(entity_id, payload, corr)
             if activation is not None:
                 activation.used = self.tick
-                self._hold_message(activation, run.message(payload, corr))
+                message = Message(invoker, payload, session, corr, deadline, chain)
+                self._hold_message(activation, message)
 
     def _resume_some(self) -> None:
         """Let some held activations go on, and the others in the next turns of the loop."""
