@@ -1,7 +1,7 @@
 """The architecture, as failing tests: floors, banned names, sizes, and no module that nobody uses.
 
-    floor 0    errors ids bounds heavy_hitters histograms inflate interrupts light_future config backoff
-               log_events sample_marks task_set transitions, and store.protocol
+    floor 0    errors ids bounds heavy_hitters histograms inflate interrupts light_future config
+               backoff log_events sample_marks task_set transitions, and store.protocol
     floor 1    membership sharding          pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
