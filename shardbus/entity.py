@@ -165,8 +165,9 @@ def current_behaviour(
 class Entity:
     """The base of entity classes. An entity handles one message at a time, `await` included.
 
-    `context` is set before `__init__` runs. If a class declares `state: SomeMessage`, the state is
-    loaded before `on_start`."""
+    `context` is set before `__init__` runs, and belongs to this very object: once the entity has
+    ended, or has started again as another object, it refuses to act (`StaleActivation`). If a class
+    declares `state: SomeMessage`, the state is loaded before `on_start`."""
 
     context: Context
 
@@ -196,6 +197,8 @@ class Entity:
 
         Raises:
             StaleFence: the entity has a newer activation elsewhere; this one stops.
+            StaleActivation: this activation has ended on its own node, or has started again after a
+                failure. Nothing was written, and what runs instead is not affected.
             StoreUnavailable: the stored value is the old one or the new one. Unless the handler
                 catches this, the entity starts again with the stored value.
         """

@@ -10,6 +10,7 @@ ShardBusError
 │   ├── StoreUnavailable     no answer in time; `.definite`: the write was certainly not applied
 │   ├── StaleEpoch           a newer coordinator wrote
 │   ├── StaleFence           a newer activation loaded or wrote
+│   │   └── StaleActivation    the activation is over on its own node; `.what` it tried
 │   └── StateTooLarge        a state above the limit, not sent to the store
 ├── Refused                the cluster refuses this node or client
 │   └── StateChanged         the stored state is not the one that the operator has read
@@ -123,6 +124,22 @@ class StaleFence(StoreError):
             fence,
             stored,
         )
+
+
+class StaleActivation(StaleFence):
+    """The activation that saves, asks or acts is over on its own node: it has passivated, stopped,
+    moved, was cut off, or has started again after a failure or with the state of an operator. Its
+    tasks may still run. Nothing was written, sent or changed; what runs instead is not affected.
+
+    `what` names the method that was called.
+    """
+
+    def __init__(self, entity_type: str, entity_id: str, fence: int, what: str) -> None:
+        super().__init__(entity_type, entity_id, fence, fence)
+        self.what = what
+        self.message = f"{what}: this activation of {entity_type!r} {entity_id!r:.100} has ended"
+        self.hint = "await what a handler begins before it ends, or cancel it in on_stop"
+        self.args = (self.message,)
 
 
 class StateTooLarge(StoreError):

@@ -19,6 +19,10 @@ An activation in any state can end. `TRANSITIONS` is the drawing as data. `Activ
 only place that changes the state, and refuses what the table lacks. The hot path reads two slots
 instead of the state: `busy`, which `step` sets in every state but RUNNING, and `stopping`.
 
+An activation that starts again after a failure makes another object of the entity, and the former
+one is over: it may write and ask nothing any more, whatever its tasks do. `objects_ended` counts
+these, so that `context` can tell one object from the next.
+
 `Activation` is data. The methods that an entity calls are in `context`; what moves an activation
 from state to state is in `supervision`, `runner`, `stopping` and `host`.
 
@@ -151,12 +155,13 @@ class StopRequest:
 
 class Extras:
     """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
-    request, the error of a start that is not tried again, failures, and failures of their own
-    timers."""
+    request, the error of a start that is not tried again, failures, failures of their own timers,
+    and former objects."""
 
     __slots__ = (
         "failures",
         "idle_timeout",
+        "objects_ended",
         "own_failures",
         "refusal",
         "stash",
@@ -183,6 +188,8 @@ class Extras:
         """Failures by messages of the entity's own, without one of others in between."""
         self.used_at_failure = 0
         """`used` at the last of these failures."""
+        self.objects_ended = 0
+        """Objects of the entity that are over, while the activation goes on."""
 
     def take_stashed(self) -> bool:
         """Return `stashed`, and clear it for the next message."""
@@ -302,6 +309,15 @@ class Activation(HotSlots):
         if self.extras is None:
             self.extras = Extras()
         return self.extras
+
+    def context_now(self) -> Any:
+        """Return the `context` of the object that is made now; see `context`."""
+        raise NotImplementedError
+
+    @property
+    def objects_ended(self) -> int:
+        """Objects of the entity that are over, while the activation goes on."""
+        return 0 if self.extras is None else self.extras.objects_ended
 
     @property
     def stop_request(self) -> StopRequest | None:

@@ -10,8 +10,9 @@ What is carried must equal what the entity had last, so it counts only under the
 - It is frozen after `on_stop` of an activation that stops because its shard moves. One that was cut
   off, that failed in `on_stop`, or whose last save has an unknown outcome carries nothing: the next
   activation loads from the store, which refuses the old one from then on.
-- An activation that has ended cannot save any more. So the store needs no load at the new home to
-  refuse a late save of the old one; the first save of the new activation raises the stored fence.
+- An activation that has ended cannot save any more (`context`). So the store needs no load at the
+  new home to refuse a late save of the old one; the first save of the new activation raises the
+  stored fence.
 - It is for one fence: that of the new home in this very move.
 - It is forgotten once the entity has started, or saves. A start that fails has it again; an entity
   that cannot take it starts without it, from the store.
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 
 from shardbus.entities.activation import MOVES, Activation, LifeState
 from shardbus.entities.entity_type import EntityType
-from shardbus.errors import LocalProtocolError
+from shardbus.errors import StaleActivation
 from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
 from shardbus.sharding.region.incoming_moves import CARRY_MAX
 
@@ -78,25 +79,24 @@ class CarriedStates:
 
     @contextmanager
     def saving(self, activation: Activation) -> Iterator[None]:
-        """Keep in mind that a save is under way, and what is known of it afterwards.
-
-        Raises:
-            LocalProtocolError: the activation has ended. Nothing was written.
-        """
-        if activation.state is LifeState.GONE:
-            raise LocalProtocolError(
-                f"{self._kind.name} {activation.key!r}: save: this activation has ended, and a"
-                " later one may have what it had; await saves before the handler or on_stop ends"
-            )
+        """Keep in mind that a save is under way, and what is known of it afterwards."""
         self.forget(activation)
         saves = self._saves
         saves[activation] = saves.get(activation, 0) + 1
-        yield
-        open_saves = saves.get(activation, 0) - 1
+        try:
+            yield
+        except StaleActivation:  # nothing was written
+            self._close_save(activation)
+            raise
+        self._close_save(activation)
+
+    def _close_save(self, activation: Activation) -> None:
+        """Note that the outcome of a save is known."""
+        open_saves = self._saves.get(activation, 0) - 1
         if open_saves > 0:
-            saves[activation] = open_saves
+            self._saves[activation] = open_saves
         else:
-            saves.pop(activation, None)
+            self._saves.pop(activation, None)
 
     def freeze(self, activation: Activation, entity: object) -> None:
         """Keep what an entity has after `on_stop`, if its shard moves."""

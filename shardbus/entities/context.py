@@ -1,7 +1,17 @@
-"""`self.context`: the public API of a running entity. `Context` is the activation with the methods
-that an entity may call.
+"""`self.context`: the public API of a running entity.
 
-Source: docs/how-to/define-entities.md; S2.38-S2.42, S4.15-S4.24.
+A context belongs to one object of an entity. An activation makes its object anew when a start or a
+handler fails, and the former object may go on in tasks that it has created, so each object has a
+context of its own:
+
+    first object    FirstContext, the activation itself: an entity takes no more memory for it
+    each later one  LaterContext, which has the number of the object
+
+A context is *over* once its object is: the activation makes another object, or has left memory.
+Then whatever writes, asks or acts raises StaleActivation, and changes nothing. What a context tells
+of its entity stays: ids, shard, node, fence.
+
+Source: docs/how-to/define-entities.md; docs/how-to/keep-state.md; S2.38-S2.42, S4.15-S4.24.
 """
 
 from __future__ import annotations
@@ -12,19 +22,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
-from shardbus.entities.activation import Activation
+from shardbus.entities.activation import Activation, LifeState, Shard
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.passivation_settings import idle_timeout
 from shardbus.entities.runner import EntityRunner
 from shardbus.entities.stopping import Stopper
-from shardbus.errors import LocalProtocolError
+from shardbus.errors import LocalProtocolError, StaleActivation
 from shardbus.routing.paths import child_id
 from shardbus.sharding.instances import split_row
 from shardbus.wire.schema import encode_value, method_of
 
 E = TypeVar("E")
+
+GONE = LifeState.GONE
+"""A look-up of a global costs less than one in an enumeration."""
 
 
 class ContextHost(Protocol):
@@ -41,7 +54,7 @@ class ContextHost(Protocol):
     stopper: Stopper
     passivator: Passivator
 
-    def save(self, activation: Activation, data: bytes | None) -> Coroutine[Any, Any, None]: ...
+    def save(self, context: Context, data: bytes | None) -> Coroutine[Any, Any, None]: ...
     def timer_cause(self) -> str: ...
     def tell_self(
         self,
@@ -53,10 +66,24 @@ class ContextHost(Protocol):
     ) -> None: ...
 
 
-class Context(Activation):
-    """What an entity knows of itself and may ask for, as `self.context`."""
+class Context:
+    """What an entity knows of itself and may ask for, as `self.context`. Once the activation of
+    this object has ended, or has made another object after a failure, everything that writes, asks
+    or acts raises StaleActivation."""
 
     __slots__ = ()
+
+    key: str
+    """The id under which its messages arrive: the entity's, with the instance if there is one."""
+    shard: Shard
+
+    def acting(self, what: str) -> Activation:
+        """Return the activation, for an act that `what` names.
+
+        Raises:
+            StaleActivation: the object is over. Nothing has changed.
+        """
+        raise NotImplementedError
 
     @property
     def _host(self) -> ContextHost:
@@ -97,8 +124,12 @@ class Context(Activation):
 
     @property
     def sender(self) -> str | None:
-        """The routing name of the node or client that asked; None for a tell."""
-        message = self._host.runner.handling(self)
+        """The routing name of the node or client that asked; None for a tell, and once the
+        activation has ended."""
+        try:
+            message = self._host.runner.handling(self.acting("sender"))
+        except StaleActivation:
+            return None
         return None if message is None or message[2] is None else message[2].name
 
     @overload
@@ -107,6 +138,7 @@ class Context(Activation):
     def ref(self, entity_type: str, entity_id: str) -> Any: ...
     def ref(self, entity_type: Any, entity_id: str) -> Any:
         """Return a reference to another entity, typed if its class is given."""
+        self.acting("ref")
         return self._host.ref(entity_type, entity_id)
 
     @overload
@@ -120,6 +152,7 @@ class Context(Activation):
         Raises:
             ConfigError: the id is invalid.
         """
+        self.acting("child")
         return self._host.ref(entity_type, child_id(self.entity_id, own_id))
 
     def save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
@@ -137,15 +170,16 @@ class Context(Activation):
         Raises:
             ConfigError: no handler takes the stop message. Nothing has changed.
         """
+        activation = self.acting("passivate")
         if stop_message is None:
-            self._host.stopper.leave(self, StopReason.PASSIVATION)
+            self._host.stopper.leave(activation, StopReason.PASSIVATION)
         else:
-            self._host.stopper.passivate(self, stop_message)
+            self._host.stopper.passivate(activation, stop_message)
 
     def stop(self) -> None:
         """Stop this entity after its current message. If a stop message asked for it, the reason is
         the one of that request; otherwise it is STOPPED."""
-        self._host.stopper.leave(self, StopReason.STOPPED)
+        self._host.stopper.leave(self.acting("stop"), StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
         """Send `message`, as it is now, to this entity in `delay` seconds: a text that names a
@@ -156,22 +190,25 @@ class Context(Activation):
             SchemaError: the message cannot be encoded. ConfigError: nothing takes it. Nothing was
                 scheduled.
         """
-        (method, payload), host = self._addressed(message), self._host
-        fires = partial(host.tell_self, self, method, payload, host.timer_cause(), delay)
-        return self.more().add_timer(host.loop.call_later(delay, fires, context=host.outside))
+        activation, host = self.acting("schedule_once"), self._host
+        method, payload = self._addressed(message)
+        fires = partial(host.tell_self, activation, method, payload, host.timer_cause(), delay)
+        timer = host.loop.call_later(delay, fires, context=host.outside)
+        return activation.more().add_timer(timer)
 
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
         Otherwise as `schedule_once`."""
-        (method, payload), host = self._addressed(message), self._host
-        cause = host.timer_cause()
+        activation, host = self.acting("schedule"), self._host
+        (method, payload), cause = self._addressed(message), host.timer_cause()
 
         def begin() -> None:
-            self.more().add_timer(host.loop.call_later(interval, again, context=host.outside))
+            timer = host.loop.call_later(interval, again, context=host.outside)
+            activation.more().add_timer(timer)
 
         def again() -> None:
             begin()  # first: the message may end the entity, and this timer with it
-            host.tell_self(self, method, payload, cause)
+            host.tell_self(activation, method, payload, cause)
 
         begin()
 
@@ -188,11 +225,11 @@ class Context(Activation):
         Raises:
             LocalProtocolError: no message is being handled.
         """
-        self._host.deferred.stash(self)
+        self._host.deferred.stash(self.acting("stash"))
 
     def unstash_all(self) -> None:
         """Handle the stashed messages next, in the order of their arrival."""
-        self._host.deferred.unstash_all(self)
+        self._host.deferred.unstash_all(self.acting("unstash_all"))
 
     def pipe_to_self(self, work: Awaitable[object], *, answer: bool = False) -> None:
         """Run this work beside the messages. `receive` gets its outcome, a value or an exception,
@@ -206,7 +243,13 @@ class Context(Activation):
         Raises:
             LocalProtocolError: there is no `receive`, or no message to answer later.
         """
-        self._host.deferred.begin(self, work, answer=answer)
+        try:
+            activation = self.acting("pipe_to_self")
+        except StaleActivation:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise
+        self._host.deferred.begin(activation, work, answer=answer)
 
     def become(self, behaviour: Callable[[Any], object]) -> None:
         """Handle what `receive` would handle by this method, from the next message on. A restart
@@ -215,6 +258,7 @@ class Context(Activation):
         Raises:
             LocalProtocolError: it is not this entity's `receive`, nor a method marked `@behaviour`.
         """
+        self.acting("become")
         entity: Any = getattr(behaviour, "__self__", None)
         function = getattr(behaviour, "__func__", None)
         if (
@@ -232,12 +276,27 @@ class Context(Activation):
         Raises:
             ConfigError: it is no duration. Nothing has changed.
         """
-        self.more().idle_timeout = idle_timeout(seconds)
-        self._host.passivator.own_idle_timeout(self)
+        activation = self.acting("set_idle_timeout")
+        activation.more().idle_timeout = idle_timeout(seconds)
+        self._host.passivator.own_idle_timeout(activation)
 
 
-class InstanceContext(Context):
-    """The context of an entity of a type with instances."""
+class FirstContext(Activation, Context):
+    """The context of the first object of an activation."""
+
+    __slots__ = ()
+
+    def acting(self, what: str) -> Activation:
+        if self.state is GONE or (self.extras is not None and self.extras.objects_ended):
+            raise _stale(self, what)
+        return self
+
+    def context_now(self) -> Context:
+        return self if not self.objects_ended else LaterContext(self)
+
+
+class InstanceContext(FirstContext):
+    """The same for an entity of a type with instances."""
 
     __slots__ = ()
 
@@ -250,3 +309,33 @@ class InstanceContext(Context):
     def instance(self) -> int:
         """The number of this instance."""
         return split_row(self.key)[1]
+
+
+class LaterContext(Context):
+    """The context of an object that an activation has made after it ended a former one."""
+
+    __slots__ = ("_activation", "_number", "key", "shard")
+
+    def __init__(self, activation: FirstContext) -> None:
+        self._activation, self._number = activation, activation.objects_ended
+        self.key, self.shard = activation.key, activation.shard
+
+    @property
+    def entity_id(self) -> str:
+        """The entity's id, the same for all of its instances."""
+        return self._activation.entity_id
+
+    @property
+    def instance(self) -> int:
+        """The number of this instance, from 1, of a type with instances; 0 of any other type."""
+        return self._activation.instance
+
+    def acting(self, what: str) -> Activation:
+        activation = self._activation
+        if activation.state is GONE or activation.objects_ended != self._number:
+            raise _stale(self, what)
+        return activation
+
+
+def _stale(context: Context, what: str) -> StaleActivation:
+    return StaleActivation(context.entity_type, context.key, context.fence, what)

@@ -34,7 +34,7 @@ from shardbus.entities.activation import (
     Shard,
 )
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
-from shardbus.entities.context import Context, InstanceContext
+from shardbus.entities.context import Context, FirstContext, InstanceContext
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.passivation import Passivator
@@ -45,7 +45,14 @@ from shardbus.entities.state_changes import StateChange
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import ConfigError, Refused, StaleFence, StateTooLarge, Unhandled
+from shardbus.errors import (
+    ConfigError,
+    Refused,
+    StaleActivation,
+    StaleFence,
+    StateTooLarge,
+    Unhandled,
+)
 from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
@@ -96,7 +103,7 @@ class Host:
         self.deferred = self.runner.deferred
         self.active: dict[str, Activation] = {}
         self._index: Index | None = None
-        self._context = Context if kind.interface.instances is None else InstanceContext
+        self._context = FirstContext if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
@@ -350,6 +357,7 @@ class Host:
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
         refuses = refuses or not self._may_return(activation)
         activation.step(LifeStep.ENDS)
+        self._keeper.refuse_unsent(self.name, hosted.shard, entity_id)
         waiting = list(activation.mailbox or ())
         activation.mailbox, activation.entity = None, None
         waiting = self.deferred.take_stash(activation) + waiting
@@ -461,12 +469,14 @@ class Host:
             )
         return replace(invoker, function=function, trace=trace)
 
-    async def save(self, activation: Activation, data: bytes | None) -> None:
+    async def save(self, context: Context, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too.
 
         Raises:
+            StaleActivation: the object that saves is over. Nothing was written.
             StateTooLarge: the store was not asked.
         """
+        activation = context.acting("save")
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)
@@ -476,10 +486,12 @@ class Host:
             else:
                 with self.carrying.saving(activation):
                     await self._keeper.save(self.name, shard, key, fence, data)
+        except StaleActivation:
+            raise
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
-        if self.state_sizes is not None:
+        if self.state_sizes is not None and activation.state is not LifeState.GONE:
             self.state_sizes.note(activation, data)
         if self.gate.is_shut():
             await self.gate.passed()
@@ -495,7 +507,9 @@ class Host:
             StateChanged: another state is stored. Nothing was changed.
             AskTimeout: the store has not answered; the state may be changed. StateTooLarge.
         """
-        change = StateChange(self.kind, data, revision, self._load_stored, self.save)
+        change = StateChange(
+            self.kind, data, revision, self._load_stored, self.save, self.runner.disown
+        )
         while True:
             hosted = self.shards.get(shard)
             if hosted is None or hosted.stopping is not None or self.gate.is_shut():
@@ -518,6 +532,9 @@ class Host:
         activation = self.activate(hosted, entity_id, "operator", begins=False)
         try:
             await change.save(activation)
+        except StaleActivation:
+            text = f"shard {hosted.shard!r:.100} of {self.name} has moved meanwhile"
+            raise Refused(text, hint="try again") from None
         finally:
             if activation.state is LifeState.LISTING:
                 self._go_on(hosted, activation)

@@ -78,6 +78,7 @@ from shardbus.errors import (
     ReentrancyError,
     Rejection,
     SchemaError,
+    StaleActivation,
     StaleFence,
     StateUnreadable,
     Unhandled,
@@ -796,6 +797,10 @@ class EntityRunner:
         if ended:
             self.settle_soon(activation)
 
+    def disown(self, activation: Activation) -> None:
+        """Refuse what the object of an entity, which is to be replaced, does from now on."""
+        self._supervisor.disown(activation)
+
     def abandoned(self, activation: Activation) -> bool:
         """True if the entity waits for its next start after failures, and no asker waits for it."""
         return self._supervisor.abandoned(activation)
@@ -837,7 +842,7 @@ class EntityRunner:
             session.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
         elif corr <= Origin.UNREPORTED and not put_aside:
             self._lost("failed", activation, message)
-        stale = isinstance(error, StaleFence)
+        stale = self._is_stale(activation, error)
         directive = Directive.STOP if stale else self._supervisor.directive(error)
         in_start = activation.state is LifeState.STARTING  # cancelled
         again = in_start and directive is Directive.RESTART
@@ -863,10 +868,17 @@ class EntityRunner:
 
     def _start_again(self, activation: Activation) -> None:
         """Start an entity again, with its stored state, in the same activation."""
-        self.deferred.end(activation)
-        activation.entity = None
+        self._supervisor.end_object(activation)
         activation.step(LifeStep.RESTARTS)
         self._begin(activation)
+
+    def _is_stale(self, activation: Activation, error: BaseException) -> bool:
+        """True if the store has refused the fence of this very activation. A handler may also get
+        the refusal of another entity, or of a former activation, whose task it awaits."""
+        if not isinstance(error, StaleFence) or isinstance(error, StaleActivation):
+            return False
+        refused = (error.entity_type, error.entity_id, error.fence)
+        return refused == (self.kind.name, activation.key, activation.shard.fence)
 
     @staticmethod
     def _stops_by(activation: Activation, corr: int) -> bool:

@@ -1,17 +1,18 @@
 """Changes of an entity's state that an operator makes while its shard runs here.
 
 The entity itself saves the new state, under its fence and between two messages, like a handler.
-Then it starts again: `on_start` runs with the new state, and what waits in the mailbox follows.
-`on_stop` does not run, because it might save what the entity had before.
+Before, its object is disowned: its tasks save nothing any more, and their saves that are not sent
+yet are refused. Then it starts again: `on_start` runs with the new state, and what waits in the
+mailbox follows. `on_stop` does not run, because it might save what the entity had before.
 
 An entity that does not run is not started for it, since its stored state may be one that cannot be
 read: it waits in state LISTING, with the messages that arrive, until the store has the new state.
 It goes away again if no message has come, unless its type is remembered: then it starts.
 
 A change may name the revision of the stored state that the operator has read. The owner then loads
-what is stored, before it saves, and refuses the change if that is another one. Between the two
-nothing else can save: the owner handles one message at a time, and the load raises the stored
-fence above that of every earlier owner.
+what is stored, before it saves, and refuses the change if that is another one. It looks a second
+time once the object is disowned, because a task may have saved in between. From then on nothing
+else can save, and the load raises the stored fence above that of every earlier owner.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -23,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from shardbus.entities.activation import Activation, LifeState, Message
+from shardbus.entities.context import Context
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.runner import EntityRunner, StateReplaced
 from shardbus.errors import AskTimeout, Refused, StateChanged
@@ -35,18 +37,25 @@ LOOK_S = 0.05
 """Between two looks at whether the activation has ended."""
 
 Load = Callable[[Activation], Awaitable[bytes | None]]
-Save = Callable[[Activation, bytes | None], Awaitable[None]]
+Save = Callable[[Context, bytes | None], Awaitable[None]]
 
 
 class StateChange:
     """One change: a state as it is stored, or None to remove it. `load` reads what is stored,
-    `save` writes. `revision` is that of the state to be replaced, empty for any."""
+    `save` writes, `disown` ends what the entity's object may save. `revision` is that of the state
+    to be replaced, empty for any."""
 
     def __init__(
-        self, kind: EntityType, data: bytes | None, revision: str, load: Load, save: Save
+        self,
+        kind: EntityType,
+        data: bytes | None,
+        revision: str,
+        load: Load,
+        save: Save,
+        disown: Callable[[Activation], None],
     ) -> None:
         self._kind, self._data, self._revision = kind, data, revision
-        self._load, self._save = load, save
+        self._load, self._save, self._disown = load, save, disown
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._begun = self._over = False
         self.until = asyncio.get_running_loop().time() + WITHIN_S
@@ -79,24 +88,37 @@ class StateChange:
         try:
             await self.check(activation)
         except Exception as error:  # the entity itself has not failed
-            if not self._outcome.done():
-                self._outcome.set_exception(error)
+            self._refuse(error)
             return
         if self._over or activation.state is LifeState.GONE:
             return
-        self._begun, codec = True, self._kind.states
+        self._begun = True
+        self._disown(activation)
+        context = activation.context_now()
         try:
-            await self._save(activation, self._data)
+            await self.check(activation)
+            await self._save(context, self._data)
+        except StateChanged as error:
+            self._refuse(error)
         except Exception as error:
-            if not self._outcome.done():
-                self._outcome.set_exception(error)
+            self._refuse(error)
             raise
-        assert codec is not None
-        entity.state = codec.cls() if self._data is None else codec.read(activation.key, self._data)
-        if not self._outcome.done():
-            self._outcome.set_result(None)
+        else:
+            codec = self._kind.states
+            assert codec is not None
+            data, key = self._data, activation.key
+            entity.state = codec.cls() if data is None else codec.read(key, data)
+            if not self._outcome.done():
+                self._outcome.set_result(None)
+        finally:
+            entity.context = context  # for `on_stop`, if the entity is to stop
         if activation.stopping is None:
             raise StateReplaced
+
+    def _refuse(self, error: Exception) -> None:
+        """Give the operator an error."""
+        if not self._outcome.done():
+            self._outcome.set_exception(error)
 
     async def check(self, activation: Activation) -> None:
         """Compare what is stored with the revision that the operator has read.
@@ -114,7 +136,7 @@ class StateChange:
     async def save(self, activation: Activation) -> None:
         """Check and save for an entity that does not run."""
         await self.check(activation)
-        await self._save(activation, self._data)
+        await self._save(activation.context_now(), self._data)
 
     def _late(self, activation: Activation) -> Exception:
         name = f"{self._kind.name} {activation.key!r:.100}"

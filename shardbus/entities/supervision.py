@@ -46,6 +46,7 @@ from shardbus.entities.dead_letters import KeepLetter
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.errors import (
+    StaleActivation,
     StaleFence,
     StateTooLarge,
     StateUnreadable,
@@ -71,6 +72,7 @@ class StateLoader(Protocol):
     def save(
         self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
     ) -> Awaitable[None]: ...
+    def refuse_unsent(self, entity_type: str, shard: str, entity_id: str) -> None: ...
 
 
 UNREADABLE_MAX = 10
@@ -270,8 +272,7 @@ class Supervisor:
     def gives_up(self, activation: Activation, error: BaseException) -> bool:
         """Note a failed start. Returns True if it is not tried again. If supervision or the entity
         decided so, the messages that wait are refused: a next activation would fail alike."""
-        self._end_work(activation)
-        activation.entity = None
+        self.end_object(activation)
         if self.stops_itself(activation, error):
             self.failed(activation, "failed to start", error, again=False)
             return True
@@ -286,6 +287,19 @@ class Supervisor:
             activation.more().refusal = error
         return stops
 
+    def end_object(self, activation: Activation) -> None:
+        """End the object of an entity and what it has begun. The activation goes on with another
+        object, or ends."""
+        self._end_work(activation)
+        activation.entity = None
+        self.disown(activation)
+
+    def disown(self, activation: Activation) -> None:
+        """Refuse what the object of an entity asks or does from now on, and its saves that are not
+        sent yet."""
+        activation.more().objects_ended += 1
+        self._keeper.refuse_unsent(self._kind.name, activation.shard.shard, activation.key)
+
     def stops_itself(self, activation: Activation, error: BaseException) -> bool:
         """Return True if the entity had stopped itself before its start failed. The messages that
         wait are then refused."""
@@ -299,7 +313,8 @@ class Supervisor:
         the next message."""
         if isinstance(error, StateUnreadable):
             return Directive.STOP
-        if isinstance(error, StoreError) or not isinstance(error, Exception):
+        of_store = isinstance(error, StoreError) and not isinstance(error, StaleActivation)
+        if of_store or not isinstance(error, Exception):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:
             return Directive(self._kind.supervision(error))
@@ -322,7 +337,7 @@ class Supervisor:
         """Make the object; its `context` is there before `__init__` runs."""
         cls: Any = self._kind.cls
         entity = cls.__new__(cls)
-        entity.context = activation
+        entity.context = activation.context_now()
         entity.__init__()
         activation.entity = entity
 
@@ -333,6 +348,7 @@ class Supervisor:
         if self.carrying is not None and self.carrying.has(activation):
             if self.carrying.restore(activation):
                 return
+            self.end_object(activation)
             self.construct(activation)
         if self._kind.states is not None:
             await self._load(activation, self._kind.states)

@@ -5,6 +5,7 @@ Source: docs/how-to/keep-state.md; docs/architecture.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -12,10 +13,12 @@ from time import perf_counter
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
 from shardbus.store.batch_answer import BatchAnswer
-from shardbus.store.group_commit import SaveGroup, op_ids
+from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
 
 LOAD, SAVE = "load", "save"
+OUTCOME_S = 1.0
+"""Seconds, beyond the time that a batch takes at most, for which a load waits for its outcome."""
 MARKS = 6
 """Marks by which recent latencies are known: one in ten seconds makes a minute."""
 
@@ -43,6 +46,7 @@ class EntityStates:
         self.save = self._group.save if self._lane is None else self._save_in_lane
         """Writes a state (`SaveGroup.save`), None for `data` to remove it."""
         self.errors = 0
+        self._patience = within + within / ATTEMPTS + OUTCOME_S
         self._silent_at: float | None = None
         self.silent_because = ""
         """The last failure of the store, with the remedy."""
@@ -51,7 +55,15 @@ class EntityStates:
         self._window = HistogramWindow[tuple[str, str]](MARKS)
 
     async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
-        """Return the stored state, None if there is none; raise its stored fence to `fence`."""
+        """Return the stored state, None if there is none; raise its stored fence to `fence`. A save
+        of the entity that was sent is in it, or will never be applied.
+
+        Raises:
+            StoreUnavailable: such a save has no outcome yet, or the store does not answer.
+        """
+        entity = (entity_type, shard, entity_id)
+        if (outcome := self._group_of(entity).outcome_of(entity)) is not None:
+            await self._outcome(entity, outcome)
         began = perf_counter()
         try:
             return await self._store.load_state(entity_type, shard, entity_id, fence)
@@ -61,11 +73,34 @@ class EntityStates:
         finally:
             self.latencies(entity_type, LOAD).observe(perf_counter() - began)
 
+    async def _outcome(self, entity: Entity, outcome: asyncio.Future[None] | None) -> None:
+        """Wait until no save of an entity is in flight."""
+        try:
+            async with asyncio.timeout(self._patience):
+                while outcome is not None:
+                    await outcome
+                    outcome = self._group_of(entity).outcome_of(entity)
+        except TimeoutError:
+            text = f"an earlier save of {entity[0]} {entity[2]!r:.100} has no outcome yet"
+            error = StoreUnavailable(text, hint="see why the store does not answer", definite=True)
+            self.failed(error)
+            raise error from None
+
+    def refuse_unsent(self, entity_type: str, shard: str, entity_id: str) -> None:
+        """Refuse the saves of an entity that are not sent: the activation that asked is over."""
+        if self._lane is None or self._groups:
+            entity = (entity_type, shard, entity_id)
+            self._group_of(entity).refuse_unsent(entity)
+
+    def _group_of(self, entity: Entity) -> SaveGroup:
+        if self._lane is None:
+            return self._group
+        return self._groups[self._lane(entity[0], entity[1])]
+
     def _save_in_lane(
         self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
     ) -> BatchAnswer:
-        assert self._lane is not None
-        group = self._groups[self._lane(entity_type, shard)]
+        group = self._group_of((entity_type, shard, entity_id))
         return group.save(entity_type, shard, entity_id, fence, data)
 
     @property

@@ -19,6 +19,11 @@ come before further messages: handlers end before others begin, which takes a te
 A batch is bounded in number and bytes. Of an entity there is at most one save in flight, so that to
 repeat a batch is safe.
 
+**The end of an activation.** Its saves that wait are refused (`refuse_unsent`), and are not sent. A
+save in flight, which may be sent again, is awaited (`outcome_of`) before the next activation loads
+what is stored: so it is in what that one loads, or it has failed for good and is sent no more. The
+store keeps a save out that it executes after a later load (`protocol`, the third rule).
+
 A batch without an answer is sent again with the same operation ids, a bounded number of times and
 for a bounded time, and so is the part of a batch whose server did not answer. Then it fails for
 each of its callers; the store has either the old value or the new one. The bound in time is for a
@@ -35,11 +40,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from time import perf_counter
 from typing import Any, Protocol
 
-from shardbus.errors import StoreUnavailable
+from shardbus.errors import StaleActivation, StoreUnavailable
 from shardbus.store.batch_answer import BatchAnswer, settle_soon
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
@@ -58,9 +63,9 @@ BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
 
-_Entity = tuple[str, str, str]
+Entity = tuple[str, str, str]
 """Its type, shard and id."""
-_Waiting = tuple[Save, BatchAnswer, float, _Entity]
+_Waiting = tuple[Save, BatchAnswer, float, Entity]
 """A save, the answer to its caller, when the caller asked, and for which entity."""
 _made = tuple.__new__
 """Makes a named tuple in half the time that its class takes."""
@@ -114,8 +119,12 @@ class SaveGroup:
         self._pause = pause
         self._within, self._clock = within, clock
         self._waiting: deque[_Waiting] = deque()
-        self._in_flight: set[_Entity] = set()
+        self._in_flight: set[Entity] = set()
         """The entities whose saves are in flight."""
+        self._outcomes: dict[Entity, list[asyncio.Future[None]]] = {}
+        """The futures of callers that wait for the outcome of a save in flight."""
+        self._refused: dict[Entity, int] = {}
+        """By entity, the last operation id that is refused, if its save waits. The ids grow."""
         self._writers = self._idle_writers = WRITERS
         self._wakes = False
         """A callback of the loop lets writers begin."""
@@ -151,6 +160,22 @@ class SaveGroup:
             self._wakes = True
             loop.call_soon(self._wake)
         return answer
+
+    def refuse_unsent(self, entity: Entity) -> None:
+        """Refuse the saves of an entity that wait, because the activation that asked is over. Their
+        callers get StaleActivation when their turn comes."""
+        if self._waiting:
+            self._refused.pop(entity, None)  # so that the oldest comes first
+            self._refused[entity] = self._waiting[-1][0].op_id
+
+    def outcome_of(self, entity: Entity) -> asyncio.Future[None] | None:
+        """Return a future that is done once the save of an entity that is in flight has an outcome,
+        None if there is none."""
+        if entity not in self._in_flight:
+            return None
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outcomes.setdefault(entity, []).append(outcome)
+        return outcome
 
     def _first(self) -> asyncio.AbstractEventLoop:
         """Note what the first save knows: the loop of the callers, and what a started store can."""
@@ -237,6 +262,11 @@ class SaveGroup:
         """Note that a batch is in flight no more."""
         self._writing = [other for other in self._writing if other is not batch]
         self._in_flight.difference_update([one[3] for one in batch])
+        if self._outcomes:
+            awaited = [self._outcomes.pop(one[3], ()) for one in batch]
+            for outcome in chain.from_iterable(awaited):
+                if not outcome.done():
+                    outcome.set_result(None)
 
     async def _write_batch(self, batch: list[_Waiting], sent: _Sent | None) -> None:
         outcomes: Outcomes
@@ -261,10 +291,17 @@ class SaveGroup:
         """Return the next batch of what waits, `most` saves at most."""
         batch: list[_Waiting] = []
         waiting, in_flight, size = self._waiting, self._in_flight, 0
+        refused = self._refused
+        if refused:
+            self._forget_refused()
         while waiting and len(batch) < most and size < BATCH_BYTES:
             one = waiting.popleft()
             save, answer, _, entity = one
             if answer.settled:
+                continue
+            if refused and save[5] <= refused.get(entity, -1):
+                error = StaleActivation(*entity[::2], save.fence, "save")
+                settle_soon(asyncio.get_running_loop(), [answer], [error])
                 continue
             if entity in in_flight:
                 waiting.appendleft(one)
@@ -273,6 +310,15 @@ class SaveGroup:
             batch.append(one)
             size += len(save[4] or b"")
         return batch
+
+    def _forget_refused(self) -> None:
+        """Forget refusals of saves that do not wait any more."""
+        first = self._waiting[0][0].op_id if self._waiting else None
+        while self._refused:
+            entity = next(iter(self._refused))
+            if first is not None and self._refused[entity] >= first:
+                return
+            del self._refused[entity]
 
     async def _save(self, saves: Sequence[Save], sent: _Sent | None) -> list[Exception | None]:
         """Write saves, and those again whose server did not answer. `sent`: they have begun."""

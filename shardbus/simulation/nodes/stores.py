@@ -2,9 +2,11 @@
 
 Behind it is the real store in memory, with its fences and epochs. Between it and a process there is
 latency: a request takes time, is carried out when it arrives, whatever has become of its sender,
-and the answer takes time again. The server may be slow or out of reach, may fail before or after it
-did its work, may lose everything, and may return to an earlier state. Then each process meets
-another server: with its next answer, or within `PROBE_S`, as the real stores notice it.
+and the answer takes time again. A load or a save that arrives after a later one of the same process
+is refused, and its sender sends it again if it still waits. The server may be slow or out of reach,
+may fail before or after it did its work, may lose everything, and may return to an earlier state.
+Then each process meets another server: with its next answer, or within `PROBE_S`, as the real
+stores notice it.
 
 `lied` is True once it lost or restored data: its earlier answers do not hold any more. Until then,
 each access that it grants to a former home of an entity's state is reported to `on_stale`, and each
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import deepcopy
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
@@ -142,6 +145,10 @@ class SimStore:
         self._store = MemoryStore(server.data, clock=lambda: server.timeline.now)
         self._generation = server.generation
         self.on_new_server: Callable[[], None] = lambda: None
+        self._numbers = count(1)
+        """Of loads and saves, in the order in which they are sent."""
+        self._executed: dict[tuple[str, str], int] = {}
+        """By entity, the last number that the server has carried out."""
         server.clients.append(self)
 
     async def start(self) -> None:
@@ -236,17 +243,31 @@ class SimStore:
     async def load_state(
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None:
+        number = next(self._numbers)
+
         async def load() -> bytes | None:
+            self._pass([(entity_type, entity_id)], number)
             data = await self._store.load_state(entity_type, shard, entity_id, fence)
             self._server.record_access("loaded", entity_type, entity_id, fence)
             return data
 
         return await self._ask(load)
 
+    def _pass(self, entities: Sequence[tuple[str, str]], number: int) -> None:
+        """Note that the server carries out a load or a save of these entities.
+
+        Raises:
+            StoreUnavailable: it has carried out a later one. Nothing was written.
+        """
+        if any(self._executed.get(entity, 0) > number for entity in entities):
+            raise StoreUnavailable("late", definite=True)
+        self._executed.update(dict.fromkeys(entities, number))
+
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        batch = list(saves)
+        batch, number = list(saves), next(self._numbers)
 
         async def save() -> list[StoreError | None]:
+            self._pass([(one.entity_type, one.entity_id) for one in batch], number)
             results = await self._store.save_states(batch)
             for one, refused in zip(batch, results, strict=True):
                 if refused is None and one.op_id not in self._server.saves:

@@ -152,6 +152,7 @@ class Keeper:
         self.fail_loads: list[Exception] = []
         self.fail_saves: list[Exception] = []
         self.loads = 0
+        self.refused: list[str] = []
 
     async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
         await asyncio.sleep(0)
@@ -168,6 +169,10 @@ class Keeper:
             raise self.fail_saves.pop(0)
         self._checked(entity_type, entity_id, fence)
         self.states[entity_id] = (fence, data)
+
+    def refuse_unsent(self, entity_type: str, shard: str, entity_id: str) -> None:
+        """Note whose saves are refused."""
+        self.refused.append(entity_id)
 
     def _checked(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         stored, data = self.states.get(entity_id, (fence, None))

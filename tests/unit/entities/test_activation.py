@@ -19,7 +19,7 @@ from shardbus.entities.activation import (
     Shard,
     StopRequest,
 )
-from shardbus.entities.context import Context
+from shardbus.entities.context import FirstContext
 from shardbus.entities.entity_type import Invoker, StopReason
 from shardbus.errors import LocalProtocolError
 from shardbus.transport.drop_reports import Origin
@@ -106,8 +106,8 @@ def test_messages_queue_in_every_state_but_running(state: LifeState) -> None:
 
 
 def test_a_context_is_as_small_as_its_activation() -> None:
-    context = Context(Shard("0", 1), "e")
-    assert Context.__slots__ == ()
+    context = FirstContext(Shard("0", 1), "e")
+    assert FirstContext.__slots__ == ()
     assert not hasattr(context, "__dict__")
     assert sys.getsizeof(context) == sys.getsizeof(activation())
 

@@ -9,7 +9,7 @@ import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.entities.entity_type import StopReason
-from shardbus.errors import ConfigError, LocalProtocolError, StoreUnavailable
+from shardbus.errors import ConfigError, StaleActivation, StoreUnavailable
 from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import turns, until
@@ -200,7 +200,7 @@ async def test_an_activation_that_has_ended_cannot_save() -> None:
     entity = bench.entity("c")
     await frozen(bench)
     before = dict(bench.keeper.states)
-    with pytest.raises(LocalProtocolError, match="this activation has ended"):
+    with pytest.raises(StaleActivation, match="this activation of 'cart' 'c' has ended"):
         await entity.save()
     assert bench.keeper.states == before
 
