@@ -1,6 +1,6 @@
 """The interface of a state store, and the rules that an implementation must follow.
 
-Two rules make a store safe to retry and safe to share:
+Three rules make a store safe to retry and safe to share:
 
 - **Fenced.** A table is written under an epoch, an entity's state under a fence; both are numbers
   that only grow. The store compares them in the same atomic step as the write, and refuses an older
@@ -8,6 +8,10 @@ Two rules make a store safe to retry and safe to share:
   between the load and the first save of the next one.
 - **Idempotent.** A write carries an operation id. A client without an answer sends the write again;
   the store remembers the last operation applied and does not apply it twice.
+- **Ordered.** A load comes after every save of the same store object whose call has ended before,
+  whether it was answered, failed or was cancelled: such a save is in what the load returns, or it
+  is never applied, even if the server executes it later. So an activation that starts on the same
+  node, under the same fence, has what stays.
 
 An implementation turns the failures of its client library into `StoreUnavailable`, always within
 `timeout` seconds.
@@ -133,7 +137,8 @@ class StateStore(Protocol):
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None:
         """Return the state of this entity of the shard, None if there is none; raise the stored
-        fence to `fence` in the same atomic step.
+        fence to `fence` in the same atomic step. No save of this entity that this store object was
+        given up on before is applied afterwards.
 
         Raises:
             StaleFence: the stored fence is higher. Nothing changed.

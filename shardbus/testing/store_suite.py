@@ -363,6 +363,40 @@ class StoreSuite:
         assert await store.save_states([save("a", 1, b"one", HUGE)]) == [None]
         assert await store.load_state("counter", "7", "a", 2) == b"one"
 
+    async def test_a_load_comes_after_a_save_that_was_given_up(self, store: StateStore) -> None:
+        """What the load returns is what stays, whenever the server executes the save."""
+        long = bytes(range(256)) * 1024
+        found: dict[str, bytes | None] = {}
+        for n in range(40):
+            entity_id = f"e-{n}"
+            await store.save_states([save(entity_id, 1, b"old", 2 * n + 1)])
+            given_up = asyncio.ensure_future(
+                store.save_states([save(entity_id, 1, long, 2 * n + 2)])
+            )
+            for _ in range(n):
+                await asyncio.sleep(0)
+            given_up.cancel()
+            found[entity_id] = await store.load_state("counter", "7", entity_id, 1)
+            await asyncio.wait([given_up])
+        assert set(found.values()) <= {b"old", long}
+        for _ in range(4):  # behind all that was sent, on whatever connection
+            others = (store.load_state("counter", "7", f"other-{n}", 1) for n in range(40))
+            assert set(await asyncio.gather(*others)) == {None}
+            assert await store.read_states("counter", list(found)) == list(found.values())
+
+    async def test_a_save_comes_after_one_that_was_given_up_before_a_load(
+        self, store: StateStore
+    ) -> None:
+        for n in range(40):
+            given_up = asyncio.ensure_future(store.save_states([save("a", 1, b"late", 2 * n + 1)]))
+            for _ in range(n):
+                await asyncio.sleep(0)
+            given_up.cancel()
+            await store.load_state("counter", "7", "a", 1)
+            assert await store.save_states([save("a", 1, b"%d" % n, 2 * n + 2)]) == [None]
+            await asyncio.wait([given_up])
+            assert await store.load_state("counter", "7", "a", 1) == b"%d" % n
+
     async def test_a_cleared_state_keeps_its_fence(self, store: StateStore) -> None:
         assert await store.save_states([save("a", 5, b"x", 1), save("a", 5, None, 2)]) == [
             None,

@@ -211,10 +211,12 @@ class Bench:
     SHARD = "0"
     made: ClassVar[list[Bench]] = []
 
-    def __init__(self, bus: ShardBus, store: Any = None, **settings: Any) -> None:
+    def __init__(
+        self, bus: ShardBus, store: Any = None, keeper: Any = None, **settings: Any
+    ) -> None:
         [(name, kind)] = bus.types.items()
         loop = asyncio.get_running_loop()
-        self.keeper, self.asker, self.down = Keeper(), Asker(), list[str]()
+        self.keeper, self.asker, self.down = keeper or Keeper(), Asker(), list[str]()
         self.kind = kind
         self.now = 0.0
         """The time of the gate's clock."""
