@@ -61,9 +61,7 @@ BESIDE: dict[str, tuple[type, ...]] = {
 
 FOR_THE_NODE: dict[str, frozenset[str]] = {
     "ShardBus": frozenset({"attach", "set_away"}),
-    "Context": frozenset({
-        "ends_now", "idle", "more", "refusal", "save", "step", "stop_request", "works",
-    }),
+    "Context": frozenset({"acting", "save"}),
     "AsyncClient": frozenset({
         "busy", "contact", "on_asks", "on_control", "on_flush", "on_relayed", "on_tells",
         "router_of", "to_contact",
