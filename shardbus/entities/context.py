@@ -292,7 +292,8 @@ class FirstContext(Activation, Context):
         return self
 
     def context_now(self) -> Context:
-        return self if not self.objects_ended else LaterContext(self)
+        extras = self.extras
+        return self if extras is None or not extras.objects_ended else LaterContext(self)
 
 
 class InstanceContext(FirstContext):

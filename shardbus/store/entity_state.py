@@ -63,7 +63,7 @@ class EntityStates:
         """
         entity = (entity_type, shard, entity_id)
         if (outcome := self._group_of(entity).outcome_of(entity)) is not None:
-            await self._outcome(entity, outcome)
+            await self._wait_for(outcome, entity)
         began = perf_counter()
         try:
             return await self._store.load_state(entity_type, shard, entity_id, fence)
@@ -73,13 +73,12 @@ class EntityStates:
         finally:
             self.latencies(entity_type, LOAD).observe(perf_counter() - began)
 
-    async def _outcome(self, entity: Entity, outcome: asyncio.Future[None] | None) -> None:
-        """Wait until no save of an entity is in flight."""
+    async def _wait_for(self, outcome: asyncio.Future[None], entity: Entity) -> None:
+        """Wait for the outcome of the save of an entity that is in flight. Behind it is none of an
+        ended activation (`refuse_unsent`)."""
         try:
             async with asyncio.timeout(self._patience):
-                while outcome is not None:
-                    await outcome
-                    outcome = self._group_of(entity).outcome_of(entity)
+                await outcome
         except TimeoutError:
             text = f"an earlier save of {entity[0]} {entity[2]!r:.100} has no outcome yet"
             error = StoreUnavailable(text, hint="see why the store does not answer", definite=True)

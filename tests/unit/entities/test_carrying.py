@@ -188,6 +188,22 @@ async def test_one_whose_save_has_an_unknown_outcome_carries_nothing(
     assert bench.host.counts.carried == {"save_unknown": 1}
 
 
+async def test_a_refused_save_of_a_former_object_keeps_nothing_back() -> None:
+    """Its outcome is known: nothing was written."""
+    bench = Bench(carts())
+    await bench.ask("c", "add", "tea")
+    with pytest.MonkeyPatch.context() as patched:
+
+        async def refuses(*_: object) -> None:
+            raise StaleActivation("cart", "c", 7, "save")
+
+        patched.setattr(bench.keeper, "save", refuses)
+        with pytest.raises(StaleActivation):
+            await bench.entity("c").save()
+    assert len(await frozen(bench)) == 1
+    assert bench.host.counts.carried == {"frozen": 1}
+
+
 async def test_one_that_stops_for_another_reason_carries_nothing() -> None:
     bench = Bench(carts())
     await bench.ask("c", "view")

@@ -274,9 +274,47 @@ async def test_saves_in_line_are_refused_and_those_sent_come_before_the_load(end
     else:
         with pytest.raises(StaleActivation):
             await in_line
+        assert not b.host.counts.stopped, "the refusal has not ended the next object"
     await turns(20)
     await passivated(b, cls)
     assert await b.ask("e", "read") == fresh + 100, "nothing came afterwards"
+
+
+async def test_a_save_in_line_is_refused_when_its_entity_is_cut_off() -> None:
+    b, cls, store = bench()
+    await b.ask("e", "set", 1)
+    entity = cls.made[0]
+    store.gate.clear()
+    saves = list[asyncio.Future[None]]()
+    for n in (2, 3):
+        entity.state.n = n
+        saves.append(asyncio.ensure_future(entity.save()))
+        await turns()
+    await cut_off(b, cls)
+    store.gate.set()
+    sent, in_line = await asyncio.gather(*saves, return_exceptions=True)
+    assert sent is None
+    assert isinstance(in_line, StaleActivation)
+    codec = b.kind.states
+    assert codec is not None
+    assert await store.read_states("keeper", ["e"]) == [codec.write(Stock(2))]
+
+
+async def test_the_last_act_of_an_object_may_save_what_an_operator_has_set() -> None:
+    b, cls, store = bench()
+    await b.ask("e", "set", 1)
+    store.gate.clear()
+    change = asyncio.ensure_future(replaced(b, cls))
+    await turns(20)
+    b.stop()
+    await turns()
+    store.gate.set()
+    await change
+    await b.stopped()
+    codec = b.kind.states
+    assert codec is not None
+    assert await store.read_states("keeper", ["e"]) == [codec.write(Stock(150))]
+    assert cls.made[0].heard == [StopReason.HANDOFF]
 
 
 async def test_a_change_with_a_revision_sees_what_a_task_saves_meanwhile() -> None:
