@@ -144,7 +144,8 @@ def _described(name: str, one: Any) -> str:
             parts.append(f"\n#### {name}.{method}\n")
             if not isinstance(value, property):
                 returns = str(inspect.signature(value).return_annotation)
-                is_awaited = inspect.iscoroutinefunction(value) or returns.startswith("Coroutine[")
+                marked = inspect.iscoroutinefunction(value) or hasattr(value, "_is_coroutine")
+                is_awaited = marked or returns.startswith("Coroutine[")
                 waits = "await " if is_awaited else ""
                 _, *parameters = inspect.signature(value).parameters.values()
                 parts.append(f"`{waits}{_call(method, parameters)}`\n")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
+from shardbus.client.sent import Sent, awaited
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
 from shardbus.errors import (
@@ -35,7 +36,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
-from shardbus.routing.refs import ask, attempt, call, milliseconds, pack, start_entity
+from shardbus.routing.refs import ask, milliseconds, pack
 from shardbus.routing.region import Region
 from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
@@ -160,6 +161,7 @@ class AsyncClient:
                 client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
             )
         self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
+        self._by_name = Towards(self._regions, None, self.timeout_ms)
         self.routers = self._regions.routers
         """For the blocking client: the routers that `router_of` has found."""
         contact = self._contact = Contact(
@@ -204,7 +206,7 @@ class AsyncClient:
             async with asyncio.timeout(CLOSE_S):
                 await self._flushed()
         self._contact.close()
-        self.lost_messages += self.buffered
+        self.lost_messages += self._regions.buffered_tells
         self._regions.close()
         sessions = self._endpoint.sessions()
         self._endpoint.close()
@@ -227,26 +229,21 @@ class AsyncClient:
         known = self._regions.of_class(kind)
         return Region(known.interface, lambda: known, self.timeout_ms)
 
+    @awaited
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
-        """Send without an answer. Returns an awaitable that waits while the send buffer is full.
+        """Send without an answer. Returns an awaitable that waits while the send buffer is full, or
+        while the client does not know the type.
 
         With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
         MessageTooLarge or UnknownEntityType; the message was then not sent.
         """
         router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
-            return self._tell_later(kind, entity_id, message, args)
+            return self._by_name.tell(kind, entity_id, message, *args)
         if not args:
             return router.send(entity_id, message)
         key, payload = pack(router, message, args)
         return router.tell(key, entity_id, payload)
-
-    async def _tell_later(
-        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
-    ) -> None:
-        router = await self.router_of(kind)
-        key, payload = pack(router, message, args)
-        await router.tell(key, entity_id, payload)
 
     def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
@@ -258,15 +255,13 @@ class AsyncClient:
         key, payload = pack(router, message, args)
         router.tell_nowait(key, entity_id, payload)
 
-    async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order."""
-        router = self._regions.find(kind) or await self.router_of(kind)
-        send, done = router.send, router.done
-        for entity_id, message in messages:
-            waits = send(entity_id, message)
-            if waits is not done:
-                await waits
+    @awaited
+    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> Sent[None]:
+        """Send a batch of (entity id, message), in order. What has no room is sent as soon as there
+        is room, unless the caller cancels its wait; what others send meanwhile may come before."""
+        return self._by_name.tell_many(kind, messages)
 
+    @awaited
     def ask(
         self,
         kind: str | type,
@@ -280,61 +275,46 @@ class AsyncClient:
 
         With further arguments `message` is the name of a handler. Raises a RequestError; its
         `definite` is True if the handler certainly did not run."""
-        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
         router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
-            return self._ask_later(kind, entity_id, message, args, timeout_ms)
+            return self._by_name.ask(kind, entity_id, message, *args, timeout=timeout)
+        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
         return ask(router, entity_id, message, args, timeout_ms)
 
-    async def _ask_later(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        args: tuple[Any, ...],
-        timeout_ms: int,
-    ) -> Any:
-        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
-        return await ask(router, entity_id, message, args, left_ms)
-
-    async def call(
+    @awaited
+    def call(
         self,
         kind: str | type,
         entity_id: str,
         handler: str,
         *args: Any,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Sent[Any]:
         """Ask a handler by its name; it may have no arguments."""
-        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
-        return await call(router, entity_id, handler, args, left_ms)
+        return self._by_name.call(kind, entity_id, handler, *args, timeout=timeout)
 
-    async def start_entity(
+    @awaited
+    def start_entity(
         self, kind: str | type, entity_id: str, timeout: float | None = None
-    ) -> None:
+    ) -> Sent[None]:
         """Start an entity without a message; returns when it runs. A remembered entity keeps
         running from then on. Raises as `ask`."""
-        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
-        await start_entity(router, entity_id, left_ms)
+        return self._by_name.start_entity(kind, entity_id, timeout)
 
-    async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+    @awaited
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
         """Tell a handler by its name; it may have no arguments."""
-        router = self._regions.find(kind) or await self.router_of(kind)
-        await router.tell(router.key(handler), entity_id, encode_value(args))
+        return self._by_name.cast(kind, entity_id, handler, *args)
 
-    async def ask_many(
+    @awaited
+    def ask_many(
         self,
         kind: str | type,
         messages: Iterable[tuple[str, object]],
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> Sent[list[Any]]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
-        asks = [attempt(router, entity_id, m, left_ms) for entity_id, m in messages]
-        return await asyncio.gather(*asks, return_exceptions=True)
+        return self._by_name.ask_many(kind, messages, timeout)
 
     async def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
@@ -455,7 +435,7 @@ class AsyncClient:
 
     @property
     def buffered(self) -> int:
-        """Return how many messages wait for their shard's home."""
+        """Return how many messages wait for their type, or for their shard's home."""
         return self._regions.buffered
 
     @property

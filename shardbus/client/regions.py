@@ -11,19 +11,22 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from operator import length_hint
+from threading import get_ident
+from typing import Any, TypeVar
 
+from shardbus.client.unknown_types import UNKNOWN_TYPE, HeldMessage, UnknownTypes, not_described
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import (
-    AskTimeout,
+    BufferFull,
     ConfigError,
     LocalProtocolError,
     NodeLost,
     RequestError,
     UnknownEntityType,
 )
-from shardbus.ids import NodeId
+from shardbus.ids import NodeId, check_id
 from shardbus.routing.instance_policies import NEAREST, POLICIES
 from shardbus.routing.instance_refs import AnySender
 from shardbus.routing.instance_router import InstanceRouter
@@ -35,6 +38,7 @@ from shardbus.routing.traced_sending import TracedSending, Tracer
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.region.region import ShardRegion
+from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_REFUSED
 from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
@@ -42,7 +46,8 @@ from shardbus.wire.batch import Control
 from shardbus.wire.control import Describe, TypeInfo, encode_control
 from shardbus.wire.schema import Interface
 
-DESCRIBE_EVERY_S = 1.0
+T = TypeVar("T")
+
 POLL_S = 0.02
 REFUSED_RETRY_S = 2.0
 """A node that refused this client counts as gone for this time, even while it is a member."""
@@ -141,7 +146,11 @@ class ClientRegions:
         self._gone_at: dict[NodeId, float] = {}
         """When each node was found to be gone. It may live: a firewall that refuses connections
         looks like a process that ended."""
-        self._learning: dict[str, list[asyncio.Future[AnySender]]] = {}
+        self.unknown = UnknownTypes(endpoint, self.settings, self._describe, tracer)
+        """The messages for types that are not known yet."""
+        self.batches: dict[asyncio.Task[None], Iterator[tuple[str, object]]] = {}
+        """The tasks that send the rests of batches, and those rests."""
+        self._thread = get_ident()
         self._closed = False
 
     # ---- finding a type
@@ -180,31 +189,75 @@ class ClientRegions:
         if known is not None:
             return known
         assert isinstance(kind, str)
-        future: asyncio.Future[AnySender] = self.endpoint.loop.create_future()
-        self._learning.setdefault(kind, []).append(future)
-        deadline = self.endpoint.loop.time() + timeout
-        while not (future.done() or self._closed):
-            left = deadline - self.endpoint.loop.time()
-            if left <= 0:
-                raise AskTimeout(f"no node describes the entity type {kind!r}")
-            self.to_contact(encode_control(kind, Describe()))
-            await asyncio.wait([future], timeout=min(left, DESCRIBE_EVERY_S))
         if self._closed:
             raise LocalProtocolError(CLOSED)
+        future = self.unknown.sender_of(kind)
+        await asyncio.wait([future], timeout=timeout)
+        if not future.done():
+            future.cancel()
+            raise not_described(kind)
         return future.result()
 
-    async def learn_within(self, kind: str | type, timeout_ms: int) -> tuple[AnySender, int]:
-        """Return what sends to a type, as `learn`, and the milliseconds left of the timeout."""
-        known = self.find(kind)
-        if known is not None:
-            return known, timeout_ms
-        began = self.endpoint.loop.time()
-        learnt = await self.learn(kind, timeout_ms / 1000)
-        return learnt, max(0, timeout_ms - int((self.endpoint.loop.time() - began) * 1000))
+    def hold(self, kind: str | type, message: HeldMessage) -> asyncio.Future[Any]:
+        """Send a message once its type is known. Returns its outcome: the answer of an ask; of a
+        tell, that there is room for more.
+
+        Raises:
+            ConfigError: the id is not valid. Otherwise as `UnknownTypes.add`.
+        """
+        assert isinstance(kind, str)
+        check_id("an entity id", message.entity_id)
+        if self._closed:
+            raise LocalProtocolError(CLOSED)
+        return self.unknown.add(kind, message)
+
+    @property
+    def in_loop(self) -> bool:
+        """True if this is the thread of the client's loop."""
+        return get_ident() == self._thread
+
+    def settled(self, result: T) -> asyncio.Future[T]:
+        """Return a future that has this result."""
+        future: asyncio.Future[T] = self.endpoint.loop.create_future()
+        future.set_result(result)
+        return future
+
+    # ---- batches
+
+    def batch(
+        self, rest: Coroutine[Any, Any, None], rows: Iterator[tuple[str, object]]
+    ) -> asyncio.Task[None]:
+        """Send the rest of a batch in a task. A batch that fails and is not awaited is only counted
+        (`not_sent`), and not logged."""
+        task = self.endpoint.loop.create_task(rest)
+        self.batches[task] = rows
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del self.batches[task]
+            if not task.cancelled():
+                task.exception()
+
+        task.add_done_callback(ended)
+        return task
+
+    def not_sent(self, error: Exception, count: int) -> None:
+        """Count the tells of a batch that were not sent because of an error."""
+        reason = REJECT_REFUSED
+        if isinstance(error, BufferFull):
+            reason = REJECT_BUFFER_FULL
+        elif isinstance(error, RequestError):
+            reason = UNKNOWN_TYPE
+        if count:
+            self.unknown.dropped[reason] += count
+
+    def _describe(self, name: str) -> None:
+        """Ask the contact what a type is in the cluster."""
+        self.to_contact(encode_control(name, Describe()))
 
     def on_type_info(self, name: str, info: TypeInfo) -> None:
         """Add the type that the contact describes, or refuse it, and answer those who wait."""
-        waiting = [future for future in self._learning.pop(name, []) if not future.done()]
+        if self._closed:
+            return
         region = self._by_name.get(name)
         error: Exception | None = None
         if not info.known:
@@ -222,13 +275,12 @@ class ClientRegions:
             region = self._add(described(name, info))
         if info.instances and region is not None and isinstance(region.router, InstanceRouter):
             region.router.set_count(info.instances)
-        if isinstance(error, RequestError) and region is not None:
-            region.router.refuse(error)
-        for future in waiting:
-            if error is not None:
-                future.set_exception(error)
-            elif region is not None:
-                future.set_result(region.sender)
+        if region is None and error is not None:
+            self.unknown.refuse(name, error)
+        elif region is not None and isinstance(error, RequestError):
+            region.router.refuse(error, UNKNOWN_TYPE)
+        elif region is not None:
+            region.router.admit()
 
     def _add(self, interface: Interface) -> ClientRegion:
         within = None
@@ -241,11 +293,12 @@ class ClientRegions:
         self.routers[interface.name] = region.sender
         if self._contact is not None:
             self._introduce(region)
+        self.unknown.release(interface.name, region.sender)
         return region
 
     def _introduce(self, region: ClientRegion) -> None:
         """Ask the contact what the type is in the cluster and where its shards live."""
-        self.to_contact(encode_control(region.interface.name, Describe()))
+        self._describe(region.interface.name)
         if region.has_table:
             region.router.handle(events.CoordinatorAt(self._contact))
 
@@ -254,6 +307,8 @@ class ClientRegions:
     def set_contact(self, node: NodeId | None) -> None:
         """Ask this node from now on; None: there is no contact."""
         self._contact = node
+        if node is not None:
+            self.unknown.ask_again()
         for region in self._by_name.values():
             if node is not None:
                 self._introduce(region)
@@ -333,21 +388,34 @@ class ClientRegions:
 
     @property
     def buffered(self) -> int:
-        """Return how many messages wait for their shard's home."""
-        return sum(r.router.region.buffered[0] for r in self._by_name.values() if r.has_table)
+        """Return how many messages wait for their type or for their shard's home."""
+        tables = [r.router.region for r in self._by_name.values() if r.has_table]
+        return self.unknown.messages + sum(region.buffered[0] for region in tables)
+
+    @property
+    def buffered_tells(self) -> int:
+        """Return how many of these messages are tells, with those of batches that follow."""
+        tables = [r.router for r in self._by_name.values() if r.has_table]
+        batches = sum(length_hint(rows) for rows in self.batches.values())
+        return batches + self.unknown.tells + sum(router.buffered_tells for router in tables)
 
     @property
     def refused(self) -> Counter[str]:
         """Return the number of messages without a home that were dropped, by reason."""
-        return sum((Counter(r.dropped_messages) for r in self._by_name.values()), Counter())
+        drops = [Counter(region.dropped_messages) for region in self._by_name.values()]
+        return sum(drops, self.unknown.dropped.copy())
 
     async def until_unbuffered(self) -> None:
-        """Return once no message waits for a home."""
+        """Return once no message waits for a home, and no batch for room."""
+        while self.batches:
+            await asyncio.wait(list(self.batches))
         while self.buffering:
             await asyncio.sleep(POLL_S)
 
     def expire(self) -> None:
-        """Fail the buffered asks whose deadline has passed."""
+        """Fail the messages whose type is not described by their deadlines, and the buffered asks
+        whose deadline has passed."""
+        self.endpoint.asks_timed_out += self.unknown.tick()
         for region in self._by_name.values():
             if region.router.buffered_asks:
                 self.endpoint.asks_timed_out += region.router.expire()
@@ -357,9 +425,9 @@ class ClientRegions:
         self._closed = True
         for region in self._by_name.values():
             region.router.end(LocalProtocolError(CLOSED))
-        for futures in self._learning.values():
-            for future in futures:
-                future.cancel()
+        self.unknown.close(LocalProtocolError(CLOSED))
+        for task in self.batches:
+            task.cancel()
 
 
 def described(name: str, info: TypeInfo) -> Interface:

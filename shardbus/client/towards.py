@@ -1,99 +1,239 @@
-"""`client.to("all")`: sends to types with instances by a router that the sender chooses.
+"""The verbs of a client by the name of a type: `client.call(...)`, `client.to("all").tell(...)`.
 
-The methods are those of the client, with the same arguments. They first learn the type if it is not
-known.
+Each sends when it is called; a type that is not known yet is learned first, in order
+(`unknown_types`). `to` chooses a router for types with instances; a client itself has no choice and
+uses the router that the type declares.
 
-Source: docs/partitions.md.
+Source: docs/how-to/send.md, docs/partitions.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from operator import length_hint
+from typing import Any, TypeVar
 
 from shardbus.client.regions import ClientRegions
+from shardbus.client.sent import OnceAwaited, Sent, awaited
+from shardbus.client.unknown_types import HeldMessage
+from shardbus.errors import ShardBusError
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_refs import by_choice
-from shardbus.routing.instance_sender import InstanceSender
-from shardbus.routing.refs import ask, attempt, call, milliseconds, pack
-from shardbus.wire.schema import encode_value
+from shardbus.routing.instance_refs import AnySender, by_choice
+from shardbus.routing.refs import (
+    NO_ARGUMENTS,
+    START,
+    ask,
+    attempt,
+    call,
+    failed,
+    method_and_payload,
+    milliseconds,
+    start_entity,
+)
+from shardbus.wire.schema import Decode, decode_value, encode_value
+
+T = TypeVar("T")
 
 
 class Towards:
-    """Sends by one router. Every method raises ConfigError if the type has no instances, otherwise
-    as the method of `AsyncClient` with its name."""
+    """Sends by one router. Every method raises ConfigError if there is a choice and the type has no
+    instances, otherwise as the method of `AsyncClient` with its name."""
 
-    def __init__(self, regions: ClientRegions, choice: Choice, timeout_ms: int) -> None:
+    def __init__(self, regions: ClientRegions, choice: Choice | None, timeout_ms: int) -> None:
         self._regions, self._choice, self._timeout_ms = regions, choice, timeout_ms
-        self._senders: dict[str | type, InstanceSender] = {}
 
-    async def sender(self, kind: str | type) -> InstanceSender:
-        """Return what sends to a type by this router."""
-        known, _ = await self._sender_within(kind, self._timeout_ms)
-        return known
-
-    async def _sender_within(self, kind: str | type, timeout_ms: int) -> tuple[InstanceSender, int]:
-        """Return what sends to a type, and the milliseconds left of the timeout."""
-        known, left_ms = self._senders.get(kind), timeout_ms
-        if known is None:
-            learnt, left_ms = await self._regions.learn_within(kind, timeout_ms)
-            known = self._senders[kind] = by_choice(learnt, self._choice)
-        return known, left_ms
-
-    async def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+    @awaited
+    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Sent[None]:
         """Send without an answer."""
-        sender = await self.sender(kind)
-        key, payload = pack(sender, message, args)
-        await sender.tell(key, entity_id, payload)
+        return self._here(lambda: self._tell(kind, entity_id, *method_and_payload(message, args)))
 
-    async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order."""
-        sender = await self.sender(kind)
-        for entity_id, message in messages:
-            waits = sender.send(entity_id, message)
-            if waits is not sender.done:
-                await waits
-
-    async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+    @awaited
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
         """Tell a handler by its name; it may have no arguments."""
-        sender = await self.sender(kind)
-        await sender.tell(sender.key(handler), entity_id, encode_value(args))
+        return self._here(lambda: self._tell(kind, entity_id, handler, encode_value(args)))
 
-    async def ask(
+    @awaited
+    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> Sent[None]:
+        """Send a batch of (entity id, message), in order."""
+        return self._here(lambda: self._tell_many(kind, messages))
+
+    @awaited
+    def ask(
         self,
         kind: str | type,
         entity_id: str,
         message: object,
         *args: Any,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Sent[Any]:
         """Send and await the answer; by `all`, a dict of node to reply or error."""
-        sender, left_ms = await self._sender_within(kind, self._ms(timeout))
-        return await ask(sender, entity_id, message, args, left_ms)
+        return self._here(lambda: self._ask(kind, entity_id, message, args, self._ms(timeout)))
 
-    async def call(
+    @awaited
+    def call(
         self,
         kind: str | type,
         entity_id: str,
         handler: str,
         *args: Any,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> Sent[Any]:
         """Ask a handler by its name; it may have no arguments."""
-        sender, left_ms = await self._sender_within(kind, self._ms(timeout))
-        return await call(sender, entity_id, handler, args, left_ms)
+        return self._here(lambda: self._call(kind, entity_id, handler, args, self._ms(timeout)))
 
-    async def ask_many(
+    @awaited
+    def start_entity(
+        self, kind: str | type, entity_id: str, timeout: float | None = None
+    ) -> Sent[None]:
+        """Start an entity without a message."""
+        return self._here(lambda: self._start_entity(kind, entity_id, self._ms(timeout)))
+
+    @awaited
+    def ask_many(
         self,
         kind: str | type,
         messages: Iterable[tuple[str, object]],
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> Sent[list[Any]]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        sender, left_ms = await self._sender_within(kind, self._ms(timeout))
-        asks = [attempt(sender, entity_id, m, left_ms) for entity_id, m in messages]
-        return await asyncio.gather(*asks, return_exceptions=True)
+        return self._here(lambda: self._ask_many(kind, messages, self._ms(timeout)))
+
+    # ---- in the loop's thread
+
+    def _here(self, send: Callable[[], Awaitable[T]]) -> Sent[T]:
+        """Send now; or if this is not the loop's thread, when the loop awaits the result."""
+        return Sent(send() if self._regions.in_loop else OnceAwaited(send))
+
+    def _known(self, kind: str | type) -> AnySender | None:
+        """Return what sends to a type; None if it is not known yet."""
+        known = self._regions.find(kind)
+        if known is None or self._choice is None:
+            return known
+        return by_choice(known, self._choice)
+
+    def _hold(
+        self,
+        kind: str | type,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode | None = None,
+    ) -> asyncio.Future[Any]:
+        message = HeldMessage(entity_id, method, payload, timeout_ms, decode, self._choice)
+        return self._regions.hold(kind, message)
+
+    def _tell(
+        self, kind: str | type, entity_id: str, method: str, payload: bytes
+    ) -> Awaitable[None]:
+        sender = self._known(kind)
+        if sender is None:
+            return self._hold(kind, entity_id, method, payload, self._timeout_ms)
+        room: Awaitable[None] = sender.tell(sender.key(method), entity_id, payload)
+        return room
+
+    def _ask(
+        self,
+        kind: str | type,
+        entity_id: str,
+        message: object,
+        args: tuple[Any, ...],
+        timeout_ms: int,
+    ) -> asyncio.Future[Any]:
+        sender = self._known(kind)
+        if sender is None:
+            method, payload = method_and_payload(message, args)
+            return self._hold(kind, entity_id, method, payload, timeout_ms, decode_value)
+        return ask(sender, entity_id, message, args, timeout_ms)
+
+    def _call(
+        self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
+    ) -> asyncio.Future[Any]:
+        sender = self._known(kind)
+        if sender is None:
+            payload = encode_value(args)
+            return self._hold(kind, entity_id, handler, payload, timeout_ms, decode_value)
+        return call(sender, entity_id, handler, args, timeout_ms)
+
+    def _start_entity(
+        self, kind: str | type, entity_id: str, timeout_ms: int
+    ) -> asyncio.Future[Any]:
+        sender = self._known(kind)
+        if sender is None:
+            return self._hold(kind, entity_id, START, NO_ARGUMENTS, timeout_ms, decode_value)
+        return start_entity(sender, entity_id, timeout_ms)
+
+    # ---- batches
+
+    def _ask_many(
+        self, kind: str | type, messages: Iterable[tuple[str, object]], timeout_ms: int
+    ) -> asyncio.Future[list[Any]]:
+        sender = self._known(kind)
+        asks: list[asyncio.Future[Any]] = []
+        for entity_id, message in messages:
+            if sender is not None:
+                asks.append(attempt(sender, entity_id, message, timeout_ms))
+                continue
+            try:
+                asks.append(self._ask(kind, entity_id, message, (), timeout_ms))
+            except ShardBusError as error:
+                asks.append(failed(self._regions.endpoint.loop, error))
+        if not asks:
+            return self._regions.settled(list[Any]())
+        return asyncio.gather(*asks, return_exceptions=True)
+
+    def _tell_many(
+        self, kind: str | type, messages: Iterable[tuple[str, object]]
+    ) -> Awaitable[None]:
+        """Send while there is room. Returns what to await: nothing, or the task that sends the
+        rest."""
+        rows, sender = iter(messages), self._known(kind)
+        if sender is None:
+            return self._hold_many(kind, rows)
+        send, done = sender.send, sender.done
+        for entity_id, message in rows:
+            waits = send(entity_id, message)
+            if waits is not done:
+                return self._regions.batch(self._rest(kind, waits, rows), rows)
+        return done
+
+    def _hold_many(
+        self, kind: str | type, rows: Iterator[tuple[str, object]]
+    ) -> asyncio.Future[None]:
+        waits: asyncio.Future[Any] | None = None
+        for entity_id, message in rows:
+            method, payload = method_and_payload(message, ())
+            held = HeldMessage(entity_id, method, payload, self._timeout_ms, None, self._choice)
+            if not self._regions.unknown.fits(held):
+                return self._regions.batch(self._rest(kind, waits, rows, held), rows)
+            waits = self._regions.hold(kind, held)
+        return self._regions.settled(None) if waits is None else waits
+
+    async def _rest(
+        self,
+        kind: str | type,
+        waits: Awaitable[None] | None,
+        rows: Iterator[tuple[str, object]],
+        first: HeldMessage | None = None,
+    ) -> None:
+        """Send the rest of a batch, each message as soon as there is room."""
+        try:
+            if waits is not None:
+                await waits
+            learnt = await self._regions.learn(kind, self._timeout_ms / 1000)
+            sender = learnt if self._choice is None else by_choice(learnt, self._choice)
+            if first is not None:
+                await sender.tell(sender.key(first.method), first.entity_id, first.payload)
+                first = None
+            send, done = sender.send, sender.done
+            for entity_id, message in rows:
+                waits = send(entity_id, message)
+                if waits is not done:
+                    await waits
+        except Exception as error:
+            self._regions.not_sent(error, length_hint(rows) + (first is not None))
+            raise
 
     def _ms(self, timeout: float | None) -> int:
         return self._timeout_ms if timeout is None else milliseconds(timeout)

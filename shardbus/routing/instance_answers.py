@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardbus.errors import Rejection
+from shardbus.transport.asks import set_error
 
 
 class HedgeCounter(Protocol):
@@ -116,12 +117,12 @@ class FirstAnswer:
             self._answer.set_result(asked.result())
             return
         if isinstance(error, Rejection):  # an answer, too
-            self._answer.set_exception(error)
+            set_error(self._answer, error)
             return
         self._error = self._error or error
         self._hedge()
         if not self._open and not self._answer.done():
-            self._answer.set_exception(self._error)
+            set_error(self._answer, self._error)
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
         if self._timer is not None:

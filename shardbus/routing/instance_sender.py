@@ -18,6 +18,7 @@ Source: docs/partitions.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from functools import partial
 from random import Random
 from typing import Any
@@ -41,7 +42,7 @@ from shardbus.routing.instance_policies import (
 from shardbus.routing.instance_router import InstanceRouter, PartOfAll, ShardRows, wire_id
 from shardbus.routing.router import ROUTES_MAX, ShardRoute, check_room
 from shardbus.sharding.region.route import Absence
-from shardbus.transport.asks import Key
+from shardbus.transport.asks import Key, set_error
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of
 
 HOMES_WITHIN_S = 1.0
@@ -164,7 +165,7 @@ class InstanceSender:
     def _tell_all(self, key: Key, entity_id: str, payload: bytes) -> Any:
         """Tell every instance. Returns an awaitable that waits for room at each of them."""
         router = self.router
-        waits: Any = router.done
+        waits: list[Any] = []
         for k, route in enumerate(list(router.rows_of(entity_id).routes), 1):
             wire = wire_id(entity_id, k)
             if route.out is not None:
@@ -172,8 +173,8 @@ class InstanceSender:
             else:
                 room = router.deliver(PartOfAll(key, route.shard, wire, payload))
             if room is not router.done:
-                waits = room if waits is router.done else _both(waits, room)
-        return waits
+                waits.append(room)
+        return RoomAtEach(waits) if waits else router.done
 
     # ---- asking
 
@@ -201,12 +202,17 @@ class InstanceSender:
         decode: Decode,
     ) -> None:
         """Send an ask whose outcome goes to `answer`, which need not be a future of this loop."""
-        if self._asks_several or self.choice.policy == LEAST_BUSY:
+        least_busy, here = self.choice.policy == LEAST_BUSY, isinstance(answer, asyncio.Future)
+        if not here and (least_busy or self._asks_several):
             future = self.ask(key, entity_id, payload, timeout_ms, decode)
             future.add_done_callback(partial(_pass_on, answer))
+        elif self._asks_several:
+            self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
         else:
             wire, self.router.binds = self.pick(entity_id), self._binds
             self.router.ask_for(answer, key, wire, payload, timeout_ms, decode)
+            if least_busy:
+                self._note_open(wire, answer)
 
     def _note_open(self, wire: str, future: asyncio.Future[Any]) -> None:
         home = self.router.region.home_of(self.router.route_of(wire).shard)
@@ -292,7 +298,7 @@ class InstanceSender:
     ) -> None:
         """End the wait for an instance that has no home in time."""
         if route.out is None and not future.done():
-            future.set_exception(NodeLost(f"instance {instance} has no home yet"))
+            set_error(future, NodeLost(f"instance {instance} has no home yet"))
 
 
 def sender_of(router: InstanceRouter) -> InstanceSender:
@@ -305,14 +311,23 @@ def spread_seed(name: str) -> int:
     return spread(name, 2**31 - 1)
 
 
-async def _both(one: Any, other: Any) -> None:
-    await one
-    await other
+class RoomAtEach:
+    """The result of a tell of `all` without room: awaitable until there is room at each instance.
+    It costs nothing if the sender does not await it."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self, waits: list[Any]) -> None:
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        for room in self._waits:
+            yield from room.__await__()
 
 
 def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
     if not answer.done():
-        answer.set_exception(error)
+        set_error(answer, error)
 
 
 def _pass_on(answer: Any, future: asyncio.Future[Any]) -> None:
@@ -321,6 +336,6 @@ def _pass_on(answer: Any, future: asyncio.Future[Any]) -> None:
         return
     error = future.exception() if not future.cancelled() else AskTimeout("the ask was cancelled")
     if error is not None:
-        answer.set_exception(error)
+        set_error(answer, error)
     else:
         answer.set_result(future.result())

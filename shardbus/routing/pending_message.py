@@ -28,7 +28,7 @@ from shardbus.sharding.region.route import (
     REJECT_DROPPED_IN_MOVE,
     REJECT_STOPPED,
 )
-from shardbus.transport.asks import CoarseClock, Key
+from shardbus.transport.asks import CoarseClock, Key, set_error
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import Decode
@@ -153,7 +153,7 @@ class PendingMessage:
         if self.decode is None:
             self.waiter.fail(error)
         elif not self.waiter.done():
-            self.waiter.set_exception(error)
+            set_error(self.waiter, error)
 
 
 class BufferedAsks:

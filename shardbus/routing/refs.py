@@ -16,7 +16,7 @@ from shardbus.errors import ConfigError, ShardBusError
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router, Sender, ShardRoute, check_room
 from shardbus.routing.traced_sending import TracedSending
-from shardbus.transport.asks import Key
+from shardbus.transport.asks import Key, set_error
 from shardbus.wire.schema import Decode, Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:
@@ -235,9 +235,14 @@ def attempt(
     try:
         return ask(router, entity_id, message, (), timeout_ms)
     except ShardBusError as error:
-        future = router.done.get_loop().create_future()
-        future.set_exception(error)
-        return future
+        return failed(router.done.get_loop(), error)
+
+
+def failed(loop: asyncio.AbstractEventLoop, error: ShardBusError) -> asyncio.Future[Any]:
+    """Return the future of an ask that could not be sent."""
+    future: asyncio.Future[Any] = loop.create_future()
+    set_error(future, error)
+    return future
 
 
 def call(
@@ -274,8 +279,14 @@ def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> asyncio.Fut
 
 def pack(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """Return key and payload of a message for `receive`, or with `args` for a named handler."""
+    method, payload = method_and_payload(message, args)
+    return router.key(method), payload
+
+
+def method_and_payload(message: object, args: tuple[Any, ...]) -> tuple[str, bytes]:
+    """Return the method, and the payload, of a message as `pack` describes it."""
     if not args:
-        return router.key(method_of(message)), encode_value(message)
+        return method_of(message), encode_value(message)
     if not isinstance(message, str):
         raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
-    return router.key(message), encode_value(args)
+    return message, encode_value(args)

@@ -18,7 +18,7 @@ Source: S0.6, S0.11 to S0.15, S2.22 to S2.24; docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -434,16 +434,46 @@ class Router:
             if route.out is lost:
                 route.out = self._owner.out_for(lost.tag)
 
-    def refuse(self, error: Refusal) -> None:
-        """Fail what is buffered and what is sent later: the type cannot be reached from here."""
+    def refuse(self, error: Refusal, reason: str) -> None:
+        """Fail what is buffered and what is sent later: the type cannot be reached from here. The
+        tells that wait are dropped, and counted by this reason."""
+        self._refuse_asks(error)
+        own = None if self.table is self else self.interface.name
+        waiting = [p for p in self._buffered() if p.key is not None and own in (None, p.key[0])]
+        for pending in waiting:
+            if pending.waiter is None:
+                pending.refuse(error)
+                self.table._dropped(pending, reason)
+        self.handle(events.Withdrawn(tuple((p.shard, p) for p in waiting)))
+
+    def admit(self) -> None:
+        """Take messages again after `refuse`: the type can be reached."""
+        refused = self.refused
+        for router in (self, *self._inner.values()):
+            if router.refused is refused:
+                router.refused = None
+
+    @property
+    def buffered_tells(self) -> int:
+        """The number of tells that wait for a home."""
+        return sum(pending.waiter is None for pending in self._buffered())
+
+    def _buffered(self) -> Iterator[PendingMessage]:
+        """Yield the messages that wait for a home, of all types that use this table."""
+        for pending in self.table.region.kept():
+            if isinstance(pending, PendingMessage) and not pending.is_marker:
+                yield pending
+
+    def _refuse_asks(self, error: Refusal) -> None:
         self.refused = error
         for inner in self._inner.values():
             inner.refused = error
         self.buffered_asks.refuse(error, None if self.table is self else self.interface.name)
 
     def end(self, error: Refusal) -> None:
-        """Refuse as `refuse`, also what has a route: the client is closed."""
-        self.refuse(error)
+        """Refuse asks, and what is sent later, also what has a route: the client is closed. The
+        client has counted the tells that wait."""
+        self._refuse_asks(error)
         for route in self.routes.values():
             route.out = None
         self.close()

@@ -2,7 +2,8 @@
 
 A process without tracing makes plain routers, so it pays nothing. In one with tracing, a message
 that is not traced costs a look at the current context; a traced one is a `PendingMessage`, even if
-its home is known, because that has room for the context.
+its home is known, because that has room for the context. Once it is one, it counts as accepted, so
+the bound of the send buffer is checked before.
 
 Source: docs/how-to/trace.md; B.151.
 """
@@ -14,10 +15,10 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol
 
-from shardbus.errors import ConfigError
+from shardbus.errors import BufferFull, ConfigError
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router
-from shardbus.transport.asks import Key
+from shardbus.transport.asks import Key, set_error
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import Decode, encode_value, method_of
 
@@ -112,7 +113,10 @@ class TracedSending(Router):
         """`tell` with a span."""
         span = self.tracing.send("tell", key[0], entity_id, key[1], context)
         try:
-            pending = PendingMessage(key, self.route_of(entity_id).shard, entity_id, payload)
+            route = self.route_of(entity_id)
+            if route.out is not None:
+                route.out.admit(key)
+            pending = PendingMessage(key, route.shard, entity_id, payload)
             pending.trace = self.tracing.text(span)
             return self.deliver(pending)
         finally:
@@ -164,7 +168,10 @@ class TracedSending(Router):
             super().ask_for(answer, key, entity_id, payload, timeout_ms, decode)
             return
         span = self.tracing.send("ask", key[0], entity_id, key[1], context)
-        answer = self.tracing.ending(span, answer)
+        if isinstance(answer, asyncio.Future):
+            answer.add_done_callback(lambda answer: self.tracing.end_with(span, answer))
+        else:
+            answer = self.tracing.ending(span, answer)
         self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span)
 
     def _deliver_ask(
@@ -178,11 +185,17 @@ class TracedSending(Router):
         chain: Chain,
         span: Any,
     ) -> None:
-        shard, deadline = self.route_of(entity_id).shard, self.deadline(timeout_ms)
-        pending = PendingMessage(key, shard, entity_id, payload, 0, waiter, decode, deadline, chain)
-        pending.trace = self.tracing.text(span)
         try:
+            route, deadline = self.route_of(entity_id), self.deadline(timeout_ms)
+            pending = PendingMessage(
+                key, route.shard, entity_id, payload, 0, waiter, decode, deadline, chain
+            )
+            pending.trace = self.tracing.text(span)
+            if route.out is not None:
+                route.out.admit(key)
             self.deliver(pending)
+        except BufferFull as error:
+            set_error(waiter, error)
         except BaseException:
             span.end()
             raise

@@ -65,6 +65,7 @@ from opentelemetry.trace import (
 )
 
 from shardbus.errors import Rejection
+from shardbus.transport.asks import set_error
 
 LINKS_MAX = 8
 """Links that one message carries; the last ones are kept."""
@@ -394,7 +395,7 @@ class AnswerWithSpan:
         """Set an error as the outcome."""
         _fail(self._span, error)
         self._span.end()
-        self._answer.set_exception(error)
+        set_error(self._answer, error)
 
 
 class StateKeeper:

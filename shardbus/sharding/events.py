@@ -255,6 +255,14 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """These messages, each with its shard, wait no more: their senders have an error, or have given
+    them up."""
+
+    messages: Returned
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """Ask for the homes of these shards, although no message waits for them."""
 
@@ -339,8 +347,8 @@ class AskTableVersions:
 
 
 RegionEvent = (
-    Deliver | Expired | Watch | InstancesDescribed | MessageReceived | CoordinatorAt | EpochSeen
-    | AskTableVersions
+    Deliver | Expired | Withdrawn | Watch | InstancesDescribed | MessageReceived | CoordinatorAt
+    | EpochSeen | AskTableVersions
     | FlushDone | ShardReady
     | ShardDown
     | NodeGone | NodeBack | NodeLeft | Shutdown

@@ -10,6 +10,7 @@ Source: docs/architecture.md; B.108, B.112; I12.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -158,7 +159,7 @@ class Asks:
                 try:
                     waiter.set_result(decode(payload))
                 except Exception as e:  # a message class's own checks may raise anything
-                    waiter.set_exception(SchemaError(f"the answer does not fit: {e}"))
+                    set_error(waiter, SchemaError(f"the answer does not fit: {e}"))
 
     def on_fail(self, fail: Fail) -> None:
         """An ask failed on the other side."""
@@ -187,7 +188,15 @@ def refuse(entry: PendingAsk | tuple[Any, Decode | None, int], error: Failure) -
     if decode is None:
         waiter.fail(error)
     elif not waiter.done():
-        waiter.set_exception(error)
+        set_error(waiter, error)
+
+
+def set_error(answer: Any, error: BaseException) -> None:
+    """Set an error as the outcome of an ask. A sender that drops the answer drops the error, too:
+    asyncio does not log it as one that was never retrieved."""
+    answer.set_exception(error)
+    if isinstance(answer, asyncio.Future):
+        answer.exception()
 
 
 def fail_of(corr: int, error: Exception) -> Fail:

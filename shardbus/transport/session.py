@@ -255,6 +255,11 @@ class Session:
         if weight > BATCH_WEIGHT_MAX:
             self._full()
 
+    def admit(self, key: Key) -> None:
+        """Raise BufferFull, and count the message, if the session holds as much as it may."""
+        if not self.writable and self.is_full:
+            raise self._send_buffer_limit.refusal(key[0], self.name)
+
     def tell_accepted(self, key: Key, entity_id: str, payload: bytes) -> None:
         """`tell` a message that this process has accepted before: it is never refused."""
         if key is not self._tell_key:
@@ -389,7 +394,7 @@ class Session:
         trace: str,
     ) -> None:
         """Send a message with its trace context, in a run of its own; a tell if the waiter is None.
-        `since`: when it began to wait, 0 if it did not."""
+        `since`: when it began to wait, 0 if it did not. Its sender has called `admit`."""
         if waiter is None:
             self._put(TellRun(key[0], key[1], [entity_id], [payload], trace), len(payload))
             return

@@ -174,6 +174,8 @@ class ShardRegion:
                 self._on_message(sender, message, now)
             case ev.Expired(shards):
                 self._routing.mark_expired(shards)
+            case ev.Withdrawn(messages):
+                self._routing.withdraw(messages)
             case ev.Watch(shards):
                 for shard in shards:
                     self._routing.watch(shard, now)

@@ -237,6 +237,16 @@ class Routing:
         routes = self._routes
         self._with_expired.update((s, routes[s]) for s in shards if s in routes)
 
+    def withdraw(self, messages: Returned) -> None:
+        """Remove these messages from what waits."""
+        withdrawn = {id(message) for _, message in messages}
+        for shard in {shard: None for shard, _ in messages}:
+            if (route := self._routes.get(shard)) is None:
+                continue
+            for queue in (route.leftovers, route.returned, route.waiting):
+                self._buffers.remove([m for m in queue if id(m) in withdrawn])
+                queue[:] = [m for m in queue if id(m) not in withdrawn]
+
     def refuse(self) -> None:
         """Reject what waits and what comes: the coordinator refuses this region. While that holds
         nothing waits, so only routes that have opened since need another look."""

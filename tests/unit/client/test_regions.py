@@ -8,7 +8,8 @@ import asyncio
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.client.regions import DESCRIBE_EVERY_S, REFUSED_RETRY_S
+from shardbus.client.regions import REFUSED_RETRY_S
+from shardbus.client.unknown_types import DESCRIBE_EVERY_S
 from shardbus.errors import AskTimeout, BufferFull, ConfigError, UnknownEntityType
 from shardbus.sharding.messages import Home, ShardHomes
 from shardbus.wire.control import Describe, Members, TypeInfo

@@ -197,7 +197,11 @@ async def test_an_ask_that_waits_ends_at_its_deadline_and_is_not_sent() -> None:
 async def test_a_refused_type_fails_what_waits_and_what_follows() -> None:
     sender = Sender()
     waiting = sender.router.ask(ADD, "x", b"1", 1000, decode_value)
-    sender.router.refuse(UnknownEntityType("no such type"))
+    sender.tell("told")
+    assert (sender.router.region.buffered[0], sender.router.buffered_tells) == (2, 1)
+    sender.router.refuse(UnknownEntityType("no such type"), "unknown_type")
+    assert sender.owner.drops == [("unknown_type", False)]
+    assert sender.router.region.buffered == (0, 0)
     with pytest.raises(UnknownEntityType):
         await waiting
     with pytest.raises(UnknownEntityType):
@@ -205,6 +209,10 @@ async def test_a_refused_type_fails_what_waits_and_what_follows() -> None:
     late = sender.router.ask(ADD, "x", b"3", 1000, decode_value)
     with pytest.raises(UnknownEntityType):
         await late
+    sender.router.admit()
+    sender.tell("4")
+    sender.home(A, 1)
+    assert sender.owner.outs[A].sent == ["4"]
 
 
 async def test_a_tell_returns_what_to_wait_for() -> None:
