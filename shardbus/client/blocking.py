@@ -20,8 +20,16 @@ from shardbus.client.stored import PAGE, ForEach, call_each_here
 from shardbus.client.thread_bridge import TellItem, ThreadBridge
 from shardbus.client.towards import Towards
 from shardbus.ids import check_id
-from shardbus.routing.instance_refs import AnySender, sender_by
-from shardbus.routing.refs import NO_ARGUMENTS, START, milliseconds, named, pack, question
+from shardbus.routing.instance_refs import AnySender, address_of, sender_by
+from shardbus.routing.refs import (
+    NO_ARGUMENTS,
+    START,
+    Addressed,
+    milliseconds,
+    named,
+    pack,
+    question,
+)
 from shardbus.routing.region import Region
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
@@ -382,7 +390,7 @@ class BlockingTowards:
         return answers
 
 
-class BlockingCall:
+class BlockingCall(Addressed):
     """One handler of one entity; a call blocks its thread until the answer comes."""
 
     __slots__ = ("_bridge", "_id", "_method", "_router", "_timeout_ms")
@@ -397,6 +405,12 @@ class BlockingCall:
     ) -> None:
         self._bridge, self._router, self._id = bridge, router, entity_id
         self._method, self._timeout_ms = method, timeout_ms
+
+    def _address(self) -> tuple[Any, ...]:
+        return self._bridge, *address_of(self._router), self._id, self._method.name
+
+    def __repr__(self) -> str:
+        return f"<ref {self._router.interface.name} {self._id!r} {self._method.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Ask. Raises as `Call`, or a RequestError."""
@@ -418,7 +432,7 @@ class BlockingCall:
         return router, router.key(method.name), self._id, method.encode(args, kwargs)
 
 
-class BlockingRef:
+class BlockingRef(Addressed):
     """A reference to one entity, for threads. Its attributes are the entity's handlers."""
 
     def __init__(
@@ -427,7 +441,12 @@ class BlockingRef:
         self._bridge, self._router = bridge, router
         self.entity_id, self._timeout_ms = entity_id, timeout_ms
 
+    def _address(self) -> tuple[Any, ...]:
+        return self._bridge, *address_of(self._router), self.entity_id
+
     def __getattr__(self, name: str) -> BlockingCall:
+        if name.startswith("_"):
+            raise AttributeError(name)
         interface = self._router.interface
         method = interface.methods.get(name)
         if method is None:

@@ -58,6 +58,29 @@ class TracedInstanceRouter(InstanceRouter, TracedSending):
     """Routes and traces the messages of a type with instances."""
 
 
+Row = tuple[str, object]
+"""An entity id and a message for it."""
+
+
+class Rest(Iterator[Row]):
+    """The messages of a batch that are not sent yet. `first` was taken from the others. Its length
+    is known if that of the batch is."""
+
+    __slots__ = ("_first", "_others")
+
+    def __init__(self, others: Iterator[Row], first: Row | None = None) -> None:
+        self._others, self._first = others, first
+
+    def __next__(self) -> Row:
+        if (first := self._first) is None:
+            return next(self._others)
+        self._first = None
+        return first
+
+    def __length_hint__(self) -> int:
+        return length_hint(self._others) + (self._first is not None)
+
+
 class ClientRegion:
     """One type: its router, and the services that a router asks of its owner."""
 
@@ -148,8 +171,9 @@ class ClientRegions:
         looks like a process that ended."""
         self.unknown = UnknownTypes(endpoint, self.settings, self._describe, tracer)
         """The messages for types that are not known yet."""
-        self.batches: dict[asyncio.Task[None], Iterator[tuple[str, object]]] = {}
+        self.batches: dict[asyncio.Task[None], Rest] = {}
         """The tasks that send the rests of batches, and those rests."""
+        self._asked_for_refused = endpoint.loop.time()
         self._thread = get_ident()
         self._closed = False
 
@@ -224,13 +248,11 @@ class ClientRegions:
 
     # ---- batches
 
-    def batch(
-        self, rest: Coroutine[Any, Any, None], rows: Iterator[tuple[str, object]]
-    ) -> asyncio.Task[None]:
+    def batch(self, sending: Coroutine[Any, Any, None], rest: Rest) -> asyncio.Task[None]:
         """Send the rest of a batch in a task. A batch that fails and is not awaited is only counted
         (`not_sent`), and not logged."""
-        task = self.endpoint.loop.create_task(rest)
-        self.batches[task] = rows
+        task = self.endpoint.loop.create_task(sending)
+        self.batches[task] = rest
 
         def ended(task: asyncio.Task[None]) -> None:
             del self.batches[task]
@@ -389,14 +411,14 @@ class ClientRegions:
     @property
     def buffered(self) -> int:
         """Return how many messages wait for their type or for their shard's home."""
-        tables = [r.router.region for r in self._by_name.values() if r.has_table]
-        return self.unknown.messages + sum(region.buffered[0] for region in tables)
+        tables = [r.router for r in self._by_name.values() if r.has_table]
+        return self.unknown.messages + sum(router.waiting for router in tables)
 
     @property
     def buffered_tells(self) -> int:
         """Return how many of these messages are tells, with those of batches that follow."""
         tables = [r.router for r in self._by_name.values() if r.has_table]
-        batches = sum(length_hint(rows) for rows in self.batches.values())
+        batches = sum(map(length_hint, self.batches.values()))
         return batches + self.unknown.tells + sum(router.buffered_tells for router in tables)
 
     @property
@@ -419,6 +441,17 @@ class ClientRegions:
         for region in self._by_name.values():
             if region.router.buffered_asks:
                 self.endpoint.asks_timed_out += region.router.expire()
+        self._ask_for_refused()
+
+    def _ask_for_refused(self) -> None:
+        """Ask again what the refused types are: nodes that know them may have come."""
+        now = self.endpoint.loop.time()
+        if now - self._asked_for_refused < REFUSED_RETRY_S:
+            return
+        self._asked_for_refused = now
+        for name, region in self._by_name.items():
+            if region.router.refused is not None:
+                self._describe(name)
 
     def close(self) -> None:
         """Stop the timers, and refuse what is buffered and what is sent later."""

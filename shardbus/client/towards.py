@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from operator import length_hint
 from typing import Any, TypeVar
 
-from shardbus.client.regions import ClientRegions
+from shardbus.client.regions import ClientRegions, Rest, Row
 from shardbus.client.sent import OnceAwaited, Sent, awaited
 from shardbus.client.unknown_types import HeldMessage
 from shardbus.errors import ShardBusError
@@ -54,7 +54,7 @@ class Towards:
         return self._here(lambda: self._tell(kind, entity_id, handler, encode_value(args)))
 
     @awaited
-    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> Sent[None]:
+    def tell_many(self, kind: str | type, messages: Iterable[Row]) -> Sent[None]:
         """Send a batch of (entity id, message), in order."""
         return self._here(lambda: self._tell_many(kind, messages))
 
@@ -93,7 +93,7 @@ class Towards:
     def ask_many(
         self,
         kind: str | type,
-        messages: Iterable[tuple[str, object]],
+        messages: Iterable[Row],
         timeout: float | None = None,
     ) -> Sent[list[Any]]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
@@ -167,7 +167,7 @@ class Towards:
     # ---- batches
 
     def _ask_many(
-        self, kind: str | type, messages: Iterable[tuple[str, object]], timeout_ms: int
+        self, kind: str | type, messages: Iterable[Row], timeout_ms: int
     ) -> asyncio.Future[list[Any]]:
         sender = self._known(kind)
         asks: list[asyncio.Future[Any]] = []
@@ -183,9 +183,7 @@ class Towards:
             return self._regions.settled(list[Any]())
         return asyncio.gather(*asks, return_exceptions=True)
 
-    def _tell_many(
-        self, kind: str | type, messages: Iterable[tuple[str, object]]
-    ) -> Awaitable[None]:
+    def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Awaitable[None]:
         """Send while there is room. Returns what to await: nothing, or the task that sends the
         rest."""
         rows, sender = iter(messages), self._known(kind)
@@ -195,44 +193,35 @@ class Towards:
         for entity_id, message in rows:
             waits = send(entity_id, message)
             if waits is not done:
-                return self._regions.batch(self._rest(kind, waits, rows), rows)
+                rest = Rest(rows)
+                return self._regions.batch(self._send_rest(kind, waits, rest), rest)
         return done
 
-    def _hold_many(
-        self, kind: str | type, rows: Iterator[tuple[str, object]]
-    ) -> asyncio.Future[None]:
+    def _hold_many(self, kind: str | type, rows: Iterator[Row]) -> asyncio.Future[Any]:
         waits: asyncio.Future[Any] | None = None
         for entity_id, message in rows:
             method, payload = method_and_payload(message, ())
             held = HeldMessage(entity_id, method, payload, self._timeout_ms, None, self._choice)
             if not self._regions.unknown.fits(held):
-                return self._regions.batch(self._rest(kind, waits, rows, held), rows)
+                rest = Rest(rows, (entity_id, message))
+                return self._regions.batch(self._send_rest(kind, waits, rest), rest)
             waits = self._regions.hold(kind, held)
         return self._regions.settled(None) if waits is None else waits
 
-    async def _rest(
-        self,
-        kind: str | type,
-        waits: Awaitable[None] | None,
-        rows: Iterator[tuple[str, object]],
-        first: HeldMessage | None = None,
-    ) -> None:
+    async def _send_rest(self, kind: str | type, waits: Awaitable[None] | None, rest: Rest) -> None:
         """Send the rest of a batch, each message as soon as there is room."""
         try:
             if waits is not None:
                 await waits
             learnt = await self._regions.learn(kind, self._timeout_ms / 1000)
             sender = learnt if self._choice is None else by_choice(learnt, self._choice)
-            if first is not None:
-                await sender.tell(sender.key(first.method), first.entity_id, first.payload)
-                first = None
             send, done = sender.send, sender.done
-            for entity_id, message in rows:
+            for entity_id, message in rest:
                 waits = send(entity_id, message)
                 if waits is not done:
                     await waits
         except Exception as error:
-            self._regions.not_sent(error, length_hint(rows) + (first is not None))
+            self._regions.not_sent(error, length_hint(rest))
             raise
 
     def _ms(self, timeout: float | None) -> int:

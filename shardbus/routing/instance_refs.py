@@ -20,6 +20,7 @@ from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.refs import (
     UNPACKABLE,
+    Addressed,
     Ref,
     ask,
     milliseconds,
@@ -56,6 +57,11 @@ def by_choice(sender: AnySender, choice: Choice) -> InstanceSender:
     return sender.towards(choice)
 
 
+def address_of(sender: AnySender) -> tuple[Any, ...]:
+    """Return what two senders of one process have in common that send alike."""
+    return (sender.router, sender.choice) if isinstance(sender, InstanceSender) else (sender,)
+
+
 class Picked:
     """The instance that a reference sends to: its wire id and its route, as of a version of the
     router. With a router that picks for each message, it is never up to date."""
@@ -78,7 +84,7 @@ class Picked:
             self.version = self._router.version
 
 
-class InstanceCall:
+class InstanceCall(Addressed):
     """One handler of one entity with instances: call it to ask, or use `tell`."""
 
     __slots__ = (
@@ -103,6 +109,12 @@ class InstanceCall:
         self._sender, self._id, self._picked, self._method = sender, entity_id, picked, method
         self._router, self._timeout_ms = sender.router, timeout_ms
         self._key, self._counts = sender.key(method.name), method.counts
+
+    def _address(self) -> tuple[Any, ...]:
+        return *address_of(self._sender), self._id, self._method.name
+
+    def __repr__(self) -> str:
+        return f"<ref {self._key[0]} {self._id!r} {self._method.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         """Ask. Returns a future of the handler's answer; by `all`, of a dict of node to reply or
@@ -145,6 +157,9 @@ class InstanceRef(Ref):
         self._sender, self.entity_id, self._timeout_ms = sender, entity_id, timeout_ms
         self._picked = Picked(sender, entity_id)
 
+    def _address(self) -> tuple[Any, ...]:
+        return *address_of(self._sender), self.entity_id
+
     def start_entity(self) -> asyncio.Future[Any]:
         """Start an instance of the entity without a message, or by `all` each of them."""
         return start_entity(self._sender, self.entity_id, self._timeout_ms)
@@ -163,6 +178,8 @@ class InstanceRef(Ref):
         return self._sender.interface.name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
         method = self._sender.interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")

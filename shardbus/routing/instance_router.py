@@ -13,7 +13,7 @@ function splits wire ids, and which keeps, for each shard, the rows that take me
 **N** is what the coordinator says, and until that is known what the type declares. When N shrinks,
 the region machine rejects what waits for the rows above; it is routed to another instance, except
 the part of an `all`, which the others get anyway. A message so routed may be handled after later
-ones of its sender.
+ones of its sender. Messages of `all` wait until the number is known, in order and bounded.
 
 Homes are asked for when a shard is first used: all of its rows, so that each has one. A message
 that was sent before any home was known waits for the instance that its sender picked blindly. If
@@ -25,21 +25,34 @@ Source: docs/partitions.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from shardbus.errors import ConfigError, NodeLost, RequestError
 from shardbus.ids import NodeId, check_id, shard_of
 from shardbus.routing.instance_policies import distance, spread
 from shardbus.routing.open_asks import OpenAsks
-from shardbus.routing.pending_message import PendingMessage
+from shardbus.routing.pending_message import PendingMessage, Refusal, rejection
 from shardbus.routing.router import ROUTES_MAX, Router, RouterOwner, ShardRoute
 from shardbus.sharding import events
 from shardbus.sharding.instances import INSTANCE_MARK, INSTANCES_MAX, row_of, split_row
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.sharding.region.route import REJECT_EXPIRED, REJECT_NO_INSTANCE
+from shardbus.sharding.region.route import (
+    REJECT_BUFFER_FULL,
+    REJECT_EXPIRED,
+    REJECT_NO_INSTANCE,
+    RouteBuffers,
+)
 from shardbus.transport.asks import CoarseClock, Unsent
+from shardbus.transport.session import too_large
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Interface
+
+UNCOUNTED_MAX = 10_000
+"""Messages of `all` that wait for the number of instances; then their senders get BufferFull."""
+UNCOUNTED_BYTES_MAX = 64 * 2**20
 
 
 def wire_id(entity_id: str, instance: int) -> str:
@@ -126,7 +139,9 @@ class InstanceRouter(Router):
         self._rows_by_id: dict[str, ShardRows] = {}
         self._unwatched: list[str] = []
         self._homeless: list[PendingMessage] = []
-        self._when_counted: list[Callable[[], None]] = []
+        self._uncounted_room = RouteBuffers(UNCOUNTED_MAX, UNCOUNTED_BYTES_MAX)
+        self._uncounted: list[tuple[PartOfAll, Callable[[], object]]] = []
+        """Messages of `all` that wait for the number of instances, and what sends each."""
 
     # ---- ids and rows
 
@@ -248,18 +263,63 @@ class InstanceRouter(Router):
         """True if the coordinator's number is known."""
         return self.region.instances > 0
 
-    def when_counted(self, call: Callable[[], None]) -> None:
-        """Call this once the coordinator's number is known."""
-        if self.counted:
-            call()
-        else:
-            self._when_counted.append(call)
+    def hold_uncounted(self, message: PartOfAll, send: Callable[[], object]) -> None:
+        """Keep a message of `all` until the coordinator's number is known, then call `send`.
+
+        Raises:
+            BufferFull: no room. MessageTooLarge: the payload is over the limit.
+        """
+        if len(message.payload) > PAYLOAD_BYTES_MAX:
+            raise too_large(len(message.payload))
+        if self.refused is not None:
+            raise self.refused
+        if not self._uncounted_room.add(message):
+            self._drop_uncounted(message, REJECT_BUFFER_FULL, answered=True)
+            raise rejection(self.interface.name, REJECT_BUFFER_FULL)
+        if self.tracing is not None:
+            send = partial(self.tracing.under, self.tracing.current(), send)
+        self._uncounted.append((message, send))
+
+    @property
+    def waiting(self) -> int:
+        return super().waiting + len(self._uncounted)
+
+    def _take_uncounted(self) -> list[tuple[PartOfAll, Callable[[], object]]]:
+        held, self._uncounted = self._uncounted, []
+        self._uncounted_room.remove([message for message, _ in held])
+        return held
+
+    def _drop_uncounted(self, message: PartOfAll, reason: str, *, answered: bool) -> None:
+        self.entered += 1
+        self._owner.lost(message, reason, answered=answered)
+
+    def _buffered(self) -> Iterator[PendingMessage]:
+        yield from super()._buffered()
+        yield from (message for message, _ in self._uncounted)
 
     def set_count(self, count: int) -> None:
         """Use the number that a node has described, unless a later one is known."""
         self.handle(events.InstancesDescribed(count))
 
     # ---- the machine
+
+    def refuse(self, error: Refusal, reason: str) -> None:
+        for message, _ in self._take_uncounted():
+            message.refuse(error)
+            if message.waiter is None:
+                self._drop_uncounted(message, reason, answered=False)
+        super().refuse(error, reason)
+
+    def give_up(self, reason: str) -> int:
+        held = self._take_uncounted()
+        for message, _ in held:
+            self._drop_uncounted(message, reason, answered=message.waiter is not None)
+        return super().give_up(reason) + len(held)
+
+    def end(self, error: Refusal) -> None:
+        for message, _ in self._take_uncounted():
+            message.refuse(error)
+        super().end(error)
 
     def handle(self, event: events.RegionEvent) -> None:
         super().handle(event)
@@ -274,10 +334,11 @@ class InstanceRouter(Router):
         if self.counted and self.count != self.region.instances:
             self.count = self.region.instances
             self.stale()
-        if self.counted and self._when_counted:
-            waiting, self._when_counted = self._when_counted, []
-            for call in waiting:
-                call()
+        if self.counted and self._uncounted:
+            for message, send in self._take_uncounted():
+                if not message.abandoned:
+                    with suppress(RequestError):  # the buffer is full, which is counted already
+                        send()
         while self._homeless:
             homeless, self._homeless = self._homeless, []
             for pending in homeless:

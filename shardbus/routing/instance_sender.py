@@ -23,7 +23,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from shardbus.errors import AskTimeout, NodeLost
+from shardbus.errors import AskTimeout, LocalProtocolError, NodeLost, RequestError
 from shardbus.routing import instance_policies
 from shardbus.routing.instance_answers import AllAnswers, FirstAnswer
 from shardbus.routing.instance_policies import (
@@ -141,14 +141,14 @@ class InstanceSender:
         """Send without an answer. Returns an awaitable that is done when there is room for more.
         Raises as `Router.tell`."""
         if self.to_all:
-            return self._tell_all(key, entity_id, payload)
+            return self._tell_each(key, entity_id, payload)
         self.router.binds = self._binds
         return self.router.tell(key, self.pick(entity_id), payload)
 
     def send(self, entity_id: str, message: object) -> Any:
         """Tell a message to `receive`. Raises as `Router.send`."""
         if self.to_all:
-            return self._tell_all(self.key(method_of(message)), entity_id, encode_value(message))
+            return self._tell_each(self.key(method_of(message)), entity_id, encode_value(message))
         self.router.binds = self._binds
         return self.router.send(self.pick(entity_id), message)
 
@@ -160,7 +160,16 @@ class InstanceSender:
             return
         for route in self.router.rows_of(entity_id).routes:
             check_room(route.out)
-        self._tell_all(key, entity_id, payload)
+        self._tell_each(key, entity_id, payload)
+
+    def _tell_each(self, key: Key, entity_id: str, payload: bytes) -> Any:
+        """Tell every instance, once their number is known."""
+        router, rows = self.router, self.router.rows_of(entity_id)
+        if router.counted:
+            return self._tell_all(key, entity_id, payload)
+        message = PartOfAll(key, rows.shard, entity_id, payload)
+        router.hold_uncounted(message, partial(self._tell_all, key, entity_id, payload))
+        return router.done
 
     def _tell_all(self, key: Key, entity_id: str, payload: bytes) -> Any:
         """Tell every instance. Returns an awaitable that waits for room at each of them."""
@@ -239,15 +248,21 @@ class InstanceSender:
 
             FirstAnswer(self.router, answer, ask, first, second, self.choice.after)
             return
-        self.router.rows_of(entity_id)  # asks for homes; an invalid id is the caller's error
+        # This asks for homes; an invalid id is the caller's error.
+        rows = self.router.rows_of(entity_id)
         ask_all = partial(self._ask_all, answer, key, entity_id, payload, timeout_ms, decode)
-        if not self.router.counted:
-            text = f"the number of instances of {self.interface.name!r} is not known in time"
-            timer = self.done.get_loop().call_later(
-                timeout_ms / 1000, _fail, answer, AskTimeout(text)
-            )
-            answer.add_done_callback(lambda _: timer.cancel())
-        self.router.when_counted(ask_all)
+        if self.router.counted:
+            ask_all()
+            return
+        message = PartOfAll(key, rows.shard, entity_id, payload, 0, answer, decode)
+        try:
+            self.router.hold_uncounted(message, ask_all)
+        except (RequestError, LocalProtocolError) as error:
+            set_error(answer, error)
+            return
+        text = f"the number of instances of {self.interface.name!r} is not known in time"
+        timer = self.done.get_loop().call_later(timeout_ms / 1000, _fail, answer, AskTimeout(text))
+        answer.add_done_callback(lambda _: timer.cancel())
 
     def _ask_all(
         self,

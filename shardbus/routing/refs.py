@@ -4,13 +4,17 @@
 reference is an object of the entity's class, whose handlers are `Call`s. At run time it is a `Ref`
 that creates each `Call` once and keeps it, so that a loop over one reference needs no look-up.
 
+References are values: two are equal if they send to the same entity by the same sender, whatever
+their deadlines, and a copy of one is that reference. They cannot be pickled, because the sender
+belongs to its process.
+
 Source: docs/how-to/send.md; B.48, B.140.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
 
 from shardbus.errors import ConfigError, ShardBusError
 from shardbus.routing.pending_message import PendingMessage
@@ -38,7 +42,36 @@ RESERVED = frozenset(
 """Attributes of a reference itself; no handler may have one of these names."""
 
 
-class Call:
+class Addressed:
+    """Compares by what it sends to. `_address` returns that, with the sender."""
+
+    __slots__ = ()
+
+    def _address(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._address() == other._address()
+
+    def __hash__(self) -> int:
+        return hash(self._address())
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: it belongs to its client or node; "
+            "send the type and the id, and make a reference there"
+        )
+
+
+class Call(Addressed):
     """One handler of one entity: call it to ask, or use `tell`."""
 
     __slots__ = ("_counts", "_decode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
@@ -50,6 +83,12 @@ class Call:
         self._timeout_ms, self._decode = timeout_ms, method.decode_result
         self._key = router.key(method.name)
         self._counts = method.counts
+
+    def _address(self) -> tuple[Any, ...]:
+        return self._router, self._id, self._method.name
+
+    def __repr__(self) -> str:
+        return f"<ref {self._key[0]} {self._id!r} {self._method.name}>"
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return the arguments as bytes. The slow path names an argument that does not fit."""
@@ -144,7 +183,7 @@ class TracedCall(Call):
         return router.done if out.writable else out.until_room
 
 
-class Ref:
+class Ref(Addressed):
     """A reference to one entity. Its attributes are the entity's handlers."""
 
     def __init__(self, router: Router, entity_id: str, timeout_ms: int) -> None:
@@ -156,7 +195,12 @@ class Ref:
         """Return the type's name."""
         return self._router.interface.name
 
+    def _address(self) -> tuple[Any, ...]:
+        return self._router, self.entity_id
+
     def __getattr__(self, name: str) -> Call:
+        if name.startswith("_"):
+            raise AttributeError(name)
         router = self._router
         method = router.interface.methods.get(name)
         if method is None:

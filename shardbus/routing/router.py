@@ -454,6 +454,11 @@ class Router:
                 router.refused = None
 
     @property
+    def waiting(self) -> int:
+        """The number of messages that wait for a home, and flushes that follow such messages."""
+        return self.table.region.buffered[0]
+
+    @property
     def buffered_tells(self) -> int:
         """The number of tells that wait for a home."""
         return sum(pending.waiter is None for pending in self._buffered())

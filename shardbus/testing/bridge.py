@@ -49,6 +49,17 @@ class Bridge:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Bridge):
+            return NotImplemented
+        return bool(self.__dict__["_target"] == other.__dict__["_target"])
+
+    def __hash__(self) -> int:
+        return hash(self.__dict__["_target"])
+
+    def __copy__(self) -> Bridge:
+        return self
+
     def __repr__(self) -> str:
         return repr(self.__dict__["_target"])
 

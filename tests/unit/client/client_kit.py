@@ -20,6 +20,7 @@ from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.environment import Environment
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
+from shardbus.wire.schema import decode_value
 
 A, B, C = (NodeId(f"10.0.0.{n}", 7355, n) for n in (1, 2, 3))
 LAYOUT, SHARDS = "crc32/12", 12
@@ -36,6 +37,8 @@ class FakeSession:
         self.outstanding = self.waiting_asks = 0
         self.unconfirmed: dict[str, int] = {}
         self.sent: list[tuple[str, str]] = []
+        self.values: list[object] = []
+        """What the payloads of these messages are."""
         self.controls: list[object] = []
         self.answers: list[Any] = []
         self.asks: list[Any] = []
@@ -48,6 +51,7 @@ class FakeSession:
 
     def tell(self, key: tuple[str, str], entity_id: str, payload: bytes) -> None:
         self.sent.append(("tell", entity_id))
+        self.values.append(decode_value(payload))
         self.outstanding += self.deaf
 
     tell_accepted = tell
@@ -56,8 +60,22 @@ class FakeSession:
         self, key: Any, entity_id: str, payload: bytes, timeout_ms: int, future: Any, decode: Any
     ) -> None:
         self.sent.append(("ask", entity_id))
+        self.values.append(decode_value(payload))
         self.asks.append(future)
         self.waiting_asks += 1
+
+    def ask_accepted(
+        self,
+        key: Any,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        future: Any,
+        decode: Any,
+        chain: Any,
+        since: float,
+    ) -> None:
+        self.ask(key, entity_id, payload, timeout_ms, future, decode)
 
     def flush_shard(self, name: str, shard: str, hops: int, timeout_ms: int, waiter: Any) -> None:
         waiter.resolve(b"")

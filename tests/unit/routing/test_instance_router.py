@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import ConfigError
+from shardbus.errors import BufferFull, ConfigError, UnknownEntityType
 from shardbus.ids import NodeId, shard_of
-from shardbus.routing import instance_sender
+from shardbus.routing import instance_router, instance_sender
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
@@ -33,12 +33,14 @@ class Out:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
+        self.payloads: list[bytes] = []
 
     def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
         self.sent.append(entity_id)
+        self.payloads.append(payload)
 
-    def ask(self, key: Any, entity_id: str, *args: Any) -> None:
-        self.sent.append(entity_id)
+    def ask(self, key: Any, entity_id: str, payload: bytes, *args: Any) -> None:
+        self.tell(key, entity_id, payload)
 
     def flush(self) -> None: ...
 
@@ -162,14 +164,49 @@ async def test_what_was_sent_blindly_goes_to_an_instance_with_a_home(
 
 async def test_a_described_number_is_used() -> None:
     router, _ = router_on()
-    counted: list[int] = []
-    router.when_counted(lambda: counted.append(router.count))
-    assert (router.count, router.counted, counted) == (3, False, [])
+    assert (router.count, router.counted) == (3, False)
     router.set_count(2)
-    assert (router.count, router.counted, counted) == (2, True, [2])
+    assert (router.count, router.counted) == (2, True)
     assert len(router.rows_of("x").routes) == 2
-    router.when_counted(lambda: counted.append(9))
-    assert counted == [2, 9]
+
+
+async def test_messages_of_all_wait_in_order_until_the_number_is_known() -> None:
+    router, owner = router_on()
+    for instance in (1, 2):
+        home(router, instance, B, 1)
+    sender = InstanceSender(router, Choice("all"))
+    key = sender.key("get")
+    sender.tell(key, "x", b"1")
+    asked = sender.ask(key, "x", b"2", 1000, lambda payload: payload)
+    given_up = sender.ask(key, "x", b"3", 1000, lambda payload: payload)
+    sender.tell(key, "x", b"4")
+    given_up.cancel()
+    assert (router.waiting, router.buffered_tells, owner.outs[B].payloads) == (4, 2, [])
+    router.set_count(2)
+    assert owner.outs[B].payloads == [b"1", b"1", b"2", b"2", b"4", b"4"]
+    assert router.waiting == 0
+    asked.cancel()
+    router.close()
+
+
+async def test_messages_of_all_that_wait_for_the_number_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(instance_router, "UNCOUNTED_MAX", 3)
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice("all"))
+    key = sender.key("get")
+    for _ in range(3):
+        sender.tell(key, "x", b"")
+    with pytest.raises(BufferFull):
+        sender.tell(key, "x", b"")
+    with pytest.raises(BufferFull):
+        await sender.ask(key, "x", b"", 1000, lambda payload: payload)
+    assert owner.drops == ["buffer_full"] * 2
+    router.refuse(UnknownEntityType("no such type"), "unknown_type")
+    assert owner.drops == ["buffer_full"] * 2 + ["unknown_type"] * 3
+    assert router.waiting == 0
+    router.close()
 
 
 async def test_open_asks_are_counted_until_they_have_an_outcome() -> None:

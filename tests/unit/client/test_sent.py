@@ -1,0 +1,101 @@
+"""The outcome of what is sent already: wherever a coroutine is taken, and where none is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from collections.abc import Awaitable
+
+import pytest
+
+from shardbus.client.asynchronous import AsyncClient
+from shardbus.client.sent import OnceAwaited, Sent
+from shardbus.client.towards import Towards
+
+VERBS = ("tell", "ask", "call", "cast", "tell_many", "ask_many", "start_entity")
+
+
+def sent() -> tuple[asyncio.Future[int], Sent[int]]:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    return future, Sent(future)
+
+
+async def test_it_is_awaited_as_often_as_one_likes() -> None:
+    future, outcome = sent()
+    future.set_result(7)
+    assert (await outcome, await outcome) == (7, 7)
+
+
+async def test_tasks_take_it() -> None:
+    loop = asyncio.get_running_loop()
+    future, outcome = sent()
+    ways = [
+        asyncio.create_task(outcome),
+        asyncio.ensure_future(sent()[1]) if future.done() else asyncio.ensure_future(Sent(future)),
+        asyncio.gather(Sent(future)),
+        asyncio.create_task(asyncio.wait_for(Sent(future), 60)),
+        asyncio.shield(Sent(future)),
+    ]
+    async with asyncio.TaskGroup() as group:
+        grouped = group.create_task(Sent(future))
+        crossed = asyncio.run_coroutine_threadsafe(Sent(future), loop)
+        await asyncio.sleep(0)
+        future.set_result(7)
+    assert grouped.result() == 7
+    assert [await way for way in ways] == [7, 7, [7], 7, 7]
+    assert await asyncio.wrap_future(crossed) == 7
+
+
+async def test_a_task_passes_errors_and_cancels_on() -> None:
+    future, outcome = sent()
+    task = asyncio.create_task(outcome)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert future.cancelled()
+    future, outcome = sent()
+    early = asyncio.create_task(outcome)
+    early.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await early
+    future, outcome = sent()
+    task = asyncio.create_task(outcome)
+    future.set_exception(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        await task
+
+
+@pytest.mark.filterwarnings("error")
+async def test_it_need_not_be_awaited_and_can_be_closed() -> None:
+    _, outcome = sent()
+    outcome.close()
+    del outcome
+    _, waiting = sent()
+    waiting.send(None)
+    assert waiting.cr_suspended
+    waiting.close()
+    gc.collect()
+
+
+async def test_what_is_sent_once_awaited_is_sent_then() -> None:
+    calls: list[str] = []
+
+    def send() -> Awaitable[None]:
+        calls.append("sent")
+        return asyncio.sleep(0)
+
+    later = Sent(OnceAwaited(send))
+    assert calls == []
+    await later
+    assert calls == ["sent"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_libraries_take_the_verbs_for_coroutine_functions(verb: str) -> None:
+    """A web framework runs other functions in a thread, where a client may not be used."""
+    for owner in (AsyncClient, Towards):
+        function = getattr(owner, verb)
+        asks = asyncio if not hasattr(inspect, "markcoroutinefunction") else inspect
+        assert asks.iscoroutinefunction(function)
