@@ -221,7 +221,8 @@ class AsyncClient:
             ConfigError: the class is no entity class, or the id is not valid.
         """
         router = self.routers.get(kind) or self._regions.of_class(kind).sender
-        return cast("E", reference(router, entity_id, self.timeout_ms))
+        interface = getattr(kind, "__shardbus_interface__", None)
+        return cast("E", reference(router, entity_id, self.timeout_ms, interface))
 
     def region(self, kind: type) -> Region:
         """Return the type's region, which finds the entity of a message by the class's

@@ -34,7 +34,7 @@ from shardbus.routing.region import Region
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
-from shardbus.wire.schema import Decode, Method, decode_value
+from shardbus.wire.schema import Decode, Interface, Method, decode_value
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -130,7 +130,9 @@ class Client:
         if router is None:
             router = self._run(lambda: self._client.router_of(kind))
         check_id("an entity id", entity_id)
-        return cast("type[E]", BlockingRef(self._bridge, router, entity_id, self._timeout_ms))
+        interface = getattr(kind, "__shardbus_interface__", None)
+        ref = BlockingRef(self._bridge, router, entity_id, self._timeout_ms, interface)
+        return cast("type[E]", ref)
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingTowards:
         """Send to types with instances by this router, as `AsyncClient.to`."""
@@ -436,9 +438,15 @@ class BlockingRef(Addressed):
     """A reference to one entity, for threads. Its attributes are the entity's handlers."""
 
     def __init__(
-        self, bridge: ThreadBridge, router: AnySender, entity_id: str, timeout_ms: int
+        self,
+        bridge: ThreadBridge,
+        router: AnySender,
+        entity_id: str,
+        timeout_ms: int,
+        interface: Interface | None = None,
     ) -> None:
         self._bridge, self._router = bridge, router
+        self._interface = interface or router.interface
         self.entity_id, self._timeout_ms = entity_id, timeout_ms
 
     def _address(self) -> tuple[Any, ...]:
@@ -447,22 +455,23 @@ class BlockingRef(Addressed):
     def __getattr__(self, name: str) -> BlockingCall:
         if name.startswith("_"):
             raise AttributeError(name)
-        interface = self._router.interface
-        method = interface.methods.get(name)
+        method = self._interface.methods.get(name)
         if method is None:
-            raise AttributeError(f"entity type {interface.name!r} has no handler {name!r}")
+            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
         call = BlockingCall(self._bridge, self._router, self.entity_id, method, self._timeout_ms)
         setattr(self, name, call)
         return call
 
     def within(self, timeout: float) -> BlockingRef:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
-        return BlockingRef(self._bridge, self._router, self.entity_id, milliseconds(timeout))
+        timeout_ms, interface = milliseconds(timeout), self._interface
+        return BlockingRef(self._bridge, self._router, self.entity_id, timeout_ms, interface)
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingRef:
         """Return a reference to the same entity by another router. Raises as `Ref.to`."""
         sender = sender_by(self._router, policy, key, after)
-        return BlockingRef(self._bridge, sender, self.entity_id, self._timeout_ms)
+        timeout_ms, interface = self._timeout_ms, self._interface
+        return BlockingRef(self._bridge, sender, self.entity_id, timeout_ms, interface)
 
     @property
     def entity_type(self) -> str:

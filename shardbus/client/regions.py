@@ -119,7 +119,7 @@ class ClientRegion:
                 f"entity type {interface.name!r} is laid out as {self.interface.layout} in the"
                 f" cluster, as {interface.layout} here"
             )
-        self.interface = self.router.interface = self.sender.interface = interface
+        self.interface = self.router.interface = interface
 
     @property
     def has_table(self) -> bool:

@@ -28,17 +28,20 @@ from shardbus.routing.refs import (
     without_instances,
 )
 from shardbus.routing.router import Router, ShardRoute
-from shardbus.wire.schema import Method, pack_value
+from shardbus.wire.schema import Interface, Method, pack_value
 
 AnySender = Router | InstanceSender
 """What sends to a type: the router of one without instances, or a sender by one router."""
 
 
-def reference(sender: AnySender, entity_id: str, timeout_ms: int) -> Ref:
-    """Return a reference to an entity. Raises ConfigError if the id is not valid."""
+def reference(
+    sender: AnySender, entity_id: str, timeout_ms: int, interface: Interface | None = None
+) -> Ref:
+    """Return a reference to an entity, with the handlers of this interface, or those that the
+    sender knows. Raises ConfigError if the id is not valid."""
     if isinstance(sender, InstanceSender):
-        return InstanceRef(sender, entity_id, timeout_ms)
-    return Ref(sender, entity_id, timeout_ms)
+        return InstanceRef(sender, entity_id, timeout_ms, interface)
+    return Ref(sender, entity_id, timeout_ms, interface)
 
 
 def sender_by(sender: AnySender, policy: object, key: object, after: object) -> InstanceSender:
@@ -149,12 +152,28 @@ class InstanceCall(Addressed):
         self._sender.tell_nowait(self._key, self._id, self._method.encode(args, kwargs))
 
 
+class TracedInstanceCall(InstanceCall):
+    """The same in a process with tracing, where each message passes the router."""
+
+    __slots__ = ()
+
+    def tell(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sender.tell(self._key, self._id, self._method.encode(args, kwargs))
+
+
 class InstanceRef(Ref):
     """A reference to one entity of a type with instances. Its attributes are the entity's
     handlers."""
 
-    def __init__(self, sender: InstanceSender, entity_id: str, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        sender: InstanceSender,
+        entity_id: str,
+        timeout_ms: int,
+        interface: Interface | None = None,
+    ) -> None:
         self._sender, self.entity_id, self._timeout_ms = sender, entity_id, timeout_ms
+        self._interface = interface or sender.interface
         self._picked = Picked(sender, entity_id)
 
     def _address(self) -> tuple[Any, ...]:
@@ -180,18 +199,19 @@ class InstanceRef(Ref):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        method = self._sender.interface.methods.get(name)
+        method = self._interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
-        call = InstanceCall(self._sender, self.entity_id, self._picked, method, self._timeout_ms)
+        kind = InstanceCall if self._sender.router.tracing is None else TracedInstanceCall
+        call = kind(self._sender, self.entity_id, self._picked, method, self._timeout_ms)
         setattr(self, name, call)
         return call
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> InstanceRef:
         """Return a reference to the same entity by another router. Raises as `sender_by`."""
         sender = sender_by(self._sender, policy, key, after)
-        return InstanceRef(sender, self.entity_id, self._timeout_ms)
+        return InstanceRef(sender, self.entity_id, self._timeout_ms, self._interface)
 
     def within(self, timeout: float) -> InstanceRef:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
-        return InstanceRef(self._sender, self.entity_id, milliseconds(timeout))
+        return InstanceRef(self._sender, self.entity_id, milliseconds(timeout), self._interface)

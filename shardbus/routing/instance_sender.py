@@ -61,7 +61,6 @@ class InstanceSender:
 
     def __init__(self, router: InstanceRouter, choice: Choice) -> None:
         self.router, self.choice = router, choice
-        self.interface: Interface = router.interface
         self.done = router.done
         self.to_all = choice.policy == ALL
         self.sticky = choice.policy in STICKY
@@ -71,6 +70,11 @@ class InstanceSender:
         self._picked: dict[str, str] = {}
         self._turns: dict[str, int] = {}
         self._dice = Random(spread_seed(router.sender_name))
+
+    @property
+    def interface(self) -> Interface:
+        """The interface of the type, as its router knows it now."""
+        return self.router.interface
 
     def towards(self, choice: Choice) -> InstanceSender:
         """Return the sender to the same type by another router."""

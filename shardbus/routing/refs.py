@@ -21,7 +21,15 @@ from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router, Sender, ShardRoute, check_room
 from shardbus.routing.traced_sending import TracedSending
 from shardbus.transport.asks import Key, set_error
-from shardbus.wire.schema import Decode, Method, decode_value, encode_value, method_of, pack_value
+from shardbus.wire.schema import (
+    Decode,
+    Interface,
+    Method,
+    decode_value,
+    encode_value,
+    method_of,
+    pack_value,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -186,8 +194,16 @@ class TracedCall(Call):
 class Ref(Addressed):
     """A reference to one entity. Its attributes are the entity's handlers."""
 
-    def __init__(self, router: Router, entity_id: str, timeout_ms: int) -> None:
+    def __init__(
+        self,
+        router: Router,
+        entity_id: str,
+        timeout_ms: int,
+        interface: Interface | None = None,
+    ) -> None:
         self._router, self.entity_id, self._timeout_ms = router, entity_id, timeout_ms
+        self._interface = interface or router.interface
+        """That of the class by which it was made; other modules may have other classes."""
         self._route = router.route_of(entity_id)
 
     @property
@@ -202,7 +218,7 @@ class Ref(Addressed):
         if name.startswith("_"):
             raise AttributeError(name)
         router = self._router
-        method = router.interface.methods.get(name)
+        method = self._interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
         kind = Call if router.tracing is None else TracedCall
@@ -215,7 +231,7 @@ class Ref(Addressed):
 
     def within(self, timeout: float) -> Ref:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
-        return Ref(self._router, self.entity_id, milliseconds(timeout))
+        return Ref(self._router, self.entity_id, milliseconds(timeout), self._interface)
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> Ref:
         """Return a reference to the same entity by another router, of a type with instances.

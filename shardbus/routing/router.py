@@ -68,7 +68,9 @@ def check_room(out: Session | None) -> None:
 class Sender(Protocol):
     """What sends to the entities of one type: a `Router`, or an `InstanceSender`."""
 
-    interface: Interface
+    @property
+    def interface(self) -> Interface: ...
+
     done: asyncio.Future[Any]
 
     def key(self, method: str) -> Key: ...

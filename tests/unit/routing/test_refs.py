@@ -1,0 +1,163 @@
+"""References as values: what is equal, what a copy is, what cannot be pickled."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+
+from shardbus import ConfigError, Entity, ShardBus, handler
+from shardbus.client.blocking import BlockingRef
+from shardbus.client.thread_bridge import ThreadBridge
+from shardbus.config.settings import ShardingSettings
+from shardbus.routing.instance_policies import Choice
+from shardbus.routing.instance_refs import AnySender, reference
+from shardbus.routing.instance_router import InstanceRouter
+from shardbus.routing.instance_sender import SENDERS_MAX, InstanceSender, sender_of
+from shardbus.routing.router import Router
+from shardbus.sharding.region.region import ShardRegion
+from shardbus.transport.asks import CoarseClock
+from shardbus.wire.schema import Interface
+
+bus = ShardBus("shop")
+
+
+@bus.entity("counter", shards=4)
+class Counter(Entity):
+    @handler
+    def add(self, amount: int = 1) -> int:
+        return amount
+
+    @handler
+    def copy(self) -> None: ...
+
+
+@bus.entity("quote", shards=4, instances=3)
+class Quote(Entity):
+    @handler
+    def add(self, amount: int = 1) -> int:
+        return amount
+
+    @handler
+    def copy(self) -> None: ...
+
+
+def sender_to(kind: Any) -> AnySender:
+    """What sends to a type; each is another sender."""
+    interface: Interface = kind.__shardbus_interface__
+    region = ShardRegion(interface.name, None, interface.layout, ShardingSettings())
+    loop, owner = asyncio.get_running_loop(), object()
+    if interface.instances is None:
+        return Router(interface, region, owner, loop, CoarseClock())  # type: ignore[arg-type]
+    router = InstanceRouter(interface, region, owner, loop, CoarseClock())  # type: ignore[arg-type]
+    return sender_of(router)
+
+
+class Maker:
+    """Makes references of one client."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.sender = sender_to(Quote if form == "instances" else Counter)
+        self.other = sender_to(Quote if form == "instances" else Counter)
+        self.bridge = ThreadBridge(asyncio.get_running_loop(), 5.0)
+
+    def __call__(self, entity_id: str, sender: AnySender | None = None, timeout: int = 1) -> Any:
+        sender = sender or self.sender
+        if self.form == "blocking":
+            return BlockingRef(self.bridge, sender, entity_id, timeout)
+        return reference(sender, entity_id, timeout)
+
+
+@pytest.fixture(params=["plain", "instances", "blocking"])
+async def make(request: pytest.FixtureRequest) -> Maker:
+    return Maker(request.param)
+
+
+async def test_references_to_one_entity_by_one_sender_are_equal(make: Maker) -> None:
+    ref, same = make("a"), make("a", timeout=9)
+    assert ref == same == ref.within(3)
+    assert hash(ref) == hash(same)
+    assert ref != make("b")
+    assert ref != make("a", make.other)
+    assert ref != "a"
+    assert {ref: 1}[same] == 1
+    assert len({ref, same, make("b")}) == 2
+    assert [make("b"), ref].index(same) == 1
+
+
+async def test_handlers_of_equal_references_are_equal(make: Maker) -> None:
+    ref, same = make("a"), make("a")
+    assert ref.add == same.add
+    assert len({ref.add, same.add, ref.copy, make("b").add}) == 3
+    assert ref.add != make("a", make.other).add
+
+
+async def test_a_copy_of_a_reference_is_that_reference(make: Maker) -> None:
+    @dataclass
+    class Order:
+        of: Any
+        handler: Any
+
+    ref = make("a")
+    for copied in (copy.copy(ref), copy.deepcopy(ref), copy.deepcopy([ref])[0]):
+        assert copied == ref
+        assert copied.add == ref.add
+    assert copy.deepcopy(ref.add) == copy.copy(ref.add) == ref.add
+    assert asdict(Order(ref, ref.add)) == {"of": ref, "handler": ref.add}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+async def test_pickle_refuses_references_and_says_why(make: Maker, protocol: int) -> None:
+    ref = make("a")
+    for one in (ref, ref.add, {"ref": ref}):
+        with pytest.raises(TypeError, match="belongs to its client or node"):
+            pickle.dumps(one, protocol)
+
+
+async def test_a_reference_shows_type_and_id(make: Maker) -> None:
+    kind = "quote" if make.form == "instances" else "counter"
+    assert repr(make("a")) == f"<ref {kind} 'a'>"
+    assert repr(make("a").add) == f"<ref {kind} 'a' add>"
+
+
+async def test_a_handler_named_like_a_method_of_other_objects_is_a_handler(make: Maker) -> None:
+    ref = make("a")
+    assert "copy" in repr(ref.copy)
+    assert copy.copy(ref) == ref
+
+
+async def test_a_reference_has_no_other_private_attributes(make: Maker) -> None:
+    """Also one that is not complete, as tools make it: that must not recurse."""
+    ref = make("a")
+    for one in (ref, type(ref).__new__(type(ref))):
+        for name in ("_no", "__setstate__", "__fspath__"):
+            assert not hasattr(one, name)
+    with pytest.raises(AttributeError, match="has no handler 'no'"):
+        _ = ref.no
+
+
+async def test_references_by_one_choice_are_equal_however_many_there_are() -> None:
+    ref: Any = Maker("instances")("a")
+    assert ref.to("all") == ref.to("all")
+    assert ref.to("all") != ref.to("nearest")
+    assert ref == ref.to("nearest")  # as declared
+    assert ref.to("hash", key=1) == ref.to("hash", key="1")
+    assert ref.to("hash", key=1) != ref.to("hash", key=2)
+    for number in range(SENDERS_MAX):
+        ref.to("hash", key=number + 10)
+    assert isinstance(ref._sender, InstanceSender)
+    late = Choice("hash", "late")
+    assert ref._sender.towards(late) is not ref._sender.towards(late)
+    assert ref.to("hash", key="late") == ref.to("hash", key="late")
+
+
+@pytest.mark.parametrize("name", ["__eq__", "__call__", "__getattr__", "_router", "within", "tell"])
+def test_a_handler_cannot_hide_what_a_reference_has(name: str) -> None:
+    body = {name: handler(lambda self: None), "__annotations__": {}}
+    with pytest.raises(ConfigError, match=f"a handler cannot be called '{name}'"):
+        ShardBus("other").entity("odd")(type("Odd", (Entity,), body))
