@@ -18,12 +18,13 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
-from shardbus.client.sent import Sent, awaited
+from shardbus.client.sent import DONE, Sent, awaited
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
 from shardbus.errors import (
@@ -36,7 +37,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
-from shardbus.routing.refs import ask, milliseconds, pack
+from shardbus.routing.refs import ask, call, milliseconds, pack
 from shardbus.routing.region import Region
 from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
@@ -161,6 +162,7 @@ class AsyncClient:
                 client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
             )
         self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
+        self._thread = get_ident()
         self._by_name = Towards(self._regions, None, self.timeout_ms)
         self.routers = self._regions.routers
         """For the blocking client: the routers that `router_of` has found."""
@@ -292,7 +294,11 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> Sent[Any]:
         """Ask a handler by its name; it may have no arguments."""
-        return self._by_name.call(kind, entity_id, handler, *args, timeout=timeout)
+        router = self.routers.get(kind)
+        if router is None or get_ident() != self._thread:
+            return self._by_name.call(kind, entity_id, handler, *args, timeout=timeout)
+        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
+        return Sent(call(router, entity_id, handler, args, timeout_ms))
 
     @awaited
     def start_entity(
@@ -305,7 +311,11 @@ class AsyncClient:
     @awaited
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
         """Tell a handler by its name; it may have no arguments."""
-        return self._by_name.cast(kind, entity_id, handler, *args)
+        router = self.routers.get(kind)
+        if router is None or get_ident() != self._thread:
+            return self._by_name.cast(kind, entity_id, handler, *args)
+        room = router.tell(router.key(handler), entity_id, encode_value(args))
+        return DONE if room is router.done else Sent(room)
 
     @awaited
     def ask_many(

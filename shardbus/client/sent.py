@@ -68,6 +68,40 @@ class Sent(Coroutine[Any, Any, T_co]):
             self._steps.close()
 
 
+class Done(Sent[None]):
+    """The outcome of tells for which there was room: one object for all, which has no state."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Wait for nothing."""
+
+    @property
+    def cr_suspended(self) -> bool:
+        return False
+
+    def __await__(self) -> Any:
+        return iter(())
+
+    def send(self, value: Any) -> Any:
+        raise StopIteration
+
+    def throw(
+        self,
+        kind: Any,
+        error: BaseException | object = None,
+        trace: TracebackType | None = None,
+    ) -> Any:
+        raised: Any = kind if isinstance(kind, BaseException) else error or kind()
+        raise raised
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+DONE = Done()
+
+
 class OnceAwaited(Awaitable[T_co]):
     """Sends when it is awaited."""
 

@@ -169,9 +169,13 @@ class TracedSending(Router):
             return
         span = self.tracing.send("ask", key[0], entity_id, key[1], context)
         if isinstance(answer, asyncio.Future):
-            answer.add_done_callback(lambda answer: self.tracing.end_with(span, answer))
-        else:
-            answer = self.tracing.ending(span, answer)
+
+            def ended(answer: asyncio.Future[Any]) -> None:
+                if answer.cancelled():
+                    self.tracing.end_with(span, answer)
+
+            answer.add_done_callback(ended)
+        answer = self.tracing.ending(span, answer)
         self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span)
 
     def _deliver_ask(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 import pytest
 
 from shardbus.client.asynchronous import AsyncClient
-from shardbus.client.sent import OnceAwaited, Sent
+from shardbus.client.sent import DONE, OnceAwaited, Sent
 from shardbus.client.towards import Towards
 
 VERBS = ("tell", "ask", "call", "cast", "tell_many", "ask_many", "start_entity")
@@ -99,3 +99,16 @@ def test_libraries_take_the_verbs_for_coroutine_functions(verb: str) -> None:
         function = getattr(owner, verb)
         asks = asyncio if not hasattr(inspect, "markcoroutinefunction") else inspect
         assert asks.iscoroutinefunction(function)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_the_outcome_of_tells_with_room_is_shared() -> None:
+    assert [await DONE, await DONE] == [None, None]
+    for task in (asyncio.create_task(DONE), asyncio.ensure_future(DONE)):
+        assert await task is None
+    early = asyncio.create_task(DONE)
+    early.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await early
+    DONE.close()
+    assert await DONE is None
