@@ -241,6 +241,23 @@ async def test_tells_to_an_instance_by_a_reference_are_traced(nodes: Nodes) -> N
     assert len(kept.named("tell quote")) == 1
 
 
+async def test_a_message_that_waited_for_its_type_belongs_to_the_span_of_its_sender(
+    nodes: Nodes,
+) -> None:
+    app, kept = Application(), spans.Spans()
+    await nodes.start(app.bus)
+    client = await nodes.client(tracing=True)
+    kept.clear()
+    with a_trace():
+        client.cast("log", "a", "mark", 1)
+        asked = client.call("log", "a", "mark", 2)
+    client.cast("log", "a", "mark", 3)  # under no span
+    await asked
+    await client.flush()
+    [work], [told], [call] = (kept.named(name) for name in ("work", "tell log", "ask log"))
+    assert spans.parent_of(told) == spans.parent_of(call) == spans.id_of(work)
+
+
 HELD: dict[str, Callable[[AsyncClient, Application, bytes], Any]] = {
     "a tell": lambda client, app, payload: client.ref(app.log, "a").hold.tell(payload),
     "a tell by name": lambda client, app, payload: client.cast("log", "a", "hold", payload),
