@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import threading
 from collections.abc import Awaitable
 
+import anyio
 import pytest
+from starlette.background import BackgroundTasks
 
 from shardbus.client.asynchronous import AsyncClient
-from shardbus.client.sent import DONE, OnceAwaited, Sent
+from shardbus.client.sent import DONE, OnceAwaited, Sent, awaited
 from shardbus.client.towards import Towards
 
 VERBS = ("tell", "ask", "call", "cast", "tell_many", "ask_many", "start_entity")
@@ -112,3 +115,30 @@ async def test_the_outcome_of_tells_with_room_is_shared() -> None:
         await early
     DONE.close()
     assert await DONE is None
+
+
+async def test_anyio_starts_it_and_cancels_it() -> None:
+    answered, waiting = sent(), sent()
+    answered[0].set_result(7)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: answered[1])
+        group.start_soon(lambda: DONE)
+        group.start_soon(lambda: waiting[1])
+        await asyncio.sleep(0)
+        group.cancel_scope.cancel()
+    assert waiting[0].cancelled()
+
+
+async def test_a_background_task_of_a_web_application_calls_it_in_the_loop() -> None:
+    threads: list[int] = []
+
+    class Client:
+        @awaited
+        def cast(self, text: str) -> Sent[None]:
+            threads.append(threading.get_ident())
+            return DONE
+
+    tasks = BackgroundTasks()
+    tasks.add_task(Client().cast, "x")
+    await tasks()
+    assert threads == [threading.get_ident()]
