@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +20,27 @@ from shardbus.entities.entity_type import (
     EntityType,
     Invoker,
     addressed,
+    awaited,
     in_thread,
     is_coroutine_function,
+    may_wait,
 )
 from shardbus.entities.passivation_settings import Passivation
 from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
+from shardbus.handlers import (
+    check_handler,
+    check_hooks,
+    check_method,
+    check_sync,
+    described,
+    handlers_of,
+)
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import NEAREST, choice_of
 from shardbus.routing.paths import ancestors, placed_within
-from shardbus.routing.refs import NO_ARGUMENTS, RESERVED, START
+from shardbus.routing.refs import NO_ARGUMENTS, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.handoff_modes import HandoffMode, check_mode
@@ -46,6 +57,7 @@ from shardbus.wire.schema import (
 )
 from shardbus.wire.stored_state import VERSION_MAX, StateCodec
 
+RECEIVE = "def receive(self, message)"
 Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
 
 
@@ -143,12 +155,8 @@ def check_carrying(
             f"{kind!r}: carry needs a state, or both dehydrate and rehydrate",
             hint="def dehydrate(self) -> bytes, and def rehydrate(self, data: bytes) -> None",
         )
-    for name in ("dehydrate", "rehydrate"):
-        if is_coroutine_function(getattr(cls, name)):
-            raise ConfigError(
-                f"{cls.__name__}.{name} is async: it would not be awaited",
-                hint=f"write def {name}",
-            )
+    check_sync(cls, "dehydrate", "def dehydrate(self) -> bytes")
+    check_sync(cls, "rehydrate", "def rehydrate(self, data: bytes) -> None", b"")
 
 
 def declared_settings(
@@ -191,16 +199,17 @@ def interface_of(
     if not issubclass(cls, Entity):
         raise ConfigError(f"{cls.__name__} must be a subclass of shardbus.Entity")
     methods = {}
-    for attribute, value in _handlers(cls).items():
-        if attribute in RESERVED or attribute.startswith("_"):
-            raise ConfigError(f"{cls.__name__}: a handler cannot be called {attribute!r}")
-        methods[attribute] = method(attribute, value.function)
+    for attribute, value in handlers_of(cls).items():
+        check_handler(cls, attribute, value)
+        with _of_class(cls):
+            methods[attribute] = method(attribute, described(value.function))
     layout = f"crc32/{shards}"
     if shard_of is not None:
         checked = shard_function(name, shard_of)
         layout, shard_of = layout_of(checked, shard_of, shards), checked
-    receive = getattr(cls, "receive", None)
-    messages = message_decoders(receive, ())
+    receive = receive_of(cls)
+    with _of_class(cls):
+        messages = message_decoders(receive and described(receive), ())
     return Interface(name, shards, layout, methods, messages, shard_of)
 
 
@@ -289,12 +298,23 @@ def _check_extractor(kind: str, name: str, function: object) -> None:
         return
     if not callable(function):
         raise ConfigError(f"{kind!r}: {name} is {function!r}, which cannot be called")
+    check_not_async(f"{kind!r}: {name}", function)
     try:
         inspect.signature(function).bind(None)
     except TypeError as e:
         raise ConfigError(f"{kind!r}: {name} is called with one argument: {e}") from None
     except ValueError:
         return  # written in C: its arguments are unknown
+
+
+def check_not_async(what: str, function: Callable[..., Any]) -> None:
+    """Check that a function of a declaration returns its result when it is called.
+
+    Raises:
+        ConfigError: it is async.
+    """
+    if may_wait(function):
+        raise ConfigError(f"{what} is async: it would not be awaited", hint="write a plain def")
 
 
 def classes_of(kind: str, classes: Iterable[object]) -> list[type]:
@@ -311,34 +331,28 @@ def classes_of(kind: str, classes: Iterable[object]) -> list[type]:
     return taken
 
 
-def _handlers(cls: type) -> dict[str, Handler[Any, Any]]:
-    found: dict[str, Handler[Any, Any]] = {}
-    for base in reversed(cls.__mro__):
-        found |= {k: v for k, v in vars(base).items() if isinstance(v, Handler)}
-    return found
-
-
 def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[str, Invoker]:
     """Return the invoker of every handler and message class, by name."""
     invokers: dict[str, Invoker] = {}
-    for name, value in _handlers(cls).items():
-        function = _placed(cls, name, value)
-        waits = is_coroutine_function(function)
+    for name, value in handlers_of(cls).items():
+        function, waits = _placed(cls, name, value)
         known = interface.methods[name]
         decoders = known.decoders
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
         invokers[name] = Invoker(name, function, waits, decoders, None, single, known.read_all)
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
-    receive, behaviours = getattr(cls, "receive", None), behaviours_of(cls)
+    receive, behaviours = receive_of(cls), behaviours_of(cls)
     if receive is not None:
-        interface.messages = message_decoders(receive, classes, behaviours)
-        readers = message_readers(receive, classes, behaviours)
+        shown, takers = described(receive), [described(one) for one in behaviours]
+        with _of_class(cls):
+            interface.messages = message_decoders(shown, classes, takers)
+            readers = message_readers(shown, classes, takers)
         if behaviours:
             receive = current_behaviour(receive, behaviours)
+        function, waits = awaited(receive)
         for name, decode in interface.messages.items():
-            waits = is_coroutine_function(receive)
             read_all = readers.get(name)
-            invokers[name] = Invoker(name, receive, waits, {}, decode, read_all=read_all)
+            invokers[name] = Invoker(name, function, waits, {}, decode, read_all=read_all)
     elif behaviours:
         raise ConfigError(
             f"{cls.__name__} has behaviours and no receive",
@@ -347,23 +361,55 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
     return invokers
 
 
-def _placed(cls: type, name: str, value: Handler[Any, Any]) -> Callable[..., Any]:
-    """Return the handler's function, to be called on the loop. A blocking one runs in a thread."""
+@contextmanager
+def _of_class(cls: type) -> Iterator[None]:
+    """Let an error of a method's types name the class."""
+    try:
+        yield
+    except ConfigError as e:
+        raise ConfigError(f"{cls.__name__}: {e.message}", hint=e.hint) from None
+
+
+def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..., Any], bool]:
+    """Return the handler's function, to be called on the loop, and whether it is a coroutine
+    function. A blocking one runs in a thread."""
     thread: object = value.thread
     if isinstance(thread, bool) and not thread:
-        return value.function
+        return awaited(value.function)
+    where = f"handler {name} of {cls.__name__}"
     if thread is not True and not isinstance(thread, ThreadPoolExecutor):
-        where = f"handler {name} of {cls.__name__}"
-        raise ConfigError(f"{where}: thread is {thread!r}, neither true nor a ThreadPoolExecutor")
+        raise ConfigError(
+            f"{where}: thread is {thread!r}, neither true nor a ThreadPoolExecutor",
+            hint="write @handler(thread=True)",
+        )
     if is_coroutine_function(value.function):
-        raise ConfigError(f"handler {name} of {cls.__name__} is async: it cannot run in a thread")
-    return in_thread(value.function, None if thread is True else thread)
+        raise ConfigError(
+            f"{where} is async: it cannot run in a thread",
+            hint=f"write def {name}, or @handler without thread",
+        )
+    return in_thread(value.function, None if thread is True else thread), True
 
 
 def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
     """Return the behaviours of a class, `receive` included; empty without `@behaviour`."""
     found = behaviours_of(cls)
     return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
+
+
+def receive_of(cls: type) -> Callable[..., Any] | None:
+    """Return the `receive` of a class; None if it has none.
+
+    Raises:
+        ConfigError: it, or a behaviour, cannot be called with an entity and a message.
+    """
+    static = inspect.getattr_static(cls, "receive", None)
+    if static is not None:
+        check_method(f"{cls.__name__}.receive", RECEIVE, static, (None,))
+    for one in behaviours_of(cls):
+        name = getattr(one, "__name__", "")
+        check_method(f"{cls.__name__}.{name}", f"def {name}(self, message)", one, (None,))
+    receive: Callable[..., Any] | None = getattr(cls, "receive", None)
+    return receive
 
 
 def checked_shape(
@@ -382,12 +428,7 @@ def checked_shape(
 
 def shape_of(cls: type, kind: str, version: object) -> dict[str, Any]:
     """Return which hooks the class has, and the class of its state."""
-    for name in ("on_start", "on_stop"):
-        if not is_coroutine_function(getattr(cls, name)):
-            raise ConfigError(
-                f"{cls.__name__}.{name} is not async: it would be awaited",
-                hint=f"write async def {name}",
-            )
+    check_hooks(cls)
     return {
         "starts": getattr(cls, "on_start", None) is not Entity.on_start,
         "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
@@ -433,6 +474,7 @@ def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive
     if given is None:
         return lambda error: Directive.RESTART
     if callable(given):
+        check_not_async("supervision", given)
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(f"supervision: {given!r} is no mapping and no function")

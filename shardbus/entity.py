@@ -6,8 +6,9 @@ Source: docs/how-to/define-entities.md; S2.9, S4.15-S4.25.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType, MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,7 +23,7 @@ from typing import (
 )
 
 from shardbus.entities.context import Context
-from shardbus.entities.entity_type import BEHAVIOUR, StopReason, is_coroutine_function
+from shardbus.entities.entity_type import BEHAVIOUR, StopReason, layers, may_wait
 from shardbus.errors import Unhandled
 from shardbus.wire.stored_state import StateCodec
 
@@ -37,6 +38,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 OneInstance = Literal["nearest", "round-robin", "random", "least-busy"]
 """The routers that choose one instance and take no option."""
+
+BEHAVIOUR_MARK = "__shardbus_behaviour__"
 
 Thread = bool | ThreadPoolExecutor
 """False: on the event loop. True: in a worker thread of the loop. An executor: in its threads."""
@@ -66,8 +69,9 @@ class Handler(Generic[P, R]):
     def __init__(self, function: Callable[..., Any], *, thread: Thread) -> None:
         self.function = function
         self.thread = thread
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
+        self.__doc__ = getattr(function, "__doc__", None)
+        self.__name__: str = getattr(function, "__name__", type(function).__name__)
+        self.__isabstractmethod__: bool = getattr(function, "__isabstractmethod__", False)
 
     if TYPE_CHECKING:
 
@@ -86,7 +90,10 @@ class Handler(Generic[P, R]):
     @overload
     def __get__(self, instance: object, owner: type) -> Called[P, R]: ...
     def __get__(self, instance: object | None, owner: type) -> Any:
-        return self if instance is None else self.function.__get__(instance, owner)
+        if instance is None:
+            return self
+        bind = getattr(self.function, "__get__", None)
+        return MethodType(self.function, instance) if bind is None else bind(instance, owner)
 
 
 class ByRouter(Protocol[T_co]):
@@ -127,15 +134,54 @@ def handler(function: Callable[..., Any] | None = None, *, thread: Thread = Fals
     block. `@handler(thread=True)` runs a blocking one in a worker thread, still one message at a
     time, and `@handler(thread=pool)` in a thread of the application's own pool [S2.90]."""
     if function is not None:
-        return Handler(function, thread=False)
-    return lambda f: Handler(f, thread=thread)
+        return _noted(Handler(function, thread=False))
+    return lambda f: _noted(Handler(f, thread=thread))
+
+
+CALLERS_MAX = 10
+"""Decorators of an application that call each other, and the last one `handler`."""
+HANDLERS = "__shardbus_handlers__"
+"""Key, in the namespace of a class, of the handlers that were made in its body."""
+
+
+def _noted(made: Handler[Any, Any]) -> Handler[Any, Any]:
+    """Note a handler in the class body that makes it. A decorator or a later `def` may put
+    something else in its place, and the declaration of the class must notice that."""
+    body = _class_body(inspect.currentframe(), made.function)
+    if body is not None:
+        body.setdefault(HANDLERS, []).append(made)
+    return made
+
+
+def _class_body(frame: FrameType | None, function: object) -> dict[str, Any] | None:
+    """Return the namespace of the class body that has called `handler`, itself or through a
+    decorator of the application; None if it was called from elsewhere."""
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    inner = layers(function)[-1] if callable(function) else function
+    place = getattr(inner, "__qualname__", "").rpartition(".")[0]
+    for depth in range(CALLERS_MAX):
+        if frame is None:
+            break
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a class body, or a module
+            names = frame.f_locals
+            qualname = names.get("__qualname__") if names is not frame.f_globals else None
+            return names if qualname and (not depth or qualname == place) else None
+        frame = frame.f_back
+    return None
+
+
+def handlers_in(cls: type) -> Sequence[Handler[Any, Any]]:
+    """Return the handlers that were made in the body of a class."""
+    made: Sequence[Handler[Any, Any]] = vars(cls).get(HANDLERS, ())
+    return made
 
 
 def behaviour(method: F) -> F:
     """Mark a method `method(self, message)` as a behaviour: after a call of
     `self.context.become(self.method)` it handles what `receive` would [S4.24]. An entity begins
     with `receive`; `receive = loading` in the class makes it begin with `loading`."""
-    method.__shardbus_behaviour__ = True  # type: ignore[attr-defined]
+    setattr(method, BEHAVIOUR_MARK, True)
     return method
 
 
@@ -143,7 +189,7 @@ def behaviours_of(cls: type) -> list[Callable[..., Any]]:
     """Return the behaviours of a class, the nearest of each name."""
     names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
     methods = (inspect.getattr_static(cls, name) for name in names)
-    return [method for method in methods if hasattr(method, "__shardbus_behaviour__")]
+    return [method for method in methods if hasattr(method, BEHAVIOUR_MARK)]
 
 
 def current_behaviour(
@@ -158,7 +204,7 @@ def current_behaviour(
         answer = vars(entity).get(BEHAVIOUR, receive)(entity, message)
         return await answer if inspect.isawaitable(answer) else answer
 
-    waits = any(is_coroutine_function(method) for method in (receive, *behaviours))
+    waits = any(may_wait(method) for method in (receive, *behaviours))
     return handle_async if waits else handle
 
 

@@ -10,7 +10,7 @@
     floor 6    shells                       one shell per machine
     floor 7    node
     floor 8    admin
-    floor 9    app cluster declaration entity placement and the package itself
+    floor 9    app cluster declaration entity handlers placement and the package itself
     floor 10   simulation, which runs whole nodes
     floor 11   testing, the kit for users' tests on the simulator; the command line
 
@@ -63,6 +63,7 @@ FLOORS = {
     "shardbus.admin": 8,
     "shardbus.entity": 9,
     "shardbus.declaration": 9,
+    "shardbus.handlers": 9,
     "shardbus.placement": 9,
     "shardbus.cluster": 9,
     "shardbus.app": 9,
@@ -79,6 +80,8 @@ SIBLINGS = {
     ("shardbus.app", "shardbus.declaration"),
     ("shardbus.app", "shardbus.embedding"),
     ("shardbus.declaration", "shardbus.entity"),
+    ("shardbus.declaration", "shardbus.handlers"),
+    ("shardbus.handlers", "shardbus.entity"),
     ("shardbus.app", "shardbus.placement"),
     ("shardbus", "shardbus.app"),
     ("shardbus", "shardbus.entity"),

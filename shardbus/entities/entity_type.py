@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from shardbus.config.settings import NodeSettings
+from shardbus.entities.unfinished_work import finishing
 from shardbus.errors import ConfigError
 from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.sharding.allocation.strategies import AllocationStrategy
@@ -150,9 +151,42 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
     raise ConfigError(f"no handler takes {message!r}"[:150] + f": {why}"[:150], hint=hint)
 
 
+WRAPPED_MAX = 100
+"""Decorators on one method."""
+
+
+def layers(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return a callable and the functions under its decorators, outermost first, as far as
+    `functools.wraps` shows them."""
+    found = [function]
+    while len(found) < WRAPPED_MAX and (inner := getattr(found[-1], "__wrapped__", None)):
+        found.append(inner)
+    return found
+
+
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
     """True if a call returns a coroutine."""
     return inspect.iscoroutinefunction(function)
+
+
+def may_wait(function: Callable[..., Any]) -> bool:
+    """True if a call returns a coroutine, or probably does: a decorator that is not async calls an
+    async function."""
+    called = (one for found in layers(function) for one in (found, type(found).__call__))
+    return any(is_coroutine_function(one) or _is_awaitable_generator(one) for one in called)
+
+
+def _is_awaitable_generator(function: Callable[..., Any]) -> bool:
+    """True for a function with `types.coroutine`."""
+    code = getattr(function, "__code__", None)
+    return code is not None and bool(code.co_flags & inspect.CO_ITERABLE_COROUTINE)
+
+
+def awaited(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """Return what the runner calls for a method, and whether that is a coroutine function."""
+    if is_coroutine_function(function):
+        return function, True
+    return (finishing(function), True) if may_wait(function) else (function, False)
 
 
 def in_thread(function: Callable[..., Any], pool: ThreadPoolExecutor | None) -> Callable[..., Any]:
