@@ -27,6 +27,7 @@ from shardbus.entities.entity_type import (
 )
 from shardbus.entities.passivation_settings import Passivation
 from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
+from shardbus.entities.unfinished_work import returns_values
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
 from shardbus.handlers import (
@@ -339,7 +340,16 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
         known = interface.methods[name]
         decoders = known.decoders
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
-        invokers[name] = Invoker(name, function, waits, decoders, None, single, known.read_all)
+        invokers[name] = Invoker(
+            name,
+            function,
+            waits,
+            decoders,
+            None,
+            single,
+            known.read_all,
+            returns_values=returns_values(function),
+        )
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
     receive, behaviours = receive_of(cls), behaviours_of(cls)
     if receive is not None:
@@ -350,9 +360,17 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
         if behaviours:
             receive = current_behaviour(receive, behaviours)
         function, waits = awaited(receive)
+        values = returns_values(function)
         for name, decode in interface.messages.items():
-            read_all = readers.get(name)
-            invokers[name] = Invoker(name, function, waits, {}, decode, read_all=read_all)
+            invokers[name] = Invoker(
+                name,
+                function,
+                waits,
+                {},
+                decode,
+                read_all=readers.get(name),
+                returns_values=values,
+            )
     elif behaviours:
         raise ConfigError(
             f"{cls.__name__} has behaviours and no receive",

@@ -67,6 +67,8 @@ class Invoker:
     """Decodes the payloads of a run, where that is faster than one by one."""
     trace: str = ""
     """The trace context of the one message that this invoker is for."""
+    returns_values: bool = False
+    """No answer of it stands for work that is not done (`unfinished_work`)."""
 
     def calling(self, function: Callable[..., Any]) -> Invoker:
         """Return an invoker of the same method that calls this function."""
@@ -79,6 +81,7 @@ class Invoker:
             self.single,
             self.read_all,
             self.trace,
+            self.returns_values,
         )
 
 

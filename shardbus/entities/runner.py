@@ -49,6 +49,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
+from types import NoneType
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
@@ -72,6 +73,7 @@ from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
 from shardbus.entities.running_handlers import RunHeader, RunningHandlers
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.supervision import StateLoader, Supervisor
+from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.errors import (
     EntityFailed,
     MailboxFull,
@@ -301,6 +303,7 @@ class EntityRunner:
         task = eager.task
         task.context, task.coroutine = context, None
         attributes, before = task.__dict__, references(task)
+        sure, finished = invoker.returns_values, NoneType
         for entity_id, payload, corr, activation in rows:
             if activation is None:
                 activation = arrive(entity_id, payload, corr)
@@ -327,6 +330,11 @@ class EntityRunner:
             except BaseException as e:
                 self._ended(run, activation, payload, corr, error=e)
                 return True
+            if not sure and value is not None and type(value) is not finished:
+                if is_unfinished(value):
+                    self._finish_answer(run, activation, payload, corr, value, context)
+                    return True
+                finished = type(value)
             try:
                 traces = references(task) != before or attributes or context != untouched
             except BaseException:  # of the `__eq__` of a variable's value
@@ -383,6 +391,7 @@ class EntityRunner:
         task = eager.task
         task.context = context
         attributes, before = task.__dict__, references(task)
+        sure, finished = invoker.returns_values, NoneType
         for entity_id, payload, corr, activation in rows:
             if activation is None:
                 activation = arrive(entity_id, payload, corr)
@@ -408,6 +417,10 @@ class EntityRunner:
                     coroutine = function(activation.entity, *invoker.decoders[payload[0]](payload))
                 task.coroutine = coroutine
                 value = await coroutine
+                if not sure and value is not None and type(value) is not finished:
+                    if is_unfinished(value):
+                        value = await finish(value)
+                    finished = type(value)
                 if carried:
                     return value
             except BaseException as e:
@@ -474,15 +487,41 @@ class EntityRunner:
     ) -> None:
         """Answer a message of a run whose handler has ended in its first step by raising, or with
         traces in its task or context, and give later handlers another task."""
-        _, invoker, session, _, _, _ = run
+        _, invoker, session, deadline, chain, _ = run
         error = self._eager.replace(value, error)
         if error is not None:
             if self._raised(activation, invoker, payload, error, session, corr):
                 self._settle_if_needed(activation)
             return
+        if not invoker.returns_values and is_unfinished(value):
+            message = Message(invoker, payload, session, corr, deadline, chain)
+            if self._run(activation, message, finish(value)):
+                self._settle_if_needed(activation)
+            return
         if session is not None:
             answer(activation, value, session, corr)
         self._settle_if_needed(activation)
+
+    def _finish_answer(
+        self,
+        run: Run,
+        activation: Activation,
+        payload: bytes,
+        corr: int,
+        value: object,
+        context: contextvars.Context,
+    ) -> None:
+        """Do the work behind what a plain function has returned, under the current task and in the
+        current context, as a part of its message."""
+        self._eager.task.coroutine = coroutine = finish(value)
+        try:
+            waits_for = coroutine.send(None)
+        except StopIteration as end:
+            self._ended(run, activation, payload, corr, end.value)
+        except BaseException as e:
+            self._ended(run, activation, payload, corr, error=e)
+        else:
+            self._carry_on(activation, coroutine, waits_for, context)
 
     def handling(self, activation: Activation) -> Current | None:
         """Return the message that an entity handles; None if it handles none."""
@@ -607,23 +646,34 @@ class EntityRunner:
             mailbox.appendleft(message)
         return False
 
-    def _run(self, activation: Activation, message: Message) -> bool:
-        """Handle one message. Returns True if that is done; otherwise `settle` is called later."""
+    def _run(
+        self,
+        activation: Activation,
+        message: Message,
+        work: Coroutine[Any, Any, Any] | None = None,
+    ) -> bool:
+        """Handle one message. Returns True if that is done; otherwise `settle` is called later.
+        `work`: what its handler has left to do, instead of a call of it."""
         invoker, payload, session, corr, _, chain = message
-        if corr != OWN and invoker.name != OUTCOME:
+        if corr != OWN and invoker.name != OUTCOME and work is None:
             self.counts.begun += 1
         outer = self.activation, self.run_header, self.payload, self.corr
         self.activation, self.run_header = activation, (invoker, session, chain)
         self.payload, self.corr = payload, corr
-        eager, coroutine = self._eager, None
+        eager, coroutine = self._eager, work
         entered = eager.enter()
         try:
             eager.task.context = context = eager.base.copy()
             eager.task.coroutine = value = error = None
             try:
-                value = context.run(invoked, invoker, activation.entity, payload)
-                if invoker.is_async:
-                    eager.task.coroutine = coroutine = value
+                if work is None:
+                    value = context.run(invoked, invoker, activation.entity, payload)
+                    if invoker.is_async:
+                        coroutine = value
+                    elif not invoker.returns_values and is_unfinished(value):
+                        coroutine = finish(value)
+                if coroutine is not None:
+                    eager.task.coroutine = coroutine
                     waits_for = context.run(coroutine.send, None)
                     self._carry_on(activation, coroutine, waits_for, context)
                     return False
@@ -638,6 +688,8 @@ class EntityRunner:
         finally:
             eager.leave(entered)
             self.activation, self.run_header, self.payload, self.corr = outer
+        if not invoker.returns_values and is_unfinished(value):
+            return self._run(activation, message, finish(value))
         if session is not None:
             answer(activation, value, session, corr)
         return True
@@ -690,8 +742,14 @@ class EntityRunner:
                 )
             if not self._failed(activation, error, None if message is None else message[:4]):
                 return
-        elif message is not None and message[2] is not None:
-            answer(activation, task.value, message[2], message[3])
+        elif message is not None:
+            invoker, payload, session, corr, chain = message
+            if not invoker.returns_values and is_unfinished(task.value):
+                unfinished = Message(invoker, payload, session, corr, 0, chain)
+                if not self._run(activation, unfinished, finish(task.value)):
+                    return
+            elif session is not None:
+                answer(activation, task.value, session, corr)
         self.settle(activation)
 
     # ---- suspension

@@ -10,20 +10,58 @@ never began.
                                                                  is the answer
     generator, async generator, context manager of contextlib    the handler fails with TypeError
 
-The declaration finds most of them (`declaration.handlers`). For the others the runner tests the
-class of each answer that is not None, at a few nanoseconds.
+The declaration finds most of them (`shardbus.handlers`). It also finds handlers that can return no
+such object, because every `return` in them has an attribute, a constant or the result of an
+operator (`returns_values`). For the others the runner tests the class of each answer that is not
+None.
 """
 
 from __future__ import annotations
 
+import dis
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
-from typing import Any, cast
+from types import FunctionType
+from typing import Any
 
 FINISHED = frozenset({type(None), bool, int, float, str, bytes, list, tuple, dict})
 """Classes of most answers."""
+
+VALUES = frozenset(
+    {
+        "BINARY_OP",
+        "BUILD_LIST",
+        "BUILD_MAP",
+        "BUILD_STRING",
+        "BUILD_TUPLE",
+        "COMPARE_OP",
+        "CONTAINS_OP",
+        "IS_OP",
+        "LOAD_ATTR",
+        "LOAD_CONST",
+        "LOAD_SMALL_INT",
+        "UNARY_NEGATIVE",
+        "UNARY_NOT",
+    }
+)
+"""Instructions whose result is no object that was made by a call."""
+
+
+def returns_values(function: object) -> bool:
+    """True if every `return` of a function has the result of one of `VALUES`. Whatever is not
+    known, also of a later Python, counts as a call."""
+    if not isinstance(function, FunctionType):
+        return False
+    before = ""
+    for instruction in dis.get_instructions(function):
+        if instruction.opname == "RETURN_VALUE" and (
+            before not in VALUES or instruction.is_jump_target
+        ):
+            return False
+        before = instruction.opname
+    return True
 
 
 def is_unfinished(answer: object) -> bool:
@@ -35,7 +73,7 @@ def is_unfinished(answer: object) -> bool:
 def _is_lazy(answer: object) -> bool:
     if isinstance(answer, Generator | AsyncGenerator):
         return True
-    managers = AbstractContextManager | AbstractAsyncContextManager
+    managers = (AbstractContextManager, AbstractAsyncContextManager)
     return type(answer).__module__ == "contextlib" and isinstance(answer, managers)
 
 
@@ -63,14 +101,5 @@ def finishing(function: Callable[..., Any]) -> Callable[..., Any]:
     async def call(entity: Any, *args: Any) -> Any:
         answer = function(entity, *args)
         return await finish(answer) if is_unfinished(answer) else answer
-
-    return call
-
-
-def finisher(answer: object) -> Callable[..., Any]:
-    """Return a coroutine function that does the work behind an answer."""
-
-    async def call(entity: Any, *args: Any) -> Any:
-        return await finish(cast("Awaitable[Any]", answer))
 
     return call
