@@ -37,6 +37,7 @@ from shardbus.handlers import (
     check_sync,
     described,
     handlers_of,
+    own_annotations,
 )
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import NEAREST, choice_of
@@ -386,6 +387,9 @@ def _of_class(cls: type) -> Iterator[None]:
         yield
     except ConfigError as e:
         raise ConfigError(f"{cls.__name__}: {e.message}", hint=e.hint) from None
+    except (AttributeError, NameError, SyntaxError, TypeError) as e:
+        text = f"{cls.__name__}: an annotation cannot be read: {type(e).__name__}: {e}"
+        raise ConfigError(text, hint="import what it names, not only for type checkers") from None
 
 
 def _placed(cls: type, name: str, value: Handler[Any, Any]) -> tuple[Callable[..., Any], bool]:
@@ -457,7 +461,7 @@ def shape_of(cls: type, kind: str, version: object) -> dict[str, Any]:
 def _states(cls: type, kind: str, version: object) -> StateCodec | None:
     if type(version) is not int or not 1 <= version <= VERSION_MAX:
         raise ConfigError(f"{kind!r}: state_version is {version!r}, not 1 to {VERSION_MAX}")
-    wanted = typing.get_type_hints(cls).get("state") if "state" in _annotations(cls) else None
+    wanted = _state_class(cls)
     if wanted is None:
         if version != 1:
             raise ConfigError(f"{kind!r}: state_version without a state", hint="declare state: ...")
@@ -468,6 +472,18 @@ def _states(cls: type, kind: str, version: object) -> StateCodec | None:
     except TypeError as e:
         raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
     return StateCodec(kind, wanted, decoder(wanted), version)
+
+
+def _state_class(cls: type) -> Any:
+    """Return the annotation of `state`; None if there is none. The class may have others, which
+    only type checkers can read."""
+    owner = next((base for base in cls.__mro__ if "state" in own_annotations(base)), None)
+    if owner is None:
+        return None
+    names = {"__annotations__": {"state": own_annotations(owner)["state"]}}
+    alone = type(owner.__name__, (), {**names, "__module__": owner.__module__})
+    with _of_class(cls):
+        return typing.get_type_hints(alone, localns=dict(vars(owner)))["state"]
 
 
 def strategy_of(cls: type, given: AllocationStrategy | str | None) -> AllocationStrategy | None:
@@ -484,7 +500,7 @@ def strategy_of(cls: type, given: AllocationStrategy | str | None) -> Allocation
 
 
 def _annotations(cls: type) -> set[str]:
-    return {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
+    return {name for base in cls.__mro__ for name in own_annotations(base)}
 
 
 def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive]:

@@ -23,6 +23,7 @@ Source: docs/how-to/define-entities.md.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cached_property, partial, partialmethod
 from types import CodeType, FunctionType
@@ -40,6 +41,13 @@ OF_ENTITIES = frozenset(name for name in vars(Entity) if not name.startswith("_"
     "receive",
 }
 """Names that have another meaning in an entity."""
+NAMES = "name each parameter; a decorator keeps them by functools.wraps"
+NOT_POSITIONAL: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: NAMES,
+    inspect.Parameter.VAR_KEYWORD: NAMES,
+    inspect.Parameter.KEYWORD_ONLY: "write it without the * before it; a call may still name it",
+}
+"""Kinds of parameters that a message cannot fill, and what to write instead."""
 HOOKS: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("on_start", (), "async def on_start(self) -> None"),
     ("on_stop", (None,), "async def on_stop(self, reason: StopReason) -> None"),
@@ -81,14 +89,20 @@ def _check_name(cls: type, name: str) -> None:
     where = f"{cls.__name__}: a handler cannot be called {name!r}"
     if name in RESERVED or name.startswith("_"):
         raise ConfigError(where, hint="references have that name themselves: rename it")
-    is_state = name == "state" and any("state" in _own_annotations(base) for base in cls.__mro__)
+    is_state = name == "state" and any("state" in own_annotations(base) for base in cls.__mro__)
     if name in OF_ENTITIES or is_state:
         own = "write it without @handler, or rename it"
         raise ConfigError(f"{where}: it is a name of Entity", hint=own)
 
 
-def _own_annotations(cls: type) -> Any:
-    return getattr(cls, "__annotations__", {})
+def own_annotations(cls: type) -> dict[str, Any]:
+    """Return the annotations of the class itself, as they are written: from 3.14 on, those with a
+    name that is not known at run time must not be evaluated."""
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        return annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return inspect.get_annotations(cls)
 
 
 def _check_kept(cls: type) -> None:
@@ -246,14 +260,10 @@ def check_handler(cls: type, name: str, value: Handler[Any, Any]) -> None:
             f"{where} has @behaviour and @handler",
             hint=f"write @handler if it is called as ref.{name}(...), @behaviour if by become",
         )
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in inspect.signature(value.function).parameters.values():
-        if parameter.kind in free:
-            stars = "*" if parameter.kind is free[0] else "**"
-            text = f"{where} has {stars}{parameter.name}: a message needs parameters with names"
-            raise ConfigError(
-                text, hint="name each parameter; a decorator keeps them by functools.wraps"
-            )
+        if hint := NOT_POSITIONAL.get(parameter.kind):
+            text = f"{where} has {parameter}: each argument of a message has a place and a name"
+            raise ConfigError(text, hint=hint)
 
 
 def described(function: Callable[..., Any]) -> Callable[..., Any]:

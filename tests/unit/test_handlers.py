@@ -1,0 +1,518 @@
+"""Handlers that cannot work are refused, with the class, the method, and what to write."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import functools
+import types
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from shardbus import Entity, ShardBus, StopReason, behaviour, handler
+from shardbus.entities.entity_type import EntityType
+from shardbus.errors import ConfigError
+from shardbus.testing import EntityProbe
+from tests.unit.declaring import Ledger
+
+
+def declare(cls: type, **options: Any) -> EntityType:
+    bus = ShardBus("shop")
+    bus.entity("counter", **options)(cls)
+    return bus.types["counter"]
+
+
+def refusal(cls: type, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        declare(cls, **options)
+    assert caught.value.hint, "the hint says what to write"
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+def passing(function: Callable[..., Any]) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
+
+    return wrapper
+
+
+def bare(function: Any) -> Any:
+    def wrapper(self: Any) -> Any:
+        return function(self)
+
+    return wrapper
+
+
+class Called:
+    """A decorator that is an object without `__name__` and without `__get__`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, entity: Any, amount: int = 1) -> Any:
+        return self.function(entity, amount)
+
+
+class AsyncCalled(Called):
+    async def __call__(self, entity: Any, amount: int = 1) -> Any:
+        return self.function(entity, amount)
+
+
+class Base(Entity):
+    @handler
+    def act(self, amount: int = 1) -> str:
+        return f"base {amount}"
+
+
+# ---- hidden and replaced
+
+
+def test_a_decorator_over_handler_is_refused_whatever_it_is() -> None:
+    def static() -> type:
+        class Hidden(Entity):
+            @staticmethod
+            @handler
+            def act(self: Any) -> None: ...
+
+        return Hidden
+
+    def cached() -> type:
+        class Hidden(Entity):
+            @functools.cached_property
+            @handler
+            def act(self) -> None: ...
+
+        return Hidden
+
+    def wrapped() -> type:
+        class Hidden(Entity):
+            @passing
+            @handler
+            async def act(self) -> None: ...
+
+        return Hidden
+
+    def unwrapped() -> type:
+        class Hidden(Entity):
+            @bare
+            @handler
+            def act(self) -> None: ...
+
+        return Hidden
+
+    def an_object() -> type:
+        class Hidden(Entity):
+            @Called
+            @handler(thread=True)
+            def act(self) -> None: ...
+
+        return Hidden
+
+    found = {make.__name__: refusal(make()) for make in (static, cached, wrapped, unwrapped)}
+    found["an_object"] = refusal(an_object())
+    for text in found.values():
+        assert text.startswith("Hidden.act: @")
+        assert "stands over @handler and hides it" in text
+    assert "@passing stands" in found["wrapped"]
+    assert "over @passing" in found["wrapped"]
+    assert "@bare stands" in found["unwrapped"]
+    assert "write @handler over def act(self, ...)" in found["static"]
+
+
+def test_a_handler_hidden_in_a_base_is_refused_unless_it_is_written_anew() -> None:
+    class Hides(Entity):
+        @passing
+        @handler
+        def act(self) -> None: ...
+
+    class Inherits(Hides):
+        pass
+
+    class Mends(Hides):
+        @handler
+        def act(self) -> None: ...
+
+    assert "Hides.act: @passing" in refusal(Inherits)
+    assert list(declare(Mends).interface.methods) == ["act"]
+
+
+def test_two_handlers_of_one_name_are_refused() -> None:
+    class Twice(Entity):
+        @handler
+        def act(self) -> None: ...
+
+        @handler
+        def act(self, amount: int) -> None: ...  # noqa: F811
+
+    assert "Twice.act: two handlers of one name (lines" in refusal(Twice)
+
+
+def test_a_later_def_in_place_of_a_handler_is_refused() -> None:
+    class Later(Entity):
+        @handler
+        def act(self) -> None: ...
+
+        def act(self) -> None: ...  # noqa: F811
+
+    assert "Later.act: a second def act (line" in refusal(Later)
+
+
+def test_a_handler_that_is_no_attribute_is_refused() -> None:
+    class Lost(Entity):
+        table = {"act": handler(lambda self: 1)}  # noqa: RUF012
+
+    assert "Lost.<lambda>: @handler was given a function that is no attribute" in refusal(Lost)
+
+
+def test_handler_twice_is_refused() -> None:
+    class Double(Entity):
+        @handler
+        @handler
+        def act(self) -> None: ...
+
+    assert "Double.act has @handler twice" in refusal(Double)
+
+
+def test_a_decorator_of_the_application_may_contain_handler() -> None:
+    def timed_handler(function: Any) -> Any:
+        return handler(passing(function))
+
+    class Timed(Entity):
+        @timed_handler
+        async def act(self) -> None: ...
+
+    class Hidden(Entity):
+        @passing
+        @timed_handler
+        async def act(self) -> None: ...
+
+    assert list(declare(Timed).interface.methods) == ["act"]
+    assert "Hidden.act: @passing stands over @handler" in refusal(Hidden)
+
+
+def test_classes_made_in_other_ways_have_their_handlers() -> None:
+    def act(self: Any) -> None: ...
+
+    def made() -> type:
+        return type("Made", (Entity,), {"act": handler(act)})
+
+    class Outer:
+        inner = made()  # `handler` is called while another class body runs
+
+    assert list(declare(Outer.inner).interface.methods) == ["act"]
+    assert list(declare(made()).interface.methods) == ["act"]
+
+
+# ---- overridden
+
+
+def override(value: object) -> type:
+    return type("Sub", (Base,), {"act": value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda self: 1,
+        passing(lambda self: 1),
+        property(lambda self: 1),
+        staticmethod(lambda: 1),
+        classmethod(lambda cls: 1),
+        functools.partialmethod(lambda self, n: n, 1),
+        functools.cached_property(lambda self: 1),
+    ],
+)
+def test_an_override_without_handler_is_refused(value: object) -> None:
+    text = refusal(override(value))
+    assert "Sub.act overrides the handler Base.act without @handler" in text
+    assert "write @handler over def act(self, ...) in Sub, or rename it" in text
+
+
+@pytest.mark.parametrize("value", [None, 7, "text", ["list"]])
+def test_an_attribute_in_place_of_a_handler_is_refused(value: object) -> None:
+    assert f"Sub.act = {value!r} hides the handler Base.act" in refusal(override(value))
+
+
+def test_the_override_is_found_below_and_beside() -> None:
+    class Middle(Base):
+        def act(self, amount: int = 1) -> str:
+            return "middle"
+
+    class Leaf(Middle):
+        pass
+
+    class Mixin:
+        def act(self) -> str:
+            return "mixin"
+
+    class Beside(Mixin, Base):
+        pass
+
+    class Acts(Protocol):
+        def act(self, amount: int = 1) -> str: ...
+
+    class Promises(Acts, Base):
+        pass
+
+    assert "Leaf: Middle.act overrides the handler Base.act" in refusal(Leaf)
+    assert "put Base before Mixin among the bases" in refusal(Beside)
+    assert "Promises: Acts.act overrides the handler Base.act" in refusal(Promises)
+
+
+def test_the_order_of_bases_decides_between_handlers_as_in_python() -> None:
+    class Other(Entity):
+        @handler
+        def act(self) -> str:
+            return "other"
+
+    class Mixin:
+        @handler
+        def act(self) -> str:
+            return "mixin"
+
+        def helper(self) -> str:
+            return "plain"
+
+    class Acts(Protocol):
+        def act(self, amount: int = 1) -> str: ...
+
+    both = type("Both", (Other, Base), {})
+    mixed = type("Mixed", (Mixin, Base), {})
+    last = type("Last", (Base, Mixin), {})
+    promised = type("Promised", (Base, Acts), {})
+    for cls, expected in (
+        (both, "other"),
+        (mixed, "mixin"),
+        (last, "base 1"),
+        (promised, "base 1"),
+    ):
+        assert declare(cls).invokers["act"].function(None, *[1][: expected == "base 1"]) == expected
+
+
+def test_a_handler_has_any_number_of_names() -> None:
+    class Aliased(Entity):
+        @handler
+        def add(self, amount: int = 1) -> int:
+            return amount
+
+        put = add
+
+    assert set(declare(Aliased).interface.methods) == {"add", "put"}
+    again = type("Again", (Aliased,), {"push": Aliased.add})
+    assert set(declare(again).interface.methods) == {"add", "put", "push"}
+
+
+# ---- what is no method
+
+
+def generator(self: Any) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(self: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (generator, "Bad.act has a yield"),
+        (async_generator, "Bad.act has a yield"),
+        (contextlib.contextmanager(generator), "Bad.act is a context manager"),
+        (contextlib.asynccontextmanager(async_generator), "Bad.act is a context manager"),
+        (staticmethod(lambda: 1), "Bad.act is a staticmethod"),
+        (classmethod(lambda cls: 1), "Bad.act is a classmethod"),
+        (property(lambda self: 1), "Bad.act is a property"),
+        (functools.partial(lambda n, self: n, 1), "Bad.act is a partial"),
+        (functools.partialmethod(lambda self, n: n, 1), "Bad.act is a partialmethod"),
+        (dict, "Bad.act is a class"),
+        ("act", "Bad.act is a str"),
+        (lambda: 1, "Bad.act has no parameter for the entity"),
+        (lambda *, self: 1, "Bad.act has no parameter for the entity"),
+        (lambda self, *rest: 1, r"Bad.act has *rest"),
+        (lambda self, **rest: 1, r"Bad.act has **rest"),
+        (lambda self, *, key=1: 1, "Bad.act has key=1"),
+    ],
+)
+def test_what_cannot_be_called_with_an_entity_is_no_handler(value: Any, text: str) -> None:
+    assert text in refusal(type("Bad", (Entity,), {"act": handler(value)}))
+
+
+@pytest.mark.parametrize("name", ["save", "clear", "on_start", "unhandled", "context", "receive"])
+def test_names_of_entities_are_no_handlers(name: str) -> None:
+    cls = type("Bad", (Entity,), {name: handler(lambda self: None)})
+    assert f"Bad: a handler cannot be called {name!r}: it is a name of Entity" in refusal(cls)
+
+
+def test_a_behaviour_is_no_handler() -> None:
+    cls = type("Bad", (Entity,), {"act": behaviour(handler(lambda self, message: None))})
+    assert "Bad.act has @behaviour and @handler" in refusal(cls)
+
+
+def test_an_async_handler_runs_in_no_thread() -> None:
+    async def act(self: Any) -> None: ...
+
+    cls = type("Bad", (Entity,), {"act": handler(thread=True)(act)})
+    assert "handler act of Bad is async: it cannot run in a thread" in refusal(cls)
+
+
+# ---- hooks, receive, and functions of the declaration
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"receive": generator}, "Bad.receive has a yield"),
+        ({"receive": staticmethod(lambda message: 1)}, "Bad.receive is a staticmethod"),
+        ({"receive": classmethod(lambda cls, message: 1)}, "Bad.receive is a classmethod"),
+        ({"receive": lambda self: 1}, "Bad.receive cannot be called as it must be: too many"),
+        ({"receive": 7}, "Bad.receive is a int"),
+        ({"on_start": lambda self: 1}, "Bad.on_start is not async"),
+        ({"on_start": async_generator}, "Bad.on_start has a yield"),
+        ({"on_start": lambda self, more: 1}, "Bad.on_start cannot be called as it must be"),
+        ({"on_stop": async_generator}, "Bad.on_stop has a yield"),
+        ({"on_stop": lambda self: 1}, "Bad.on_stop cannot be called as it must be"),
+        ({"__init__": lambda self, name: None}, "Bad.__init__ cannot be called as it must be"),
+        ({"__init__": async_generator}, "Bad.__init__ has a yield"),
+    ],
+)
+def test_hooks_that_cannot_be_called_are_refused(attributes: dict[str, Any], text: str) -> None:
+    assert text in refusal(type("Bad", (Entity,), attributes))
+
+
+def test_an_async_constructor_is_refused() -> None:
+    async def init(self: Any) -> None: ...
+
+    assert "Bad.__init__ is async" in refusal(type("Bad", (Entity,), {"__init__": init}))
+
+
+def test_an_abstract_class_is_refused() -> None:
+    class Abstract(Entity, abc.ABC):
+        @handler
+        @abc.abstractmethod
+        def act(self) -> str: ...
+
+    class Other(Entity, abc.ABC):
+        @abc.abstractmethod
+        @handler
+        def act(self) -> str: ...
+
+    class Whole(Abstract):
+        @handler
+        def act(self) -> str:
+            return "done"
+
+    for cls in (Abstract, Other):
+        assert "is abstract: it has no act" in refusal(cls)
+    assert list(declare(Whole).interface.methods) == ["act"]
+
+
+@pytest.mark.parametrize("option", ["supervision", "extract_entity_id", "extract_shard_id"])
+def test_functions_of_the_declaration_are_not_async(option: str) -> None:
+    async def function(value: Any) -> Any: ...
+
+    for given in (function, passing(function)):
+        assert "is async: it would not be awaited" in refusal(Base, **{option: given})
+
+
+# ---- what works
+
+
+async def ask_act(cls: type, *args: Any) -> Any:
+    async with EntityProbe(cls, "a") as probe:
+        return await probe.ask("act", *args)
+
+
+async def later(self: Any, amount: int = 1) -> str:
+    await asyncio.sleep(0)
+    return f"done {amount}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        later,
+        passing(later),
+        passing(passing(later)),
+        Called(later),
+        AsyncCalled(lambda self, amount: f"done {amount}"),
+        functools.lru_cache(lambda self, amount=1: f"done {amount}"),
+        lambda self, amount=1: later(self, amount),
+        lambda self, amount=1: asyncio.ensure_future(later(self, amount)),
+        types.coroutine(lambda self, amount=1: (yield from later(self, amount).__await__())),
+    ],
+)
+async def test_an_answer_comes_however_the_handler_is_written(function: Any) -> None:
+    cls = type("Good", (Entity,), {"act": handler(function)})
+    assert await ask_act(cls) == "done 1"
+    assert await ask_act(cls, 2) == "done 2"
+
+
+async def test_a_handler_is_a_plain_method_inside_its_entity() -> None:
+    class Good(Entity):
+        act = handler(Called(lambda self, amount: f"{type(self).__name__} {amount}"))
+
+        @handler
+        def twice(self) -> str:
+            return f"{self.act(1)}, {self.act(2)}"
+
+    async with EntityProbe(Good, "a") as probe:
+        assert await probe.ask("twice") == "Good 1, Good 2"
+
+
+async def test_hooks_may_stand_under_decorators() -> None:
+    ended: list[StopReason] = []
+
+    class Good(Base):
+        @passing
+        async def on_start(self) -> None:
+            self.started = True
+
+        @passing
+        async def on_stop(self, reason: StopReason) -> None:
+            ended.append(reason)
+
+        @handler
+        def stop(self) -> bool:
+            self.context.stop()
+            return self.started
+
+    async with EntityProbe(Good, "a") as probe:
+        assert await probe.ask("stop")
+        await probe.advance(1)
+    assert ended == [StopReason.STOPPED]
+
+
+# ---- annotations
+
+
+class Untold(Entity):
+    """Annotations that only a type checker can read."""
+
+    state: Ledger
+    session: Unknown  # noqa: F821
+
+    @handler
+    def total(self) -> int:
+        return self.state.total
+
+
+def test_only_the_annotation_of_the_state_is_read() -> None:
+    states = declare(Untold).states
+    assert states is not None
+    assert states.cls is Ledger
+
+
+def test_an_annotation_that_cannot_be_read_is_refused() -> None:
+    def act(self: Any, amount: Unknown) -> None: ...  # noqa: F821
+
+    cls = type("Bad", (Entity,), {"act": handler(act)})
+    with pytest.raises(ConfigError, match=r"Bad: .*an annotation is not known.*Unknown"):
+        declare(cls)
+    lost = type("Lost", (Entity,), {"__annotations__": {"state": "Unknown"}})
+    with pytest.raises(ConfigError, match=r"Lost: an annotation cannot be read.*Unknown"):
+        declare(lost)
