@@ -61,11 +61,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from shardbus.config.settings import HttpSettings
-from shardbus.errors import ConfigError, Refused, ShardBusError
+from shardbus.errors import ConfigError, Refused
 from shardbus.http.api import Checks, Json, NodeApi
-from shardbus.http.errors import on_defect, on_http_error, on_known_error
+from shardbus.http.errors import HANDLERS
 from shardbus.http.guard import Guard, check_operator, check_write
 from shardbus.http.page import page_routes
+from shardbus.http.request_input import TargetCheck, read_json
 from shardbus.ids import check_id
 
 ANSWER_DEADLINE_S = 4.5
@@ -75,6 +76,8 @@ MOVES_MAX = 1_000_000
 LIMIT_MAX = SINCE_MAX = 999_999_999
 STREAMS_MAX = 20
 BODY_MAX = 16 * 2**20
+BODY_SMALL = 2**16
+"""A larger body is read in a thread, so that the loop goes on."""
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -128,13 +131,11 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/cluster/shutdown", pages.shut_down, methods=["POST"]),
             Route("/v1/keys/reload", pages.reload_keys, methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, settings=settings, advertised=advertised)],
-        exception_handlers={
-            ShardBusError: on_known_error,
-            TimeoutError: on_known_error,
-            HTTPException: on_http_error,
-            Exception: on_defect,
-        },
+        middleware=[
+            Middleware(Guard, settings=settings, advertised=advertised),
+            Middleware(TargetCheck),
+        ],
+        exception_handlers=HANDLERS,
     )
     app.router.redirect_slashes = False
     return app
@@ -339,10 +340,11 @@ class _Pages:
     async def set_state(self, request: Request) -> Response:
         check_write(request, self.settings)
         name, entity_id = _type_and_id(request)
-        try:
-            state = msgspec.json.decode(await _body(request))
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ConfigError(f"the body is no JSON: {error}") from None
+        body = await _body(request)
+        if len(body) > BODY_SMALL:
+            state = await asyncio.to_thread(read_json, body)
+        else:
+            state = read_json(body)
         who, revision = _client(request), request.query_params.get("revision", "")
         return await _answer(self.node.set_state(name, entity_id, state, who, revision))
 
@@ -383,10 +385,7 @@ def _after(request: Request, skipped: int) -> list[str]:
     """The parts of the path after the first `skipped`, each decoded by itself."""
     raw = request.scope.get("raw_path") or request.url.path.encode()
     parts = raw.decode("latin-1").partition("?")[0].split("/")[1 + skipped :]
-    try:
-        return [unquote(part, errors="strict") for part in parts]
-    except UnicodeDecodeError:
-        raise ConfigError("the path is not UTF-8", hint="percent-encode ids as UTF-8") from None
+    return [unquote(part, errors="strict") for part in parts]  # checked by TargetCheck
 
 
 def _type(request: Request) -> str:

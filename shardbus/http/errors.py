@@ -14,8 +14,13 @@ from starlette.responses import JSONResponse, Response
 
 from shardbus.errors import (
     AskTimeout,
+    BufferFull,
     ConfigError,
+    MailboxFull,
+    MessageTooLarge,
+    NodeLost,
     Refused,
+    SchemaError,
     ShardBusError,
     StateChanged,
     StoreError,
@@ -24,6 +29,11 @@ from shardbus.errors import (
 
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (UnknownEntityType, 404, "unknown_entity_type"),
+    (SchemaError, 400, "bad_request"),
+    (MessageTooLarge, 413, "too_large"),
+    (BufferFull, 503, "busy"),
+    (MailboxFull, 503, "busy"),
+    (NodeLost, 503, "node_lost"),
     (ConfigError, 400, "bad_request"),
     (StateChanged, 409, "state_changed"),
     (Refused, 409, "refused"),
@@ -75,3 +85,12 @@ def on_http_error(request: Request, exception: Exception) -> Response:
 def on_defect(request: Request, exception: Exception) -> Response:
     """The answer to a defect; the server logs the traceback."""
     return error(500, "internal", "this node failed to answer", "its log has the reason")
+
+
+HANDLERS: dict[Any, Any] = {
+    ShardBusError: on_known_error,
+    TimeoutError: on_known_error,
+    HTTPException: on_http_error,
+    Exception: on_defect,
+}
+"""What an application needs for `exception_handlers=`."""

@@ -32,9 +32,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from shardbus.config.settings import HttpSettings
-from shardbus.http.errors import error
+from shardbus.http.errors import HANDLERS, error
 from shardbus.http.guard import HEADERS, Guard
 from shardbus.http.page import page_routes
+from shardbus.http.request_input import TargetCheck
 from shardbus_cli.workers.exposition import merged
 
 ANSWER_DEADLINE_S = 5.0
@@ -77,9 +78,13 @@ def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "")
             *page_routes(),
             Route("/v1/workers", pages.workers),
             Route("/v1/nodes/self/{action:path}", pages.refused, methods=["POST"]),
-            Route("/{rest:path}", pages.forward, methods=["GET", "POST"]),
+            Route("/{rest:path}", pages.forward, methods=["GET", "POST", "DELETE"]),
         ],
-        middleware=[Middleware(Guard, settings=settings, advertised=advertised)],
+        middleware=[
+            Middleware(Guard, settings=settings, advertised=advertised),
+            Middleware(TargetCheck),
+        ],
+        exception_handlers=HANDLERS,
     )
     app.router.redirect_slashes = False
     return app

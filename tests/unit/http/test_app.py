@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardbus.config.settings import HttpSettings
 from shardbus.http.api import Json
 from shardbus.http.app import STREAMS_MAX, create_app
-from tests.unit.http.http_kit import BEARER, ME, OPERATOR, READER, WRITE, FakeNode, client_of
+from tests.unit.http.http_kit import BEARER, ME, OPERATOR, READER, WRITE, client_of
 from tests.waiting import turns, until
 
 
@@ -364,70 +361,6 @@ async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
     for _ in range(STREAMS_MAX + 1):
         await read_one_event()
     assert statuses == [200] * (STREAMS_MAX + 1)
-
-
-NASTY = st.text(max_size=20) | st.sampled_from(
-    ["-1", "1e9", "9" * 400, "٣", "true ", "NaN", "\0", "%", "a=b", "=", "h:99999", "#", "\udcff"]
-)
-
-
-PARAMETERS = [
-    "add",
-    "remove",
-    "shard",
-    "prefix",
-    "limit",
-    "cursor",
-    "force",
-    "type",
-    "pause",
-    "moves",
-    "node",
-    "set",
-    "seed",
-]
-
-
-GETS = [
-    "plan/t",
-    "entities/t",
-    "explain/t",
-    "explain/t/x",
-    "where/t/x",
-    "shards/t",
-    "partitions/t",
-    "limit/t",
-    "places/t",
-]
-
-
-POSTS = [
-    "rebalance/t",
-    "limit/t",
-    "stop/t",
-    "places/t",
-    "nodes/n/down",
-    "nodes/n/drain",
-    "cluster/join",
-]
-
-
-@given(st.sampled_from([*(("GET", p) for p in GETS), *(("POST", p) for p in POSTS)]),
-       st.dictionaries(st.sampled_from(PARAMETERS), NASTY, max_size=4))  # fmt: skip
-@settings(max_examples=200, deadline=None)
-def test_no_query_makes_a_page_fail(asked, query):
-    """An answer, or an error of the caller; never a defect."""
-    allowed = HttpSettings(write=True, token="t" * 16)
-    text = "&".join(f"{k}={quote(v, errors='surrogatepass')}" for k, v in query.items())
-
-    async def ask():
-        async with client_of(FakeNode(), allowed) as client:
-            bearer = {"authorization": f"Bearer {allowed.token}"}
-            url = f"/v1/{asked[1]}?{text}"
-            return await client.request(asked[0], url, headers=bearer)
-
-    answer = asyncio.run(ask())
-    assert answer.status_code in (200, 400, 404), answer.text
 
 
 async def test_an_answer_has_a_deadline(node, monkeypatch):

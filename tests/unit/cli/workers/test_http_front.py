@@ -15,27 +15,9 @@ from starlette.requests import Request
 from shardbus.config.settings import HttpSettings
 from shardbus_cli.workers import http_front
 from shardbus_cli.workers.http_front import create_front
+from tests.unit.cli.workers.front_kit import Unit
 
 READY = json.dumps({"status": "ok", "checks": {"membership": {"ok": True, "detail": "up"}}})
-
-
-class Unit:
-    """A unit as `http_front` sees it. `places` are the workers that serve."""
-
-    def __init__(self, *places: int | None) -> None:
-        self.places = dict(enumerate(places))
-        self.announced = self.leaving = False
-
-    @property
-    def expected(self) -> list[int]:
-        return list(self.places)
-
-    @property
-    def serving(self) -> dict[int, tuple[str, int]]:
-        return {n: ("127.0.0.1", port) for n, port in self.places.items() if port is not None}
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [{"worker": n, "stage": "ready" if p else "resting"} for n, p in self.places.items()]
 
 
 @asynccontextmanager
