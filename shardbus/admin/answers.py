@@ -28,7 +28,14 @@ from shardbus.admin.metrics import VERSION
 from shardbus.admin.services import AdminServices
 from shardbus.admin.shard_map import ShardMaps
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import BufferFull, ConfigError, Refused, ShardBusError
+from shardbus.errors import (
+    BufferFull,
+    ConfigError,
+    Refused,
+    ShardBusError,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import FEATURES
 from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
@@ -196,7 +203,8 @@ class NodeAnswers:
 
         Raises:
             BufferFull: `WALKS_MAX` lists are being made already.
-            ConfigError: the type has no such shard. StoreError: the cursor is not of this store.
+            ConfigError: the type has no such shard, or the cursor is not of this store.
+            StoreUnavailable: the store does not answer.
         """
         region = region_of(self._node.regions, name)
         if shard and not region.router.has_shard(shard):
@@ -209,6 +217,10 @@ class NodeAnswers:
         try:
             limit = max(1, min(limit, PAGE_MAX))
             ids, following = await self._node.store.page_stored(name, prefix, cursor or None, limit)
+        except StoreUnavailable:
+            raise
+        except StoreError as e:
+            raise ConfigError(e.message, hint="begin the list anew, without a cursor") from None
         finally:
             self._walks -= 1
         if shard:

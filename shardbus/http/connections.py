@@ -18,9 +18,13 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
+import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shardbus.http.errors import body
 from shardbus.transport.zmq.connection_guard import connections_for
 
 CONNECTIONS_MAX = 256
@@ -29,6 +33,8 @@ ANSWER_WITHIN_S = 15.0
 LASTING = "/v1/events"
 DESCRIPTORS = 16
 """The web server may use one part in `DESCRIPTORS` of the process's descriptors."""
+NO_HTTP = "this is no HTTP/1.1 request: its lines have a byte that HTTP does not allow, or no end"
+NO_HTTP_HINT = "percent-encode what is not ASCII in the path and the query"
 
 
 class BoundedConnections(H11Protocol):
@@ -70,6 +76,21 @@ class BoundedConnections(H11Protocol):
         self.waits_for_request = False
         self._expect_within(None)
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, in the common form of errors, and end the connection. If an
+        answer has begun already, it is cut off."""
+        content = msgspec.json.encode(body("bad_request", NO_HTTP, NO_HTTP_HINT))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(content)),
+            (b"connection", b"close"),
+        ]
+        answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+        with suppress(h11.LocalProtocolError):
+            for event in (answer, h11.Data(data=content), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def abort(self) -> None:
         """End the connection now."""

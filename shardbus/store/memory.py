@@ -27,6 +27,8 @@ from shardbus.ids import NodeId
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
+PLACE_DIGITS = 18
+"""Of a cursor, which is a place."""
 LOOKED_AT = 10
 """Rows that are looked at, at most, for each id of a page."""
 
@@ -161,7 +163,10 @@ class MemoryStore:
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
         """As the protocol says. The cursor is a place in `states`, in which rows never move."""
-        first, most, page = int(cursor or 0), limit * LOOKED_AT, list[str]()
+        place = cursor or "0"
+        if not (place.isascii() and place.isdigit() and len(place) <= PLACE_DIGITS):
+            raise StoreError(f"{place!r:.60} is no cursor of this store")
+        first, most, page = int(place), limit * LOOKED_AT, list[str]()
         seen = first
         for (kind, entity_id), state in islice(self._data().states.items(), first, first + most):
             seen += 1

@@ -4,6 +4,7 @@ else waiting and has an end."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 
@@ -143,3 +144,35 @@ async def test_headers_without_end_are_refused_and_logged_sparingly(
             writer.close()
     assert 0 < len(caplog.records) <= LINES
     assert b"200 OK" in await ask(server)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /v1/where/counter/\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez?\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nHo st: y\r\n\r\n",
+        b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"\xff\xfe\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_refused_in_the_common_form(
+    server: Server, request_: bytes
+) -> None:
+    reader, writer = await connect(server)
+    writer.write(request_)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(body)["error"]
+    assert (error["code"], set(error)) == ("bad_request", {"code", "message", "hint"})
+
+
+async def test_a_body_that_becomes_no_http_ends_the_connection(server: Server) -> None:
+    reader, writer = await connect(server)
+    writer.write(b"POST /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    writer.write(b"no length\r\n")
+    assert await ended(reader)
+    assert (await ask(server)).startswith(b"HTTP/1.1 200 ")
