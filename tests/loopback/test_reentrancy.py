@@ -60,11 +60,15 @@ def application() -> tuple[ShardBus, Any]:
             return (await asyncio.gather(self._await(path), asyncio.sleep(0)))[0]
 
         async def _group(self, path: list[str]) -> Any:
+            # Before 3.11.4 an error that is raised in `except*` is wrapped in a group, too.
+            cycles: list[Exception] = []
             try:
                 async with asyncio.TaskGroup() as group:
                     task = group.create_task(self._gather(path))
             except* ReentrancyError as several:
-                raise several.exceptions[0] from None
+                cycles += several.exceptions
+            if cycles:
+                raise cycles[0]
             return task.result()
 
         async def _wait(self, path: list[str]) -> Any:

@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,9 @@ PAGE = ROOT / "docs" / "reference" / "licences.md"
 
 _LOCKED = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[^ ;\\]+)( ; (?P<marker>.*?))? \\")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+PYTHONS = ("3.11.2", "3.11.7", "3.12.1", "3.13.0", "3.14.0")
+"""Releases that a marker may tell apart."""
 
 SHORT = {
     "MIT License": "MIT",
@@ -114,16 +118,34 @@ def _needed(name: str) -> Iterator[str]:
     known: set[str] = set()
     search = [name]
     while search:
-        for text in metadata.requires(search.pop()) or ():
+        for text in _requires(search.pop()):
             requirement = Requirement(text)
-            marker = requirement.marker
-            if marker is not None and not marker.evaluate({"extra": ""}):
+            if not _applies(requirement.marker):
                 continue
             needed = re.sub(r"[-_.]+", "-", requirement.name).lower()
             if needed not in known:
                 known.add(needed)
                 search.append(needed)
                 yield needed
+
+
+def _requires(name: str) -> list[str]:
+    """Return what a package requires; nothing of one that this Python does not need."""
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _applies(marker: Marker | None) -> bool:
+    """True if a requirement applies on one of the Pythons that may run a node, so that the page and
+    the bill are the same on each."""
+    return marker is None or any(
+        marker.evaluate(
+            {"extra": "", "python_version": full[: full.rindex(".")], "python_full_version": full}
+        )
+        for full in PYTHONS
+    )
 
 
 def licence_of(name: str) -> str:
