@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from asyncio.tasks import _enter_task, _leave_task
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
@@ -107,6 +108,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self.timeline.later(self.paused_until - self.timeline.now, self._turn)
             return
         ready, outer = self._ready, asyncio._get_running_loop()
+        task = None if outer is None else asyncio.current_task(outer)
+        if outer is not None and task is not None:
+            _leave_task(outer, task)  # from 3.14 on a thread has one current task, not each loop
         asyncio._set_running_loop(self)
         try:
             left = len(ready)
@@ -117,6 +121,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                     handle._run()
         finally:
             asyncio._set_running_loop(outer)
+            if outer is not None and task is not None:
+                _enter_task(outer, task)
         if self.after_turn is not None:
             self.after_turn()
         if ready:
