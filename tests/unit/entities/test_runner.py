@@ -129,10 +129,21 @@ async def test_messages_wait_in_order_while_a_handler_waits() -> None:
 
 
 async def test_an_idle_entity_handles_where_the_message_arrives() -> None:
-    b = bench(Worker, Log())
+    may_end = threading.Event()
+
+    class Blocking(Worker):
+        @handler(thread=True)
+        def held(self, name: str) -> str:
+            may_end.wait(PATIENCE_S)
+            return name
+
+    b = bench(Blocking, Log())
     assert b.ask("e", "fast", "x").done()
     assert b.ask("e", "at_once", "x").done()
-    assert not b.ask("e", "blocking", "x").done()
+    held = b.ask("e", "held", "x")
+    assert not held.done()
+    may_end.set()
+    assert await held == "x"
 
 
 async def test_order_is_kept_between_the_mailbox_and_what_arrives_later() -> None:
