@@ -4,13 +4,24 @@ A mailbox is full at `mailbox` messages, and all mailboxes of a type on a node t
 `mailbox_bytes`. An ask that finds no room is refused with MailboxFull. A tell has no answer, so
 instead of dropping it the node slows its sender down:
 
-    a run of tells finds a mailbox full ──> the rest of the run is still queued;
-                                            its session is paused: later messages are held and not
-                                            acknowledged, and the sender's `await tell` waits
-    a quarter of the room is free again ──> the session resumes
+    a run of tells finds a mailbox full ──> the rest of the run is still queued; the sender holds
+                                            back messages for this entity, and its `await tell` to
+                                            this entity waits (`transport.full_entities`)
+    a quarter of the room is free again ──> the sender goes on
 
 So a mailbox exceeds its bound by at most one batch for each session (the node's session with itself
-has up to 4 MiB), and a slow entity slows its senders down to its own pace.
+has up to 4 MiB), and a slow entity slows down to its own pace those that tell it, and no others.
+
+**Bytes.** Over three quarters of `mailbox_bytes`, a mailbox is full as well if it holds more than
+its share of the last quarter, which all mailboxes that are not empty have in equal parts. So
+entities with much in their mailboxes wait before they take the room of the others. Over
+`mailbox_bytes` every mailbox of the type is full, and the whole session of a sender is paused:
+nothing that arrives is handed out or acknowledged. So is, at any full mailbox, the session of a
+peer that cannot hold back single entities.
+
+**Owed messages** have no sender that could wait: messages that another node forwards, and messages
+that were acknowledged in a session that has ended. They are taken over the bound in messages, until
+the mailboxes hold twice `mailbox_bytes`.
 
 **A bound on waiting.** Senders wait for an entity that goes on, not for one that stands still: if
 no message leaves a full mailbox for `mailbox_patience`, its entity is *stuck*, and messages for it
@@ -21,8 +32,8 @@ messages of entities wait behind a paused session (`transport.inbox`).
 
 A message that leaves a mailbox notifies nothing, since that would cost something for each. Instead
 a timer checks the mailboxes every 1 to 50 ms while a session waits. Bytes are estimated as messages
-are queued. When the estimate reaches the bound, the mailboxes are measured, by the first and the
-last message of each.
+are queued. When the estimate reaches three quarters of the bound, the mailboxes are measured, by
+the first and the last message of each.
 
 Source: docs/guarantees.md; B.107, B.156, S2.47.
 """
@@ -50,10 +61,12 @@ STEP_MAX_S = 0.25
 
 @dataclass(slots=True)
 class BlockedSender:
-    """What a paused session waits for: room in these mailboxes, or (`all`) in all together."""
+    """What a session waits for: room in these mailboxes, or (`all`) in all together. `paused`: all
+    of the session waits, and not only what is for these entities."""
 
     activations: dict[Activation, None] = field(default_factory=dict)
     all: bool = False
+    paused: bool = False
 
 
 @dataclass(slots=True)
@@ -64,6 +77,12 @@ class MailboxProgress:
     seconds: float = 0.0
 
 
+def size_of(mailbox: deque[Message]) -> int:
+    """Estimate the bytes of a mailbox that is not empty, by its first and its last message."""
+    size = (len(mailbox[0].payload) + len(mailbox[-1].payload)) // 2
+    return len(mailbox) * (size + MESSAGE_BYTES)
+
+
 class MailboxLimits:
     """The limits of one type on one node. Without patience, no sender waits."""
 
@@ -72,17 +91,23 @@ class MailboxLimits:
         settings: ShardingSettings,
         loop: asyncio.AbstractEventLoop,
         gate: SuspensionGate | None = None,
+        entity_type: str = "",
     ) -> None:
         self._gate = gate or SuspensionGate()
+        self._type = entity_type
         self.soft = False
-        """The current run may exceed the bounds: its session is paused afterwards."""
+        """The current run may exceed the bounds: its session waits afterwards."""
+        self.owed = False
+        """The current run may exceed the bounds, up to another one, and no session waits."""
         self.met = False
         """A message of the current run has exceeded a bound."""
-        self.room = settings.mailbox_bytes
-        """Bytes that may be queued before the mailboxes are measured again."""
-        self.pauses = 0
-        """How often a session was paused."""
         self._bytes, self._messages = settings.mailbox_bytes, settings.mailbox
+        self._spare = settings.mailbox_bytes // 4
+        self.room = self._bytes - self._spare
+        """Bytes that may be queued before the mailboxes are measured again, or while they are
+        `tight`, what was left when they were measured, without what was queued since."""
+        self.pauses = 0
+        """How often a session had to wait."""
         self._patience = settings.mailbox_patience
         self._loop = loop
         self._activations: dict[Activation, None] = {}
@@ -92,6 +117,10 @@ class MailboxLimits:
         self._progress: dict[Activation, MailboxProgress] = {}
         """Of mailboxes that a session waits for."""
         self._stuck: dict[Activation, None] = {}
+        self._tight = False
+        """Only the spare quarter of the bytes is left."""
+        self._share = self._spare
+        """Bytes that one mailbox may hold while they are tight."""
         self._over = False
         """All mailboxes together are full."""
         self._over_stuck = False
@@ -109,7 +138,7 @@ class MailboxLimits:
 
     @property
     def paused(self) -> int:
-        """Sessions that are paused now."""
+        """Sessions that wait for room now, with some of their messages or all."""
         return len(self._waits)
 
     def fullest(self, most: int) -> list[tuple[str, str, int]]:
@@ -137,9 +166,14 @@ class MailboxLimits:
 
     # ---- while messages arrive
 
-    def arrives(self, soft: bool) -> None:
-        """Note that a run of tells follows; `soft`: its session can be paused."""
-        self.soft = soft and self._patience > 0
+    def arrives(self, soft: bool, owed: bool = False) -> None:
+        """Note that a run of tells follows; `soft`: its session can wait. `owed`: it cannot, and
+        the run was acknowledged before."""
+        self.soft, self.owed = soft and self._patience > 0, owed
+
+    def handed_out(self) -> None:
+        """Note that the run is over."""
+        self.soft = self.owed = False
 
     def has_mailbox(self, activation: Activation) -> None:
         """Note that an entity has a mailbox now."""
@@ -156,35 +190,64 @@ class MailboxLimits:
         """Decide about a message that finds no room. Returns True if it is queued all the same."""
         mailbox = activation.mailbox
         if mailbox is not None and len(mailbox) >= self._messages:
-            if not self.soft or message.session is not None or activation in self._stuck:
+            return self._exceeds(activation, message)
+        if not self._tight or (not self._over and self._is_over):
+            self._measure()
+        if self._over:
+            if message.session is not None or (self.soft and self._over_stuck):
                 return False
-            self._full[activation] = None
-            self.met = True
-            return True
-        if not self._over:
-            self._count()
-            if self.room > 0:
-                return True
-            self._over, self._most_room, self._still_s = True, self.room, 0.0
-            self._check_later()
-        if message.session is not None or (self.soft and self._over_stuck):
-            return False
-        self.met = self.met or self.soft
+            self.met = self.met or self.soft
+            return not self.owed or self._takes_owed
+        if self._tight and mailbox and size_of(mailbox) > self._share:
+            return self._exceeds(activation, message)
         return True
 
+    def _exceeds(self, activation: Activation, message: Message) -> bool:
+        """Decide about a message for a full mailbox."""
+        if message.session is not None or activation in self._stuck:
+            return False
+        if self.owed:
+            return self._takes_owed
+        if not self.soft:
+            return False
+        self._full[activation] = None
+        self.met = True
+        return True
+
+    @property
+    def _is_over(self) -> bool:
+        return self.room <= -self._spare
+
+    @property
+    def _takes_owed(self) -> bool:
+        return self.room > -self._spare - self._bytes
+
+    def _measure(self) -> None:
+        """Measure the mailboxes, and check them from now on if there is little room."""
+        self._count()
+        if self._is_over:
+            self._over, self._most_room, self._still_s = True, self.room, 0.0
+        if self._tight:
+            self._check_later()
+
     def pause(self, session: Session) -> None:
-        """Pause the session by which a run came that exceeded a bound."""
+        """Let the session wait by which a run came that exceeded a bound."""
         self.met = False
         wait = self._waits.get(session)
         if wait is None:
             wait = self._waits[session] = BlockedSender()
             self.pauses += 1
-            session.pause()
-        wait.activations |= self._full
-        wait.all = wait.all or self._over
-        for activation in self._full:
-            self._progress.setdefault(activation, MailboxProgress())
+        apart, full = session.holds_entities, self._full
         self._full = {}
+        for activation in full:
+            if apart and activation not in wait.activations:
+                session.hold((self._type, activation.key))
+            self._progress.setdefault(activation, MailboxProgress())
+        wait.activations |= full
+        wait.all = wait.all or self._over
+        if not wait.paused and (wait.all or not apart):
+            wait.paused = True
+            session.pause()
         self._interval_s = CHECK_MIN_S
         self._check_later()
 
@@ -200,26 +263,45 @@ class MailboxLimits:
         self._timer = None
         now = self._loop.time()
         passed = 0.0 if self._gate.closed else min(now - self._checked_at, STEP_MAX_S)
-        if self._over:
+        if self._tight:
             self._check_all(passed)
         for activation in [a for a in self._progress if self._is_done(a, passed)]:
             del self._progress[activation]
         for activation in [a for a in self._stuck if self._has_room(a)]:
             del self._stuck[activation]
         self._interval_s = min(2 * self._interval_s, CHECK_MAX_S)
-        for session, wait in list(self._waits.items()):
-            wait.activations = {a: None for a in wait.activations if a in self._progress}
-            wait.all = wait.all and self._over and not self._over_stuck
-            if session.lost is not None or not (wait.activations or wait.all):
-                del self._waits[session]
-                self._interval_s = CHECK_MIN_S
+        for session, done, resumes in [self._settle(*row) for row in list(self._waits.items())]:
+            for activation in done:
+                session.release((self._type, activation.key))
+            if resumes:
                 session.resume()
-        if self._waits or self._stuck or self._over:
+        if self._waits or self._stuck or self._tight:
             self._check_later()
+
+    def _settle(
+        self, session: Session, wait: BlockedSender
+    ) -> tuple[Session, list[Activation], bool]:
+        """Return the entities for which a session waits no more, and whether all of it resumes."""
+        done = [a for a in wait.activations if a not in self._progress]
+        for activation in done:
+            del wait.activations[activation]
+        wait.all = wait.all and self._over and not self._over_stuck
+        apart, lost = session.holds_entities, session.lost is not None
+        resumes = wait.paused and (lost or not (wait.all or (wait.activations and not apart)))
+        wait.paused = wait.paused and not resumes
+        if lost or not (wait.activations or wait.all):
+            del self._waits[session]
+        if done or resumes:
+            self._interval_s = CHECK_MIN_S
+        return session, done if apart else [], resumes
 
     def _has_room(self, activation: Activation) -> bool:
         mailbox = activation.mailbox
-        return not mailbox or len(mailbox) <= self._messages * 3 // 4
+        if not mailbox:
+            return True
+        if len(mailbox) > self._messages * 3 // 4:
+            return False
+        return not self._tight or size_of(mailbox) <= self._share * 3 // 4
 
     def _is_done(self, activation: Activation, passed: float) -> bool:
         """True if no session needs to wait for a mailbox: it has room, or its entity is stuck."""
@@ -237,7 +319,9 @@ class MailboxLimits:
 
     def _check_all(self, passed: float) -> None:
         self._count()
-        if self.room >= self._bytes // 4:
+        if not self._over:
+            return
+        if not self._tight:
             self._over = self._over_stuck = False
         elif self.room > self._most_room:
             self._most_room, self._still_s = self.room, 0.0
@@ -246,16 +330,17 @@ class MailboxLimits:
             self._over_stuck = self._over_stuck or self._still_s >= self._patience
 
     def _count(self) -> None:
-        """Measure what is in all mailboxes, and set `room`."""
-        taken, activations = 0, dict[Activation, None]()
+        """Measure what is in all mailboxes."""
+        taken, filled, activations = 0, 0, dict[Activation, None]()
         for activation in self._activations:
             mailbox = activation.mailbox
             if mailbox is not None:
                 activations[activation] = None  # even if empty: it stays while its entity is busy
             if mailbox:
-                size = (len(mailbox[0].payload) + len(mailbox[-1].payload)) // 2
-                taken += len(mailbox) * (size + MESSAGE_BYTES)
-        self._activations, self.room = activations, self._bytes - taken
+                filled += 1
+                taken += size_of(mailbox)
+        self._activations, self.room = activations, self._bytes - self._spare - taken
+        self._tight, self._share = self.room < 0, self._spare // max(filled, 1)
 
     def sweep(self) -> None:
         """Forget entities without a mailbox. Called about once a second."""

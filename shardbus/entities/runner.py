@@ -237,7 +237,7 @@ class EntityRunner:
         self._finish = finish
         self.running_handlers = RunningHandlers(kind.name, loop, self, self.gate)
         self._eager = self.running_handlers.eager
-        self.mailbox_limits = MailboxLimits(settings, loop, self.gate)
+        self.mailbox_limits = MailboxLimits(settings, loop, self.gate, kind.name)
         self._mailbox_max = settings.mailbox
 
     def advance(self, tick: int) -> None:

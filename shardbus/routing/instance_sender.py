@@ -162,8 +162,8 @@ class InstanceSender:
             self.router.binds = self._binds
             self.router.tell_nowait(key, self.pick(entity_id), payload)
             return
-        for route in self.router.rows_of(entity_id).routes:
-            check_room(route.out)
+        for k, route in enumerate(self.router.rows_of(entity_id).routes, 1):
+            check_room(route.out, key[0], wire_id(entity_id, k))
         self._tell_each(key, entity_id, payload)
 
     def _tell_each(self, key: Key, entity_id: str, payload: bytes) -> Any:

@@ -140,7 +140,7 @@ class Call(Addressed):
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
-        check_room(self._route.out)
+        check_room(self._route.out, self._key[0], self._id)
         self.tell(*args, **kwargs)
 
 

@@ -27,11 +27,12 @@ from shardbus.histograms import Histogram
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
 from shardbus.sharding import events
-from shardbus.sharding.messages import CarriedEntity
+from shardbus.sharding.messages import CarriedEntity, MoveAck
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.sharding.region.route import REJECT_EXPIRED, Absence, BufferedMessage
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
 from shardbus.transport.session import Session, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
@@ -59,10 +60,13 @@ class ShardRoute:
         self.out: Session | None = None
 
 
-def check_room(out: Session | None) -> None:
-    """Raise BufferFull if a tell along this session would wait."""
-    if out is not None and not out.writable:
-        raise BufferFull(f"the send buffer to {out.name} is full")
+def check_room(out: Session | None, entity_type: str, entity_id: str) -> None:
+    """Raise BufferFull if a tell to this entity along this session would wait."""
+    if out is None or out.has_room_for((entity_type, entity_id)):
+        return
+    if out.writable:
+        raise BufferFull(f"{entity_type} {entity_id!r} has no room at {out.name}")
+    raise BufferFull(f"the send buffer to {out.name} is full")
 
 
 class Sender(Protocol):
@@ -247,7 +251,7 @@ class Router:
 
     def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
-        check_room(self.route_of(entity_id).out)
+        check_room(self.route_of(entity_id).out, key[0], entity_id)
         self.tell(key, entity_id, payload)
 
     def deadline(self, timeout_ms: int) -> int:
@@ -506,11 +510,16 @@ class Router:
     def _perform(self, effect: events.RegionEffect) -> None:
         match effect:
             case events.SetRoute(shard=shard, node=node):
+                self._leave(shard)
                 self.route(shard).out = None if node is None else self._owner.out_for(node)
                 if node is not None and (since := self._wanted_since.pop(shard, None)):
                     self.home_latencies.observe(self._loop.time() - since)
             case events.Release(node=node, messages=envelopes):
                 self._release(node, envelopes)
+            case events.Send(message=MoveAck(moves=moves)):
+                for move in moves:
+                    self._leave(move.old.shard)
+                self._owner.perform(effect)
             case events.SendFlush(shard=shard, node=node, flush_id=flush_id):
                 waiter = _FlushWaiter(self, shard, flush_id)
                 self._owner.out_for(node).flush_shard(
@@ -525,6 +534,18 @@ class Router:
                     pending.refuse(rejection(self._router_of(pending).interface.name, reason))
             case _:
                 self._owner.perform(effect)
+
+    def _leave(self, shard: str) -> None:
+        """Send what waits for entities of a shard that are full, along its present route, before
+        what says that everything has been sent."""
+        out = self.route(shard).out
+        if out is not None and out.held_any:
+            out.leave(lambda target: self._is_in(target, shard))
+
+    def _is_in(self, target: Target, shard: str) -> bool:
+        """True if an entity, of a type that uses this table, is in the shard."""
+        router = self._inner.get(target[0], self)
+        return target[0] == router.interface.name and router.route_of(target[1]).shard == shard
 
     def _release(self, node: NodeId, envelopes: tuple[BufferedMessage, ...]) -> None:
         out = self._owner.out_for(node)

@@ -115,7 +115,7 @@ class TracedSending(Router):
         try:
             route = self.route_of(entity_id)
             if route.out is not None:
-                route.out.admit(key)
+                route.out.admit(key, entity_id)
             pending = PendingMessage(key, route.shard, entity_id, payload)
             pending.trace = self.tracing.text(span)
             return self.deliver(pending)
@@ -196,7 +196,7 @@ class TracedSending(Router):
             )
             pending.trace = self.tracing.text(span)
             if route.out is not None:
-                route.out.admit(key)
+                route.out.admit(key, entity_id)
             self.deliver(pending)
         except BufferFull as error:
             set_error(waiter, error)

@@ -284,7 +284,7 @@ class RegionShell:
 
         mailbox_limits = self._mailbox_limits
         ahead = read_ahead(invoker, run.payloads)
-        mailbox_limits.arrives(not session.forced)
+        mailbox_limits.arrives(not session.forced, session.owed)
         counts.accepted += len(run.ids)
         try:
             if counts.accepted >= self._marks.mark:
@@ -294,7 +294,7 @@ class RegionShell:
                 slices = sliced(self._find, ids, run.payloads, via)
                 self._deliver(arrive, invoker, None, slices, 0, (), ahead, len(ids))
         finally:
-            mailbox_limits.soft = False
+            mailbox_limits.handed_out()
         if mailbox_limits.met:
             mailbox_limits.pause(session)
 
@@ -396,7 +396,11 @@ class RegionShell:
         self._node.gate.is_shut()  # a start looks at the last check only
         activation = self._find(message.id) or self._enter(session, message.id, message.chain)
         if activation is not None:
-            self.host.runner.receive(activation, arrived)
+            self._mailbox_limits.arrives(False, owed=asker is None)
+            try:
+                self.host.runner.receive(activation, arrived)
+            finally:
+                self._mailbox_limits.handed_out()
         else:
             self._forward(session, message.id, arrived, message.hops)
 

@@ -129,6 +129,11 @@ class Asks:
         """By correlation id. Plain tuples: making a named one costs as much as the rest of an
         ask's bookkeeping."""
 
+    @property
+    def tick(self) -> int:
+        """The tick of the clock by which deadlines are kept."""
+        return self._clock.tick
+
     def expect(self, waiter: Any, decode: Decode | None, timeout_ms: int) -> int:
         """Register a caller. Returns the correlation id."""
         corr = self.corr = self.corr + 1

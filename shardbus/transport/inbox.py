@@ -3,17 +3,21 @@
     batch ── room ────> receiver, at once
           └─ no room ─> held ── room again ──> receiver, a batch in each turn of the loop
 
-A receiver without room pauses the session, and the inbox holds what arrives, in order. Held batches
-count as arrived and are not acknowledged, so the sender's window fills, and a sender that awaits
-its `tell` waits. That is how a slow entity slows its senders. The window bounds what is held. For a
+A receiver without room for one entity lists it (`fill`), and only the messages for this entity wait
+(`full_entities`). That is how a slow entity slows its senders.
+
+A receiver that has no room at all, or whose peer cannot hold back single entities, pauses the
+session, and the inbox holds what arrives, in order. Held batches count as arrived and are not
+acknowledged, so the sender's window fills, and a sender that awaits its `tell` waits. The window
+bounds what is held. For a
 sender that ignores the window, or code of this process that does not await, the inbox holds at most
 `HELD_BYTES_MAX`; beyond that it hands out the oldest batch, `forced`, and the receiver drops what
 it has no room for.
 
 Answers and control messages are never held. They take no room, others may wait for them to make
-some, and no promise of order ties them to messages for entities. A Flush is tied to them, so it is
-held with them. On the loopback relayed messages pass as well, because what comes from elsewhere
-must not overtake them.
+some, and no promise of order ties them to messages for entities. A Flush and a MoveAck are tied to
+them, so they are held with them. On the loopback relayed messages pass as well, because what comes
+from elsewhere must not overtake them.
 
 A batch of more than `SLICE_MESSAGES` messages is handed out in slices, one in each turn of the
 loop, because its messages may cost the receiver much more than they cost the sender. A sender of
@@ -34,6 +38,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.transport.asks import Asks, CoarseClock
+from shardbus.transport.full_entities import RESTS_WEIGHT_MAX, FullEntities, Target
 from shardbus.transport.log_limiter import log
 from shardbus.transport.window import WINDOW_BYTES, Window
 from shardbus.wire.batch import (
@@ -42,6 +47,7 @@ from shardbus.wire.batch import (
     Control,
     Fail,
     Flush,
+    Hold,
     Relayed,
     ReplyRun,
     Run,
@@ -57,7 +63,9 @@ SLICE_MESSAGES = 1024
 """Messages, at most, that are handed out in one turn of the loop."""
 SLICE_BYTES = 2048
 """A shorter batch has fewer messages than a slice: a message takes two bytes and more."""
-URGENT = (ReplyRun, Fail, Control)
+URGENT = (ReplyRun, Fail, Control, Hold)
+BEHIND_MESSAGES = frozenset({"MoveAck"})
+"""Control messages that say that everything sent before them has arrived."""
 
 
 class Peer(Protocol):
@@ -97,16 +105,20 @@ class Inbox(Generic[P]):
     __slots__ = (
         "_asks",
         "_clock",
+        "_full",
         "_held",
         "_held_bytes",
         "_loop",
         "_on_free",
+        "_on_hold",
         "_pauses",
         "_peer",
         "_receiver",
+        "_rests_pause",
         "_urgent",
         "_window",
         "forced",
+        "owed",
     )
 
     def __init__(
@@ -118,11 +130,18 @@ class Inbox(Generic[P]):
         loop: asyncio.AbstractEventLoop,
         clock: CoarseClock,
         on_free: Callable[[], None],
+        on_hold: Callable[[Hold], None],
         *,
         relayed_pass: bool = False,
     ) -> None:
         self.forced = False
         """What is handed out now is not held back again: the receiver takes or drops it."""
+        self.owed = False
+        """What is handed out now was acknowledged: the receiver takes it over the bound in
+        messages."""
+        self._full, self._on_hold = FullEntities(), on_hold
+        self._rests_pause = False
+        """The rests of full entities are over their bound, so the session is paused."""
         self._peer, self._receiver, self._window = peer, receiver, window
         self._asks, self._loop, self._clock, self._on_free = asks, loop, clock, on_free
         self._urgent: tuple[type[Any], ...] = (*URGENT, Relayed) if relayed_pass else URGENT
@@ -147,6 +166,47 @@ class Inbox(Generic[P]):
         self._pauses -= 1
         self._release_soon()
 
+    def fill(self, target: Target) -> bool:
+        """The receiver has no room for an entity: withhold its messages. It calls `release` once it
+        has. Returns True if the sender must be told."""
+        return self._full.add(target)
+
+    def release(self, target: Target) -> bool:
+        """The receiver has room for an entity again: hand out its rest until it is full again.
+        Returns True if nothing is left, so that the sender may go on."""
+        for run in self._full.released(target, self._clock.tick):
+            self._pass(run)
+        self._watch_rests()
+        return target not in self._full
+
+    @property
+    def any_full(self) -> bool:
+        """True if some entity has no room."""
+        return bool(self._full.entities)
+
+    def unlist(self, leaves: Callable[[Target], bool]) -> None:
+        """Hand out the rests of these entities, room or not, and withhold nothing for them until
+        they are full again."""
+        for run in self._full.unlist(leaves, self._clock.tick):
+            self._pass(run)
+        self._watch_rests()
+
+    def _hand_out_rests(self) -> None:
+        """Hand out the rests of all full entities, room or not."""
+        for run in self._full.all_rests(self._clock.tick):
+            self._pass(run)
+        self._watch_rests()
+
+    def _watch_rests(self) -> None:
+        """Pause the session while the rests are over their bound."""
+        weight = self._full.weight
+        if not self._rests_pause and weight > RESTS_WEIGHT_MAX:
+            self._rests_pause = True
+            self.pause()
+        elif self._rests_pause and weight <= RESTS_WEIGHT_MAX // 2:
+            self._rests_pause = False
+            self.resume()
+
     def _release_soon(self) -> None:
         if self._pauses:
             return
@@ -165,17 +225,30 @@ class Inbox(Generic[P]):
     def release_all(self) -> None:
         """Hand out everything that is held, because the session ends: it goes before anything that
         a new session of the same peer can bring."""
-        self._pauses = 0
+        self._pauses, self._rests_pause = 0, False
+        self._force_rests(owed=True)
+        self._full.clear()
         while self._held:
             self._force()
+
+    def _force_rests(self, *, owed: bool) -> None:
+        self.forced, self.owed = True, owed
+        try:
+            for run in self._full.all_rests(self._clock.tick):
+                self._pass(run)
+        finally:
+            self.forced = self.owed = False
 
     def discard(self) -> None:
         """Drop everything that is held, because this process ends. It was not acknowledged, so its
         sender knows."""
-        self._pauses = 0
+        self._pauses, self._rests_pause = 0, False
         self._held.clear()
+        self._full.clear()
 
     def _force(self) -> None:
+        if self._full.entities:
+            self._force_rests(owed=True)  # they are older
         self.forced = True
         try:
             self._hand_out_first()
@@ -220,8 +293,14 @@ class Inbox(Generic[P]):
 
     def _pass_urgent(self, runs: list[Run]) -> list[Run]:
         """Hand out the runs that are never held; return the others."""
-        self.hand_out([run for run in runs if isinstance(run, self._urgent)])
-        return [run for run in runs if not isinstance(run, self._urgent)]
+        self.hand_out([run for run in runs if self._is_urgent(run)])
+        return [run for run in runs if not self._is_urgent(run)]
+
+    def _is_urgent(self, run: Run) -> bool:
+        """True if the run passes messages that are held."""
+        if isinstance(run, Control):
+            return run.tag not in BEHIND_MESSAGES
+        return isinstance(run, self._urgent)
 
     def _hold(self, held: HeldBatch) -> None:
         self._held.append(held)
@@ -239,37 +318,59 @@ class Inbox(Generic[P]):
         for run in runs:
             if isinstance(run, AskRun):
                 run.timeout_ms = max(0, run.timeout_ms - waited_ms)
-        runs = [run for run in runs if not isinstance(run, self._urgent)]
+        runs = [run for run in runs if not self._is_urgent(run)]
         if size > SLICE_BYTES and (rest := cut(runs, SLICE_MESSAGES)):
             self._held.appendleft(HeldBatch(0, rest, size, self._clock.tick))
             self._held_bytes += size + HELD_WEIGHT
         self.hand_out(runs)
 
     def hand_out(self, runs: list[Run]) -> None:
-        """Pass runs to the receiver, answers to the asks. A run that fails does not stop the
-        others."""
-        receiver, peer = self._receiver, self._peer
+        """Pass runs to the receiver, answers to the asks, without the messages for full
+        entities."""
+        full = self._full.entities
         for run in runs:
-            try:
-                match run:
-                    case TellRun():
-                        receiver.on_tells(peer, run)
-                    case AskRun():
-                        receiver.on_asks(peer, run)
-                    case ReplyRun():
-                        self._asks.on_replies(run)
-                    case Fail():
-                        self._asks.on_fail(run)
-                    case Relayed():
-                        receiver.on_relayed(peer, run)
-                    case Control():
-                        receiver.on_control(peer, run)
-                    case Flush():
-                        receiver.on_flush(peer, run)
-            except RemoteProtocolError as e:
-                log.warning("dropped a run from %s: %s", peer.name, e)
-            except Exception:
-                log.exception("failed on a %s from %s", type(run).__name__, peer.name)
+            if full:
+                self._pass_or_withhold(run)
+            else:
+                self._pass(run)
+
+    def _pass_or_withhold(self, run: Run) -> None:
+        """Pass a run to the receiver while entities are full."""
+        if isinstance(run, TellRun | AskRun) and not self.forced:
+            rest = self._full.withhold(run, self._clock.tick)
+            if rest is not None:
+                self._pass(rest)
+            self._watch_rests()
+            return
+        if isinstance(run, Flush) or (isinstance(run, Control) and run.tag in BEHIND_MESSAGES):
+            self._hand_out_rests()
+        self._pass(run)
+
+    def _pass(self, run: Run) -> None:
+        """Pass a run to the receiver or the asks. One that fails does not stop the others."""
+        receiver, peer = self._receiver, self._peer
+        try:
+            match run:
+                case TellRun():
+                    receiver.on_tells(peer, run)
+                case AskRun():
+                    receiver.on_asks(peer, run)
+                case ReplyRun():
+                    self._asks.on_replies(run)
+                case Fail():
+                    self._asks.on_fail(run)
+                case Relayed():
+                    receiver.on_relayed(peer, run)
+                case Control():
+                    receiver.on_control(peer, run)
+                case Flush():
+                    receiver.on_flush(peer, run)
+                case Hold():
+                    self._on_hold(run)
+        except RemoteProtocolError as e:
+            log.warning("dropped a run from %s: %s", peer.name, e)
+        except Exception:
+            log.exception("failed on a %s from %s", type(run).__name__, peer.name)
 
 
 def cut(runs: list[Run], most: int) -> list[Run]:

@@ -48,6 +48,7 @@ from shardbus.wire.batch import (
     Flush,
     FrameType,
     Hello,
+    Hold,
     Relayed,
     ReplyRun,
     TellRun,
@@ -129,9 +130,9 @@ _FOR_ENTITIES = frozenset({TellRun, AskRun, ReplyRun, Fail, Flush, Control})
 RUNS: Mapping[Role, frozenset[type]] = {
     Role.CLIENT: _FOR_ENTITIES,
     Role.NEWCOMER: frozenset(),
-    Role.NODE: _FOR_ENTITIES | {Relayed},
+    Role.NODE: _FOR_ENTITIES | {Relayed, Hold},
 }
-"""Runs of a batch. Only nodes forward messages of others."""
+"""Runs of a batch. Only nodes forward messages of others, and have entities without room."""
 
 FROM_COORDINATOR: frozenset[type] = frozenset(
     {

@@ -26,6 +26,10 @@ are lost (at most once) and counted; messages that were never sent are returned,
 way. When only the connection breaks, batches are sent again without the asks that have expired
 meanwhile, so that no handler works for a caller that gave up.
 
+**Full entities.** A receiver without room for one entity says so (`full_entities`), and this side
+holds back what is for that entity (`held_entities`). Meanwhile no run stays open, so that each
+message takes the way by `_tell_past_holds` or `_ask_past_holds`, and is looked at.
+
 Source: docs/architecture.md; S0.35, S0.36; B.108; N.15, N.16.
 """
 
@@ -33,25 +37,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from shardbus.errors import EntityFailed, MessageTooLarge, NodeLost, RequestError
 from shardbus.transport.asks import Asks, CoarseClock, Key, Unsent, Waiter, fail_of, refuse
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.fragments import LARGE_WEIGHT, FragmentAssembly, FragmentQueue
+from shardbus.transport.full_entities import Target
+from shardbus.transport.held_entities import HeldEntities
 from shardbus.transport.inbox import Inbox, Receiver
-from shardbus.transport.permissions import NODE
+from shardbus.transport.log_limiter import log
+from shardbus.transport.permissions import NODE, RUNS
+from shardbus.transport.run_queue import RUN_MESSAGES_MAX
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.sent_messages import SentMessages
 from shardbus.transport.window import Transmit, Window
 from shardbus.wire.batch import (
+    ENTITY_HOLDS,
     PAYLOAD_BYTES_MAX,
     AskRun,
     Chain,
     Control,
     Flush,
     FrameType,
+    Hold,
     Relayed,
     ReplyRun,
     Run,
@@ -91,6 +101,19 @@ class RoomWaiter:
         return self._session.room().__await__()
 
 
+class HoldWaiter:
+    """The result of a tell to a held entity: awaitable until the entity is held no more, or the
+    session is lost."""
+
+    __slots__ = ("_session", "_target")
+
+    def __init__(self, session: Session, target: Target) -> None:
+        self._session, self._target = session, target
+
+    def __await__(self) -> Generator[object, None, None]:
+        return self._session.room_for(self._target).__await__()
+
+
 class Session:
     """One session. `transmit(kind, seq, ack, body)` hands one frame to the connection and returns
     True if the connection took it."""
@@ -113,7 +136,10 @@ class Session:
         "_drain_waiters",
         "_expect",
         "_fragments",
+        "_held",
+        "_hold_waiters",
         "_inbox",
+        "_leave_waiters",
         "_limit",
         "_loop",
         "_open_waiters",
@@ -121,6 +147,7 @@ class Session:
         "_reply_corrs",
         "_reply_payloads",
         "_retry_armed",
+        "_room",
         "_room_waiters",
         "_runs",
         "_scheduled",
@@ -163,9 +190,16 @@ class Session:
         self.name = name
         """Name of the other process."""
         self.writable = True
-        """The window has room. A sender that finds none awaits `room`."""
-        self.until_room = RoomWaiter(self)
+        """The last message has left room for more. A sender that finds none awaits `until_room`,
+        at once: while entities are held, each message sets both."""
+        self._room = RoomWaiter(self)
+        self.until_room: RoomWaiter | HoldWaiter = self._room
         """Result of a tell without room."""
+        self._held: HeldEntities | None = None
+        """Entities that the other side has no room for; None if there are none."""
+        self._hold_waiters: dict[Target, list[asyncio.Future[None]]] = {}
+        self._leave_waiters: list[tuple[dict[Target, int], asyncio.Future[None]]] = []
+        """Wait until messages have left the queues of held entities."""
         self.tag: Any = None
         """Set by the owner: which peer this is to the owner."""
         self.permissions = NODE
@@ -234,8 +268,8 @@ class Session:
         self._reply_payloads: list[bytes]
 
     def _make_inbox(self, receiver: Receiver[Session], clock: CoarseClock) -> Inbox[Session]:
-        free = self._acknowledge_late
-        return Inbox(self, receiver, self._window, self._asks, self._loop, clock, free)
+        free, hold = self._acknowledge_late, self._on_hold
+        return Inbox(self, receiver, self._window, self._asks, self._loop, clock, free, hold)
 
     # ---- adding messages to the open batch
 
@@ -246,6 +280,9 @@ class Session:
             BufferFull: the session holds as much as it may.
         """
         if key is not self._tell_key:
+            if self._held is not None:
+                self._tell_past_holds(key, entity_id, payload)
+                return
             if not self.writable and self.is_full:
                 raise self._send_buffer_limit.refusal(key[0], self.name)
             self._open_tells(key)
@@ -255,13 +292,19 @@ class Session:
         if weight > BATCH_WEIGHT_MAX:
             self._full()
 
-    def admit(self, key: Key) -> None:
-        """Raise BufferFull, and count the message, if the session holds as much as it may."""
-        if not self.writable and self.is_full:
+    def admit(self, key: Key, entity_id: str) -> None:
+        """Raise BufferFull, and count the message, if the session holds as much as it may, of all or
+        of this entity."""
+        held, target = self._held, (key[0], entity_id)
+        full = held is not None and target in held and held.refuses(target, self._buffer_bytes)
+        if full or (not self.writable and self.is_full):
             raise self._send_buffer_limit.refusal(key[0], self.name)
 
     def tell_accepted(self, key: Key, entity_id: str, payload: bytes) -> None:
         """`tell` a message that this process has accepted before: it is never refused."""
+        if self._held is not None:
+            self._tell_past_holds(key, entity_id, payload, accepted=True)
+            return
         if key is not self._tell_key:
             self._open_tells(key)
         self.tell(key, entity_id, payload)
@@ -278,6 +321,9 @@ class Session:
         """Add a message and register its caller: a future with the function that decodes its
         answer, or a Waiter. If the session holds as much as it may, the caller gets BufferFull."""
         if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
+            if self._held is not None:
+                self._ask_past_holds(key, entity_id, payload, timeout_ms, waiter, decode)
+                return
             if not self.writable and self.is_full:
                 refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
                 return
@@ -309,6 +355,9 @@ class Session:
             or key is not self._chained_key
             or timeout_ms != self._ask_timeout_ms
         ):
+            if self._held is not None:
+                self._ask_past_holds(key, entity_id, payload, timeout_ms, waiter, decode, chain)
+                return
             if not self.writable and self.is_full:
                 refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
                 return
@@ -334,6 +383,11 @@ class Session:
     ) -> None:
         """`ask`, or `ask_in_chain`, for a message that has waited here since then: it is never
         refused."""
+        if self._held is not None:
+            self._ask_past_holds(
+                key, entity_id, payload, timeout_ms, waiter, decode, chain, since, accepted=True
+            )
+            return
         shared = chain or key
         known = shared is self._ask_key and (not chain or key is self._chained_key)
         if not known or timeout_ms != self._ask_timeout_ms:
@@ -395,6 +449,12 @@ class Session:
     ) -> None:
         """Send a message with its trace context, in a run of its own; a tell if the waiter is None.
         `since`: when it began to wait, 0 if it did not. Its sender has called `admit`."""
+        if self._held is not None:
+            target = (key[0], entity_id)
+            if target in self._held:
+                self._queue_traced(target, key, payload, timeout_ms, waiter, decode, chain, trace)
+                return
+            self._mark_room()
         if waiter is None:
             self._put(TellRun(key[0], key[1], [entity_id], [payload], trace), len(payload))
             return
@@ -405,6 +465,218 @@ class Session:
         ids, payloads, corrs = [entity_id], [payload], [corr]
         run = AskRun(key[0], key[1], timeout_ms, ids, payloads, corrs, chain, trace)
         self._put(run, len(payload) + len(chain) * ENVELOPE_WEIGHT)
+
+    # ---- while entities are held
+
+    def _tell_past_holds(
+        self, key: Key, entity_id: str, payload: bytes, *, accepted: bool = False
+    ) -> None:
+        """`tell` while entities are held: queue the message if its entity is."""
+        held, target = self._held, (key[0], entity_id)
+        assert held is not None
+        if target in held:
+            self._queue(target, TellRun(key[0], key[1], [entity_id], [payload]), accepted)
+            self.writable, self.until_room = False, HoldWaiter(self, target)
+            return
+        run = self._runs[-1] if self._runs else None
+        if not isinstance(run, TellRun) or (run.type, run.method) != key or run.trace:
+            if not accepted and not self._has_room and self.is_full:
+                raise self._send_buffer_limit.refusal(key[0], self.name)
+            self._open_tells(key)
+            self._tell_key, run = None, self._runs[-1]
+            assert isinstance(run, TellRun)
+        run.ids.append(entity_id)
+        run.payloads.append(payload)
+        self._weight += len(payload) + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._full()
+        self._mark_room()
+
+    def _ask_past_holds(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain = (),
+        since: float = 0.0,
+        *,
+        accepted: bool = False,
+    ) -> None:
+        """`ask` while entities are held: queue the message if its entity is."""
+        held, target = self._held, (key[0], entity_id)
+        assert held is not None
+        if target in held:
+            self._queue_ask(target, key, payload, timeout_ms, waiter, decode, chain, "", accepted)
+            return
+        run = self._runs[-1] if self._runs else None
+        shared = (key[0], key[1], timeout_ms, chain, "")
+        if (
+            not isinstance(run, AskRun)
+            or (run.type, run.method, run.timeout_ms, run.chain, run.trace) != shared
+        ):
+            if not accepted and not self._has_room and self.is_full:
+                refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
+                return
+            self._open_asks(key, timeout_ms, chain)
+            self._ask_key, run = None, self._runs[-1]
+            assert isinstance(run, AskRun)
+        corr = self._expect(waiter, decode, timeout_ms)
+        if since:
+            self._delayed[corr] = since
+        run.ids.append(entity_id)
+        run.payloads.append(payload)
+        run.corrs.append(corr)
+        self._weight += len(payload) + ASK_WEIGHT
+        if self._weight > self._limit:
+            self._full()
+
+    def _queue_ask(
+        self,
+        target: Target,
+        key: Key,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+        trace: str,
+        accepted: bool,
+    ) -> None:
+        assert self._held is not None
+        if not accepted and (self._held.refuses(target, self._buffer_bytes) or self.is_full):
+            refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
+            return
+        corr = self._expect(waiter, decode, timeout_ms)
+        ids, payloads = [target[1]], [payload]
+        run = AskRun(key[0], key[1], timeout_ms, ids, payloads, [corr], chain, trace)
+        self._queue(target, run, accepted=True)
+
+    def _queue_traced(
+        self,
+        target: Target,
+        key: Key,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+        trace: str,
+    ) -> None:
+        """Queue a traced message for a held entity."""
+        if waiter is not None:
+            self._queue_ask(target, key, payload, timeout_ms, waiter, decode, chain, trace, False)
+            return
+        self._queue(target, TellRun(key[0], key[1], [target[1]], [payload], trace), accepted=False)
+        self.writable, self.until_room = False, HoldWaiter(self, target)
+
+    def _queue(self, target: Target, run: TellRun | AskRun, accepted: bool) -> None:
+        """Append a message to the queue of a held entity.
+
+        Raises:
+            BufferFull: the queue has as much as it may. MessageTooLarge.
+        """
+        held = self._held
+        assert held is not None
+        if len(run.payloads[0]) > PAYLOAD_BYTES_MAX:
+            raise too_large(len(run.payloads[0]))
+        if not accepted and (held.refuses(target, self._buffer_bytes) or self.is_full):
+            raise self._send_buffer_limit.refusal(target[0], self.name)
+        held.put(target, run, self._asks.tick)
+
+    @property
+    def _buffer_bytes(self) -> int:
+        return self._send_buffer_limit.bytes
+
+    @property
+    def _has_room(self) -> bool:
+        """True if the session itself has room, whatever entities are held."""
+        return self._window.writable
+
+    def _mark_room(self) -> None:
+        """Note for the sender of the last message that no held entity makes it wait."""
+        self.writable, self.until_room = self._has_room, self._room
+
+    def _on_hold(self, hold: Hold) -> None:
+        """The other side has no room for entities, or has room again."""
+        if Hold not in RUNS[self.permissions.role]:
+            log.warning("dropped a Hold: %s may not send it", self.name)
+            return
+        for entity_id in hold.ids:
+            target = (hold.type, entity_id)
+            if not hold.begins:
+                if self._held is not None:
+                    self._held.drain(target)
+                    self._drain(target)
+                continue
+            if self._held is None:
+                self._held = HeldEntities()
+            self._held.hold(target)
+            self._tell_key = self._ask_key = None
+
+    def _drain(self, target: Target) -> None:
+        """Send the next portion of what waits for an entity that has room again."""
+        held = self._held
+        if self.lost is not None or held is None:
+            return
+        self._put_queued(held.portion(target, self._asks.tick))
+        if not held.drained(target):
+            self._when_taken(lambda: self._go_on(target))
+            return
+        wake(self._hold_waiters.pop(target, []))
+        if not held:
+            self._held = None
+            self._mark_room()
+
+    def _go_on(self, target: Target) -> None:
+        if self._held is not None and self._held.drains(target):
+            self._drain(target)
+
+    def _put_queued(self, runs: list[TellRun | AskRun]) -> None:
+        """Send messages that have waited for their entities, without the asks that are over."""
+        entries = self._asks.entries
+        for run in runs:
+            weight = ENVELOPE_WEIGHT
+            if isinstance(run, AskRun):
+                at = [n for n, corr in enumerate(run.corrs) if corr in entries]
+                if not at:
+                    continue
+                run.ids, run.payloads = [run.ids[n] for n in at], [run.payloads[n] for n in at]
+                run.corrs = [run.corrs[n] for n in at]
+                self._asked_since = self._asked_since or self._loop.time()
+                weight = ASK_WEIGHT
+            self._put(run, sum(map(len, run.payloads)) + len(run.ids) * weight)
+        if self._leave_waiters:
+            self._check_left()
+
+    def _when_taken(self, call: Callable[[], None]) -> None:
+        """Call once the other side has acknowledged everything sent so far."""
+        self.flush()
+        self._acknowledged().add_done_callback(lambda _: call())
+
+    @property
+    def held_any(self) -> bool:
+        """True if the other side has no room for some entity."""
+        return self._held is not None
+
+    def leave(self, leaves: Callable[[Target], bool]) -> None:
+        """Send what waits for held entities that will be reached by another session from now on:
+        what follows on this one says that everything has been sent."""
+        if self._held is not None:
+            self._put_queued(self._held.leave(leaves, self._asks.tick))
+
+    def has_room_for(self, target: Target) -> bool:
+        """True if a tell to this entity would not wait."""
+        held = self._held
+        return self.writable if held is None else self._has_room and target not in held
+
+    def room_for(self, target: Target) -> asyncio.Future[None]:
+        """Return a future that is done when an entity is held no more, or the session is lost."""
+        held = self._held is not None and target in self._held
+        waiting = self._hold_waiters.setdefault(target, []) if held else []
+        return self._future(not held, waiting)
 
     def flush_shard(
         self, entity_type: str, shard: str, hops: int, timeout_ms: int, waiter: Waiter
@@ -506,7 +778,8 @@ class Session:
     @property
     def is_full(self) -> bool:
         """True if the session holds more than the send buffer's limit."""
-        return self._weight + self.outstanding > self._send_buffer_limit.bytes
+        queued = 0 if self._held is None else self._held.weight
+        return self._weight + self.outstanding + queued > self._send_buffer_limit.bytes
 
     # ---- sending
 
@@ -581,8 +854,8 @@ class Session:
 
     @property
     def unflushed(self) -> bool:
-        """True if the open batch is not empty."""
-        return bool(self._runs)
+        """True if messages wait that have no number: in the open batch, or for held entities."""
+        return bool(self._runs) or (self._held is not None and self._held.weight > 0)
 
     @property
     def waiting_asks(self) -> int:
@@ -595,18 +868,43 @@ class Session:
 
     def room(self) -> asyncio.Future[None]:
         """Return a future that is done when the session is writable, or lost."""
-        return self._future(self.writable, self._room_waiters)
+        return self._future(self._has_room, self._room_waiters)
 
     def drained(self) -> asyncio.Future[None]:
         """Return a future that is done when everything sent so far is acknowledged, or the session
         is lost."""
         self.flush()
         self._fragments.number_all()
+        held = self._held
+        if held is None or not (marks := held.marks()):
+            return self._acknowledged()
+        waiting: list[asyncio.Future[None]] = []
+        drained, left = self._loop.create_future(), self._future(False, waiting)
+        if waiting:
+            self._leave_waiters.append((marks, left))
+        left.add_done_callback(
+            lambda _: self.drained().add_done_callback(lambda _: wake([drained]))
+        )
+        return drained
+
+    def _acknowledged(self) -> asyncio.Future[None]:
+        """Return a future that is done when every numbered batch is acknowledged, or the session is
+        lost."""
         waiting: list[asyncio.Future[None]] = []
         future = self._future(self._window.outstanding == 0, waiting)
         if waiting:
             self._drain_waiters.append((self._window.last, future))
         return future
+
+    def _check_left(self) -> None:
+        """Wake those whose messages have left the queues of held entities."""
+        held, waiting = self._held, self._leave_waiters
+        self._leave_waiters = []
+        for marks, future in waiting:
+            if held is None or held.passed(marks):
+                wake([future])
+            else:
+                self._leave_waiters.append((marks, future))
 
     def _future(self, done: bool, waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
         future = self._loop.create_future()
@@ -737,6 +1035,40 @@ class Session:
         """True if the receiver must take, or drop, what it is given now: it cannot be held back."""
         return self._inbox.forced
 
+    @property
+    def owed(self) -> bool:
+        """True if what the receiver is given now was acknowledged: it takes it over the bound in
+        messages."""
+        return self._inbox.owed
+
+    @property
+    def holds_entities(self) -> bool:
+        """True if the other side can hold back what is for single entities."""
+        return ENTITY_HOLDS in self.features
+
+    def hold(self, target: Target) -> None:
+        """The receiver has no room for an entity: withhold what arrives for it, until `release`."""
+        if self.lost is None and self._inbox.fill(target):
+            self._say(target, begins=True)
+
+    def release(self, target: Target) -> None:
+        """The receiver has room for an entity again."""
+        if self.lost is None and self._inbox.release(target):
+            self._say(target, begins=False)
+
+    def _say(self, target: Target, *, begins: bool) -> None:
+        """Tell the other side whether to hold back what is for an entity."""
+        entity_type, entity_id = target
+        last = self._runs[-1] if self._runs else None
+        if (
+            isinstance(last, Hold)
+            and (last.type, last.begins) == (entity_type, begins)
+            and len(last.ids) < RUN_MESSAGES_MAX
+        ):
+            last.ids.append(entity_id)
+            return
+        self._put(Hold(entity_type, [entity_id], begins), len(entity_id))
+
     def pause(self) -> None:
         """The receiver has no room: hold what arrives for it, until `resume`."""
         self._inbox.pause()
@@ -759,6 +1091,8 @@ class Session:
         for body in self._window.bodies + self._fragments.bodies:
             yield from decode_batch(body)
         yield from self._runs
+        if self._held is not None:
+            yield from self._held.runs
 
     def close(self, error: RequestError) -> list[Unsent]:
         """End the session: the other process is gone, or this one leaves it. Every waiting caller
@@ -775,10 +1109,16 @@ class Session:
         self.unconfirmed_runs = [run for body in lost for run in decode_batch(body)]
         self.unconfirmed = _tells_by_type(self.unconfirmed_runs)
         runs = [run for body in fresh for run in decode_batch(body)] + self._runs
+        if self._held is not None:
+            runs += self._held.runs
+            self._held = None
         unsent = _unsent_messages(runs, self._asks)
         self._reset_batch()
-        self.writable = True
+        self.writable, self.until_room = True, self._room
         self._asks.abandon(error)
+        for waiting in (*self._hold_waiters.values(), [f for _, f in self._leave_waiters]):
+            wake(waiting)
+        self._hold_waiters, self._leave_waiters = {}, []
         wake(self._open_waiters)
         wake(self._room_waiters)
         wake([future for _, future in self._drain_waiters])

@@ -19,6 +19,7 @@ message. Payloads are opaque here; only a handler's declared types decode them.
               a later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
+    Hold      [7, type, ids, begins]                         with the feature `entity_holds`
 
 A method is the name of a handler, "" for a plain message of `receive`, or ":Name" for a message of
 a registered class. A correlation id belongs to one direction of one session; 0 means no answer is
@@ -57,7 +58,9 @@ OLDEST_SESSION, NEWEST_SESSION = 1, 1
 """The versions of sessions that this build speaks. A greeting says both; ranges must meet."""
 DROP_REPORTS = "drop_reports"
 """Tells that were dropped are reported to their sender."""
-SESSION_FEATURES: tuple[str, ...] = (DROP_REPORTS,)
+ENTITY_HOLDS = "entity_holds"
+"""A receiver without room for an entity holds back the messages for this entity only."""
+SESSION_FEATURES: tuple[str, ...] = (DROP_REPORTS, ENTITY_HOLDS)
 """What this build speaks in a session and a neighbouring one may not: docs/upgrading.md."""
 BODY_BYTES_MAX = 16 * 1024 * 1024
 """Limit of a frame's body. ZeroMQ ends the connection of a peer that sends more."""
@@ -204,10 +207,19 @@ class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
     hops: Hops
 
 
+class Hold(msgspec.Struct, array_like=True, tag_field="op", tag=7, gc=False):
+    """The receiver has no room for these entities (`begins`), or has room again: the other side
+    holds back what it sends to them."""
+
+    type: Id
+    ids: Ids
+    begins: bool
+
+
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for malformed bytes."""
 
-Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush
+Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush | Hold
 
 encode_batch = msgspec.msgpack.Encoder().encode
 _decode_batch: Callable[[bytes], list[Run]] = msgspec.msgpack.Decoder(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from shardbus import Entity, MailboxFull, ShardBus, handler
+from shardbus import BufferFull, Entity, MailboxFull, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.node.node import Node
 from shardbus.store.group_commit import AT_ONCE
+from shardbus.transport import outgoing
 from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from tests.loopback.nodes import Nodes
 from tests.waiting import PATIENCE_S, until
@@ -47,6 +48,10 @@ class Application:
                 return self.context.node
 
             @handler
+            def hello(self) -> str:
+                return self.context.entity_id
+
+            @handler
             async def chat(self, other: str, count: int) -> int:
                 """Tell another one more than it has room for, and it tells us."""
                 for number in range(count):
@@ -67,16 +72,10 @@ def mailbox_limits(node: Node) -> MailboxLimits:
     return node.regions["line"].host.runner.mailbox_limits
 
 
-async def plea(node: Node, client: AsyncClient) -> None:
-    """The node says what it says every few seconds: that it lives, and has no room."""
-
-    def told() -> int:
-        return sum(session.held_reports for session in client._endpoint.sessions())
-
-    before = told()
-    for session in node.endpoint.sessions():
-        session.keep_alive()
-    await until(lambda: told() > before, "a plea to wait")
+def queued(client: AsyncClient) -> int:
+    """Messages that wait at the client for entities without room."""
+    held = [session._held for session in client._endpoint.sessions() if session._held is not None]
+    return sum(len(run.ids) for one in held for run in one.runs)
 
 
 def mailbox(node: Node, entity_id: str) -> int:
@@ -125,7 +124,7 @@ async def test_two_senders_of_one_slow_entity_both_come_through(nodes: Nodes) ->
     assert dropped(node) == {}
 
 
-async def test_while_the_entity_stands_still_the_sender_waits_and_the_window_is_all_it_takes(
+async def test_while_an_entity_stands_still_its_sender_waits_and_others_are_served(
     nodes: Nodes,
 ) -> None:
     app = Application()
@@ -142,14 +141,17 @@ async def test_while_the_entity_stands_still_the_sender_waits_and_the_window_is_
                 await asyncio.sleep(0)
 
     sender = asyncio.ensure_future(send())
-    await until(lambda: mailbox_limits(node).pauses, "a pause")
-    await plea(node, client)  # behind every acknowledgement
-    await until(lambda: any(not s.writable for s in client._endpoint.sessions()), "a full window")
+    await until(lambda: queued(client) == 1, "one message waits")
     at_rest = sent
-    await plea(node, client)
-    assert sent == at_rest
+    for number in range(20):
+        assert await client.ref(app.line, f"other-{number}").hello() == f"other-{number}"
+        await client.ref(app.line, f"other-{number}").put.tell(number)
+    assert (sent, queued(client)) == (at_rest, 1)
     assert mailbox(node, "a") <= MAILBOX + BATCH
     assert dropped(node) == {}
+    with pytest.raises(BufferFull):
+        client.ref(app.line, "a").put.tell_nowait(0)
+    client.ref(app.line, "b").put.tell_nowait(0)
     app.gate.set()
     await until(lambda: sent > at_rest, "room again")
     sender.cancel()
@@ -157,6 +159,66 @@ async def test_while_the_entity_stands_still_the_sender_waits_and_the_window_is_
     await until(lambda: len(app.told["a"]) >= sent, "what was sent")
     assert app.told["a"] == list(range(len(app.told["a"])))
     assert dropped(node) == {}
+
+
+async def test_an_ask_waits_behind_the_tells_of_its_sender(nodes: Nodes) -> None:
+    app = Application()
+    _, client = await started(nodes, app, mailbox_patience=60.0)
+    app.gate.clear()
+    ref = client.ref(app.line, "a").within(PATIENCE_S)
+    for number in range(3 * MAILBOX):
+        ref.put.tell(number)
+    asked = asyncio.ensure_future(ref.ping())
+    await until(lambda: any(s.held_any for s in client._endpoint.sessions()), "no room")
+    for number in range(3 * MAILBOX, 4 * MAILBOX):
+        ref.put.tell(number)
+    again = asyncio.ensure_future(ref.ping())
+    app.gate.set()
+    await asked
+    assert app.told["a"][: 3 * MAILBOX] == list(range(3 * MAILBOX))
+    await again
+    assert app.told["a"] == list(range(4 * MAILBOX))
+
+
+async def test_a_sender_that_flushes_and_leaves_loses_nothing(nodes: Nodes) -> None:
+    """What was acknowledged is behind the mailbox when the client ends."""
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=60.0)
+    app.gate.clear()
+    other = await nodes.client()
+    for number in range(5 * MAILBOX):
+        other.ref(app.line, "a").put.tell(number)
+    await until(lambda: not any(s.outstanding for s in other._endpoint.sessions()), "the arrival")
+    assert mailbox(node, "a") <= MAILBOX + BATCH
+    app.gate.set()
+    await other.__aexit__(None, None, None)
+    await until(lambda: len(app.told.get("a", ())) == 5 * MAILBOX, "every message")
+    assert app.told["a"] == list(range(5 * MAILBOX))
+    assert dropped(node) == {}
+    assert client.refused_messages == {}
+
+
+async def test_a_peer_without_holds_is_paused_as_a_whole(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "SESSION_FEATURES", ("drop_reports",))
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=60.0)
+    app.gate.clear()
+    for number in range(4 * MAILBOX):
+        client.ref(app.line, "a").put.tell(number)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: mailbox_limits(node).pauses, "a pause")
+    hello = asyncio.ensure_future(client.ref(app.line, "b").within(PATIENCE_S).hello())
+    for session in node.endpoint.sessions():
+        session.keep_alive()
+    await until(lambda: any(s.held_reports for s in client._endpoint.sessions()), "HELD")
+    assert not hello.done()
+    app.gate.set()
+    assert await hello == "b"
+    await until(lambda: len(app.told["a"]) == 4 * MAILBOX, "every message")
+    assert app.told["a"] == list(range(4 * MAILBOX))
 
 
 async def test_an_ask_to_a_full_mailbox_is_refused_at_once(nodes: Nodes) -> None:
@@ -180,6 +242,7 @@ async def test_a_stalled_entity_does_not_hold_other_senders(nodes: Nodes) -> Non
     for number in range(10 * MAILBOX):
         await client.ref(app.line, "a").put.tell(number)
     await client.flush()
+    await until(lambda: dropped(node) and not mailbox_limits(node).paused, "the end of patience")
     lost = dropped(node)["mailbox_full"]
     kept = 10 * MAILBOX - lost
     assert MAILBOX <= kept <= MAILBOX + 1 + 2 * BATCH
@@ -219,7 +282,7 @@ async def test_all_mailboxes_together_have_a_bound_in_bytes(nodes: Nodes) -> Non
 
     sender = asyncio.ensure_future(send())
     await until(lambda: mailbox_limits(node).pauses, "a pause")
-    await until(lambda: any(not s.writable for s in client._endpoint.sessions()), "a full window")
+    await until(lambda: queued(client), "a message that waits")
     waiting = sum(mailbox(node, f"e{n}") for n in range(500))
     assert waiting * size < bound + 2 * BATCH_WEIGHT_MAX
     with pytest.raises(MailboxFull):

@@ -207,7 +207,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.lost: Exception | None = None
-        self.paused = False
+        self.paused = self.holds_entities = False
 
     def pause(self) -> None:
         self.paused = True

@@ -42,6 +42,7 @@ from shardbus.wire.batch import (
     PROTOCOL_VERSION,
     FrameType,
     Hello,
+    Hold,
     MembershipFrame,
     Relayed,
     TellRun,
@@ -159,7 +160,7 @@ def test_the_other_tables() -> None:
     assert not numbered & FRAMES[Role.NEWCOMER]
     assert FrameType.MEMBERSHIP not in FRAMES[Role.CLIENT]
     assert not RUNS[Role.NEWCOMER] | CONTROL[Role.NEWCOMER]
-    assert RUNS[Role.NODE] - RUNS[Role.CLIENT] == {Relayed}
+    assert RUNS[Role.NODE] - RUNS[Role.CLIENT] == {Relayed, Hold}
     assert {Role.CLIENT: {"stored"}, Role.NEWCOMER: set(), Role.NODE: None} == QUESTIONS
     for permissions in (CLIENT, NEWCOMER, NODE):
         assert may_ask(permissions, "stored") is (permissions is not NEWCOMER)

@@ -1,0 +1,152 @@
+"""The sender's half of holds: entities at the other end without room, and what waits for them here.
+
+    ──Hold──> HELD ──room──> DRAINING ──queue empty──> (forgotten)
+               ^               │
+               └──────Hold─────┘
+
+While an entity is held, or its queue drains, later messages for it join its queue, and messages for
+other entities go on. `await tell` waits until the entity is forgotten, `tell_nowait` raises BufferFull,
+and an ask waits until its deadline.
+
+**Draining.** The queue leaves in portions. Each waits for the acknowledgement of the one before,
+with which the Hold comes that its messages have caused. So a receiver that is full again after a
+few messages gets a portion or two more than it has room for.
+
+**Leaving.** When this process stops using the session for a shard, what waits for the shard's
+entities leaves at once, ahead of the Flush or the MoveAck (`leave`). When the session ends, the
+queues are returned with the other messages that were never sent, as the newest.
+
+**Bounds.** A sender that does not await its tells is refused if an entity's queue has more than
+half of the send buffer, or all queues together have three quarters of it and this one more than
+`SMALL_WEIGHT`. So one such sender leaves room for the others. Over `HELD_MAX` entities Hold is
+ignored: the receiver then holds the whole session.
+
+Nothing here costs a message while no entity is held.
+
+Source: docs/guarantees.md; docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardbus.transport.full_entities import Target
+from shardbus.transport.run_queue import EntityRun, RunQueue
+
+HELD_MAX = 10_000
+"""Entities that one session holds, at most."""
+SMALL_WEIGHT = 1024 * 1024
+"""A queue below this weight is refused nothing before the send buffer itself is full."""
+PORTION_WEIGHT = 128 * 1024
+"""Weight of a portion, exceeded by one run at most."""
+
+
+class HeldEntity(RunQueue):
+    """An entity without room at the other end, and its queue here."""
+
+    __slots__ = ("draining",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draining = False
+
+
+class HeldEntities:
+    """The held entities of one session."""
+
+    __slots__ = ("_entities", "weight")
+
+    def __init__(self) -> None:
+        self._entities: dict[Target, HeldEntity] = {}
+        self.weight = 0
+        """Of all queues."""
+
+    def __bool__(self) -> bool:
+        return bool(self._entities)
+
+    def __contains__(self, target: Target) -> bool:
+        return target in self._entities
+
+    def hold(self, target: Target) -> bool:
+        """The receiver has no room for an entity. Returns False if there are too many."""
+        entity = self._entities.get(target)
+        if entity is not None:
+            entity.draining = False
+        elif len(self._entities) < HELD_MAX:
+            self._entities[target] = HeldEntity()
+        else:
+            return False
+        return True
+
+    def drain(self, target: Target) -> None:
+        """The receiver has room again."""
+        entity = self._entities.get(target)
+        if entity is not None:
+            entity.draining = True
+
+    def drains(self, target: Target) -> bool:
+        """True if the queue of an entity leaves."""
+        entity = self._entities.get(target)
+        return entity is not None and entity.draining
+
+    def portion(self, target: Target, tick: int) -> list[EntityRun]:
+        """Remove and return the next runs of a queue that drains."""
+        entity, runs, start = self._entities.get(target), list[EntityRun](), 0
+        if entity is None or not entity.draining:
+            return runs
+        start = entity.weight
+        while entity and start - entity.weight < PORTION_WEIGHT:
+            runs.append(entity.take(tick))
+        self.weight -= start - entity.weight
+        return runs
+
+    def drained(self, target: Target) -> bool:
+        """Forget an entity that drains, if its queue is empty. Returns True if it is forgotten."""
+        entity = self._entities.get(target)
+        if entity is None:
+            return True
+        if entity or not entity.draining:
+            return False
+        del self._entities[target]
+        return True
+
+    def refuses(self, target: Target, limit: int) -> bool:
+        """True if no further message may wait for a held entity. `limit`: the send buffer's."""
+        entity = self._entities[target]
+        if entity.weight <= min(SMALL_WEIGHT, limit // 2):
+            return False
+        return entity.weight > limit // 2 or self.weight > limit // 4 * 3
+
+    def put(self, target: Target, run: EntityRun, tick: int) -> None:
+        """Append a run to the queue of a held entity."""
+        self.weight += self._entities[target].put(run, tick)
+
+    def leave(self, leaves: Callable[[Target], bool], tick: int) -> list[EntityRun]:
+        """Remove and return what waits for these entities, which stay held."""
+        runs: list[EntityRun] = []
+        for target, entity in self._entities.items():
+            if entity and leaves(target):
+                self.weight -= entity.weight
+                runs += entity.take_all(tick)
+        return runs
+
+    def marks(self) -> dict[Target, int]:
+        """Return, for each queue, what `left` will be once its present messages have left."""
+        return {target: entity.added for target, entity in self._entities.items() if entity}
+
+    def passed(self, marks: dict[Target, int]) -> bool:
+        """True if the messages of these marks have left."""
+        entities = self._entities
+        return all(t not in entities or entities[t].left >= mark for t, mark in marks.items())
+
+    @property
+    def runs(self) -> list[EntityRun]:
+        """Everything that waits."""
+        return [run for entity in self._entities.values() for run in entity.runs]
+
+    def check(self) -> None:
+        """Audit the queues."""
+        assert len(self._entities) <= HELD_MAX
+        for entity in self._entities.values():
+            entity.check()
+        assert self.weight == sum(entity.weight for entity in self._entities.values())
