@@ -5,8 +5,8 @@
                └──────Hold─────┘
 
 While an entity is held, or its queue drains, later messages for it join its queue, and messages for
-other entities go on. `await tell` waits until the entity is forgotten, `tell_nowait` raises BufferFull,
-and an ask waits until its deadline.
+other entities go on. `await tell` waits until the entity is forgotten, `tell_nowait` raises
+BufferFull, and an ask waits until its deadline.
 
 **Draining.** The queue leaves in portions. Each waits for the acknowledgement of the one before,
 with which the Hold comes that its messages have caused. So a receiver that is full again after a
