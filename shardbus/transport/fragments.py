@@ -29,7 +29,7 @@ Source: B.103, B.155.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.transport.window import Window
@@ -41,6 +41,7 @@ from shardbus.wire.batch import (
     Relayed,
     Run,
     TellRun,
+    decode_batch,
     encode_batch,
 )
 
@@ -109,6 +110,17 @@ class FragmentQueue:
         self._window.unnumbered += len(body)
         self._window.update_writable()
         self._feed(PARTS_AHEAD)
+
+    def rewrite_unsent(self, change: Callable[[bytes], bytes | None]) -> None:
+        """Replace the body of queued batches without a numbered part by `change(body)`, from the
+        newest on, until that is None."""
+        for waiting in reversed(self._queue):
+            if waiting.at or (new := change(waiting.body)) is None:
+                break
+            if new is not waiting.body:
+                self._window.unnumbered += len(new) - len(waiting.body)
+                waiting.body, waiting.targets = new, list(_targets(decode_batch(new)))
+        self._targets = Counter(t for waiting in self._queue for t in waiting.targets)
 
     def _may_pass(self, runs: list[Run]) -> bool:
         if any(isinstance(run, Flush) for run in runs):

@@ -12,6 +12,11 @@ BufferFull, and an ask waits until its deadline.
 with which the Hold comes that its messages have caused. So a receiver that is full again after a
 few messages gets a portion or two more than it has room for.
 
+**Far ahead.** A sender that does not wait for room, or whose messages had to wait for a home, may
+have more under way than the receiver's rests hold. So batches that have not left yet give back
+their messages for an entity that is held now (`take_back`), if together they have more than
+`TAKE_BACK_MIN`. A Flush and a MoveAck stay behind everything that was sent before them.
+
 **Leaving.** When this process stops using the session for a shard, what waits for the shard's
 entities leaves at once, ahead of the Flush or the MoveAck (`leave`). When the session ends, the
 queues are returned with the other messages that were never sent, as the newest.
@@ -28,10 +33,12 @@ Source: docs/guarantees.md; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from shardbus.transport.full_entities import Target
+from shardbus.transport.full_entities import Target, part_of
+from shardbus.transport.inbox import BEHIND_MESSAGES
 from shardbus.transport.run_queue import EntityRun, RunQueue
+from shardbus.wire.batch import AskRun, Control, Flush, Run, TellRun, decode_batch, encode_batch
 
 HELD_MAX = 10_000
 """Entities that one session holds, at most."""
@@ -39,6 +46,10 @@ SMALL_WEIGHT = 1024 * 1024
 """A queue below this weight is refused nothing before the send buffer itself is full."""
 PORTION_WEIGHT = 128 * 1024
 """Weight of a portion, exceeded by one run at most."""
+
+
+TAKE_BACK_MIN = 1024 * 1024
+"""Bytes that have not left, up to which nothing is taken back."""
 
 
 class HeldEntity(RunQueue):
@@ -121,6 +132,11 @@ class HeldEntities:
         """Append a run to the queue of a held entity."""
         self.weight += self._entities[target].put(run, tick)
 
+    def empty(self, target: Target) -> bool:
+        """True if an entity is held and nothing waits for it."""
+        entity = self._entities.get(target)
+        return entity is not None and not entity
+
     def leave(self, leaves: Callable[[Target], bool], tick: int) -> list[EntityRun]:
         """Remove and return what waits for these entities, which stay held."""
         runs: list[EntityRun] = []
@@ -150,3 +166,32 @@ class HeldEntities:
         for entity in self._entities.values():
             entity.check()
         assert self.weight == sum(entity.weight for entity in self._entities.values())
+
+
+def take_back(body: bytes, targets: Collection[Target]) -> tuple[bytes, list[EntityRun]] | None:
+    """Take the messages for these entities out of a batch. Returns the batch of the others, and
+    what was taken; None if a run of the batch says that everything before it has been sent."""
+    runs = decode_batch(body)
+    if any(_is_behind(run) for run in runs):
+        return None
+    kept: list[Run] = []
+    taken: list[EntityRun] = []
+    for run in runs:
+        if not isinstance(run, TellRun | AskRun):
+            kept.append(run)
+            continue
+        others = []
+        places: dict[str, list[int]] = {}
+        for at, entity_id in enumerate(run.ids):
+            if (run.type, entity_id) in targets:
+                places.setdefault(entity_id, []).append(at)
+            else:
+                others.append(at)
+        taken += [part_of(run, at) for at in places.values()]
+        if others:
+            kept.append(part_of(run, others) if places else run)
+    return (encode_batch(kept) if taken else body), taken
+
+
+def _is_behind(run: Run) -> bool:
+    return isinstance(run, Flush) or (isinstance(run, Control) and run.tag in BEHIND_MESSAGES)

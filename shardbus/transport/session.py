@@ -45,7 +45,7 @@ from shardbus.transport.asks import Asks, CoarseClock, Key, Unsent, Waiter, fail
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.fragments import LARGE_WEIGHT, FragmentAssembly, FragmentQueue
 from shardbus.transport.full_entities import Target
-from shardbus.transport.held_entities import HeldEntities
+from shardbus.transport.held_entities import TAKE_BACK_MIN, HeldEntities, take_back
 from shardbus.transport.inbox import Inbox, Receiver
 from shardbus.transport.log_limiter import log
 from shardbus.transport.permissions import NODE, RUNS
@@ -604,17 +604,42 @@ class Session:
         if Hold not in RUNS[self.permissions.role]:
             log.warning("dropped a Hold: %s may not send it", self.name)
             return
-        for entity_id in hold.ids:
-            target = (hold.type, entity_id)
-            if not hold.begins:
-                if self._held is not None:
-                    self._held.drain(target)
-                    self._drain(target)
-                continue
-            if self._held is None:
-                self._held = HeldEntities()
-            self._held.hold(target)
+        targets = [(hold.type, entity_id) for entity_id in hold.ids]
+        if hold.begins:
+            held = self._held = self._held or HeldEntities()
+            for target in targets:
+                held.hold(target)
             self._tell_key = self._ask_key = None
+            self._take_back([target for target in targets if held.empty(target)])
+            return
+        for target in targets:
+            if self._held is not None:
+                self._held.drain(target)
+                self._drain(target)
+
+    def _take_back(self, targets: list[Target]) -> None:
+        """Queue messages for entities that are held now and that have not left, if there are
+        many."""
+        held, taken = self._held, list[list[TellRun | AskRun]]()
+        if held is None or self._window.unsent <= TAKE_BACK_MIN:
+            return
+        self.flush()
+
+        def change(body: bytes) -> bytes | None:
+            found = take_back(body, wanted)
+            if found is None:
+                return None
+            taken.append(found[1])
+            return found[0]
+
+        wanted = frozenset(targets)
+        if self._fragments.busy:
+            self._fragments.rewrite_unsent(change)
+        else:
+            self._window.rewrite_unsent(change)
+        for runs in reversed(taken):
+            for run in runs:
+                held.put((run.type, run.ids[0]), run, self._asks.tick)
 
     def _drain(self, target: Target) -> None:
         """Send the next portion of what waits for an entity that has room again."""

@@ -144,6 +144,22 @@ class Window:
                     queue[at] = (seq, change(body), kind)
         self.outstanding = sum(len(body) for _, body, _ in (*self._unacked, *self._waiting))
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait to be sent, or sent again."""
+        return self.outstanding - self.in_flight + self.unnumbered
+
+    def rewrite_unsent(self, change: Callable[[bytes], bytes | None]) -> None:
+        """Replace the body of batches that were never handed over by `change(body)`, from the
+        newest on, until that is None or a part of a large batch stands there."""
+        waiting = self._waiting
+        for at in range(len(waiting) - 1, -1, -1):
+            seq, body, kind = waiting[at]
+            if seq <= self.sent or kind is not FrameType.DATA or (new := change(body)) is None:
+                return
+            waiting[at] = (seq, new, kind)
+            self.outstanding += len(new) - len(body)
+
     def on_ack(self, ack: int) -> bool:
         """The other side has everything up to `ack`. Returns True if there is room again."""
         unacked = self._unacked

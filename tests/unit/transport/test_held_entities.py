@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+import shardbus.transport.session as session_module
 from shardbus.errors import AskTimeout, BufferFull, MessageTooLarge, NodeLost
+from shardbus.transport import fragments, window
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.full_entities import RESTS_WEIGHT_MAX
 from shardbus.transport.held_entities import HELD_MAX, PORTION_WEIGHT, HeldEntities
@@ -23,6 +25,7 @@ from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
     AskRun,
     Control,
+    Flush,
     TellRun,
     encode_batch,
 )
@@ -374,8 +377,10 @@ class Mailboxes(Taker):
         super().__init__()
         self.boxes: dict[str, deque[bytes]] = defaultdict(deque)
         self.handled: dict[str, list[bytes]] = defaultdict(list)
-        self.longest = self.largest_run = 0
+        self.longest = self.largest_run = self.early = 0
         self.holding: set[str] = set()
+        self.expected: list[tuple[str, int]] = []
+        """What must have arrived when a Flush does: of an entity, how many messages."""
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         self._take(session, run)
@@ -395,6 +400,11 @@ class Mailboxes(Taker):
                 self.holding.add(entity_id)
                 session.hold(("line", entity_id))
 
+    def on_flush(self, session: Session, flush: Flush) -> None:
+        entity_id, sent = self.expected.pop(0)
+        self.early += len(self.handled[entity_id]) + len(self.boxes[entity_id]) < sent
+        session.reply(flush.corr, b"")
+
     def handle(self, session: Session, entity_id: str) -> None:
         box = self.boxes[entity_id]
         if box:
@@ -407,8 +417,8 @@ class Mailboxes(Taker):
 class Model:
     """Sends numbered messages to four entities, of which two are slow."""
 
-    def __init__(self, seed: int) -> None:
-        self.dice = Random(seed)
+    def __init__(self, seed: int, longest: int = 0) -> None:
+        self.dice, self.longest = Random(seed), longest
         self.a, self.b = linked()
         self.taker = Mailboxes()
         self.b.session._inbox._receiver = self.taker  # type: ignore[assignment]
@@ -418,6 +428,7 @@ class Model:
     def send(self) -> None:
         entity_id, number = self.dice.choice("abcd"), len(self.sent)
         payload = sum(map(len, self.sent.values())).to_bytes(4, "big")
+        payload += bytes(self.dice.randrange(self.longest + 1))
         self.sent[entity_id].append(payload)
         key = self.dice.choice((ADD, SUB))
         match self.dice.randrange(4):
@@ -450,7 +461,8 @@ class Model:
             case 4 if self.dice.random() < 0.2:
                 leaving = self.dice.choice("ab")
                 a.session.leave(lambda target: target[1] == leaving)
-                a.session.flush_shard("line", "7", 0, 10**6, Waiter())
+                a.session.flush_shard("line", leaving, 0, 10**6, Waiter())
+                self.taker.expected.append((leaving, len(self.sent[leaving])))
             case 5 | 6:
                 self.taker.handle(b.session, self.dice.choice("ab"))
             case _:
@@ -469,33 +481,94 @@ class Model:
     async def finish(self) -> None:
         a, b = self.a, self.b
         await quiet(a, b)
-        for entity_id in "cd":
-            box = self.taker.boxes[entity_id]
-            while box:
-                self.taker.handle(b.session, entity_id)
-            await quiet(a, b)
-            assert self.taker.handled[entity_id] == self.sent[entity_id]
-        for _ in range(10_000):
-            if self.taker.handled == self.sent:
-                break
-            for entity_id in "abcd":
-                self.taker.handle(b.session, entity_id)
-            await quiet(a, b)
-        assert self.taker.handled == self.sent
+        for going_on in ("cd", "abcd"):  # the others do not wait for the slow ones
+            for _ in range(10_000):
+                if all(self.taker.handled[i] == self.sent[i] for i in going_on):
+                    break
+                for entity_id in going_on:
+                    self.taker.handle(b.session, entity_id)
+                b.session.keep_alive()
+                await quiet(a, b)
+            for entity_id in going_on:
+                assert self.taker.handled[entity_id] == self.sent[entity_id]
+        await quiet(a, b)
+        assert not self.taker.expected
+        assert not self.taker.early
         assert not a.session.held_any
         assert not b.session._inbox.any_full
         assert all(waiter.done() for waiter in self.waiters)
 
 
 @pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("far_ahead", [False, True], ids=["near", "far ahead, in parts"])
 async def test_whatever_happens_to_the_link_each_entity_gets_its_messages_once_in_order(
-    block: int,
+    block: int, far_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if far_ahead:
+        monkeypatch.setattr(window, "AHEAD_BYTES", 600)
+        monkeypatch.setattr(session_module, "TAKE_BACK_MIN", -1)
+        for module in (fragments, session_module):
+            monkeypatch.setattr(module, "LARGE_WEIGHT", 900)
+        monkeypatch.setattr(fragments, "PART_BYTES", 150)
     held = 0
     for seed in range(block * 12, block * 12 + 12):
-        model = Model(seed)
+        model = Model(seed, 600 if far_ahead else 0)
         for _ in range(400):
             await model.step()
             held += model.a.session.held_any
         await model.finish()
     assert held > 500, "the model hardly ever holds an entity"
+
+
+# A sender that is far ahead
+
+
+async def test_what_has_not_left_is_taken_back_and_a_flush_stays_behind_it() -> None:
+    a, b = linked()
+    size = 64 * 1024
+    for number in range(400):
+        a.session.tell(ADD, "a", number.to_bytes(2, "big") + bytes(size))
+        if number == 300:
+            a.session.flush_shard("line", "7", 0, 10**6, Waiter())
+        a.session.tell(ADD, f"other-{number}", b"")
+    a.carry()  # as much as the window lets leave
+    b.session.hold(A)
+    b.session.flush()
+    b.carry()
+    assert a.session.held_any
+    await quiet(a, b)
+    names = [row[1] for row in b.taker.got]
+    assert [f"other-{n}" for n in range(400)] == [one for one in names if one.startswith("other")]
+    assert a.session._held is not None
+    behind = sum(len(run.ids) for run in a.session._held.runs)
+    assert 90 <= behind <= 99, "what came after the Flush, without the rest of its batch"
+    b.session.release(A)
+    while a.session.held_any:
+        await quiet(a, b)
+        b.session.keep_alive()
+    rows = [int.from_bytes(payload[:2], "big") for payload in got(b, "a")]
+    assert rows == list(range(400))
+    flushed = [row[0] for row in b.taker.got].index("flush")
+    assert sum(row[1] == "a" for row in b.taker.got[:flushed]) >= 301
+
+
+async def test_messages_in_parts_are_taken_back_too() -> None:
+    a, b = linked()
+    for number in range(30):
+        a.session.tell(ADD, "a", bytes([number]) * 1024 * 1024)
+        a.session.tell(ADD, "b", bytes([number]))
+    a.carry()
+    b.session.hold(A)
+    b.session.flush()
+    b.carry()
+    await quiet(a, b)
+    assert [payload[0] for payload in got(b, "b")] == list(range(30))
+    assert b.session._inbox._full.weight < 4 * 1024 * 1024
+    b.session.release(A)
+    while a.session.held_any:
+        await quiet(a, b)
+        b.session.keep_alive()
+    for _ in range(200):
+        await quiet(a, b)
+        b.session.keep_alive()
+    assert [payload[0] for payload in got(b, "a")] == list(range(30))
