@@ -216,6 +216,25 @@ class Sender:
         self.paused = False
 
 
+class Holder(Sender):
+    """A session whose other side can hold back single entities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds_entities = True
+        self.held: set[tuple[str, str]] = set()
+        self.said: list[str] = []
+
+    def hold(self, target: tuple[str, str]) -> None:
+        assert target not in self.held
+        self.held.add(target)
+        self.said.append(f"hold {target[1]}")
+
+    def release(self, target: tuple[str, str]) -> None:
+        self.held.remove(target)
+        self.said.append(f"release {target[1]}")
+
+
 PATIENCE = 2.0
 ROOM = 8
 INVOKER = Invoker("put", lambda entity: None, False, {})
@@ -228,21 +247,23 @@ class Limited:
         self.clock = Clock()
         chosen = {"mailbox": ROOM, "mailbox_patience": PATIENCE, **settings}
         options = ShardingSettings().for_type("mail", chosen)
-        self.limits = MailboxLimits(options, self.clock)  # type: ignore[arg-type]
+        self.limits = MailboxLimits(options, self.clock, None, "mail")  # type: ignore[arg-type]
 
-    def entity(self, messages: int = 0, size: int = 0) -> Activation:
-        made = Activation(Shard("0", 1), "e")
+    def entity(self, messages: int = 0, size: int = 0, name: str = "e") -> Activation:
+        made = Activation(Shard("0", 1), name)
         self.limits.mailbox_of(made).extend(self.message(size) for _ in range(messages))
         return made
 
     def message(self, size: int = 0) -> Message:
         return Message(INVOKER, bytes(size), None, -2, 0)
 
-    def tell(self, sender: Any, *entities: Activation, soft: bool = True) -> bool:
+    def tell(
+        self, sender: Any, *entities: Activation, soft: bool = True, owed: bool = False
+    ) -> bool:
         """One run of a tell for each entity; whether all were queued."""
-        self.limits.arrives(soft)
+        self.limits.arrives(soft, owed)
         queued = [self.limits.admits(e, self.message()) for e in entities]
-        self.limits.soft = False
+        self.limits.handed_out()
         if self.limits.met:
             self.limits.pause(sender)
         return all(queued)
@@ -460,3 +481,113 @@ async def test_the_longest_mailboxes_are_named_with_their_shards() -> None:
     gates[1].set()
     await turns()
     assert limits.fullest(2) == []
+
+
+# Senders that hold back single entities
+
+
+def test_a_sender_that_can_holds_back_the_full_entity_only() -> None:
+    limited, sender = Limited(), Holder()
+    first, second = limited.entity(ROOM, name="a"), limited.entity(ROOM, name="b")
+    assert limited.tell(sender, first)
+    assert limited.tell(sender, first, second), "what was on its way"
+    assert sender.said == ["hold a", "hold b"]
+    assert not sender.paused
+    box(first).clear()
+    limited.clock.check()
+    assert sender.said[2:] == ["release a"]
+    box(second).clear()
+    limited.clock.check()
+    assert sender.held == set()
+    assert limited.clock.timer is None
+    assert limited.limits.pauses == 1
+
+
+def test_every_sender_of_an_entity_gets_a_turn_when_it_has_room() -> None:
+    """The first one fills the mailbox again at once."""
+    limited, senders = Limited(), [Holder(), Holder(), Holder()]
+    full = limited.entity(ROOM)
+    for sender in senders:
+        limited.tell(sender, full)
+
+    def fill_again(target: tuple[str, str]) -> None:
+        Holder.release(senders[0], target)
+        box(full).extend(limited.message() for _ in range(ROOM))
+        limited.tell(senders[0], full)
+
+    senders[0].release = fill_again  # type: ignore[method-assign]
+    box(full).clear()
+    limited.clock.check()
+    assert [one.said for one in senders] == [
+        ["hold e", "release e", "hold e"],
+        ["hold e", "release e"],
+        ["hold e", "release e"],
+    ]
+
+
+def test_an_entity_that_stands_still_is_held_for_the_patience() -> None:
+    limited, sender = Limited(), Holder()
+    stuck = limited.entity(ROOM)
+    limited.tell(sender, stuck)
+    limited.clock.check_for(PATIENCE - 2 * CHECK_MAX_S)
+    assert sender.held
+    limited.clock.check_for(4 * CHECK_MAX_S)
+    assert not sender.held
+    assert not limited.tell(sender, stuck)
+    assert not sender.held
+
+
+def test_an_entity_with_much_is_full_before_the_others() -> None:
+    """Over three quarters of the bytes, each has its share of the last quarter."""
+    limited, sender = Limited(mailbox_bytes=BYTES, mailbox=1000), Holder()
+    large, small, idle = (
+        limited.entity(3, BYTES // 4, "large"),
+        limited.entity(2, 1, "small"),
+        limited.entity(0, 0, "idle"),
+    )
+    limited.limits.room = 0
+    assert limited.tell(sender, large, small, idle)
+    assert sender.held == {("mail", "large")}
+    ask = Message(INVOKER, b"", Sender(), 1, 10**6)  # type: ignore[arg-type]
+    assert not limited.limits.admits(large, ask)
+    assert limited.limits.admits(small, ask)
+    assert limited.limits.admits(idle, ask)
+    assert not sender.paused
+    box(large).popleft()
+    limited.clock.check()
+    assert not sender.held
+    assert limited.clock.timer is None
+
+
+def test_over_the_bound_in_bytes_the_whole_session_waits() -> None:
+    limited, sender = Limited(mailbox_bytes=BYTES), Holder()
+    full, idle = limited.entity(5, BYTES // 4), limited.entity(0, 0, "idle")
+    over(limited, full)
+    limited.tell(sender, idle)
+    assert sender.paused
+    box(full).clear()
+    limited.clock.check()
+    assert not sender.paused
+    assert limited.clock.timer is None
+
+
+def test_owed_messages_are_taken_over_the_bound_in_messages_up_to_twice_the_bytes() -> None:
+    limited, sender = Limited(mailbox_bytes=BYTES), Holder()
+    full = limited.entity(ROOM, 1)
+    assert limited.tell(sender, full, soft=False, owed=True)
+    assert not sender.held
+    box(full).clear()
+    box(full).extend(limited.message(BYTES // 10) for _ in range(20))
+    limited.limits.room = 0
+    assert not limited.tell(sender, full, soft=False)
+    assert limited.limits.admits(limited.entity(), limited.message()), "measured now"
+    assert not limited.tell(sender, full, soft=False, owed=True)
+
+
+def test_a_lost_session_is_forgotten_with_its_holds() -> None:
+    limited, sender = Limited(), Holder()
+    limited.tell(sender, limited.entity(ROOM))
+    sender.lost = ConnectionError("gone")
+    limited.clock.check()
+    assert limited.limits.paused == 0
+    assert limited.clock.timer is None
