@@ -161,7 +161,7 @@ SENDER_PAUSES = _declare(
     Group.MESSAGES,
     "sender_pauses",
     _TYPE,
-    "times that a sender's link was paused because a mailbox was full",
+    "times that a sender had to wait because a mailbox was full",
 )
 MISSED_EDGES = _declare(
     COUNTER,

@@ -293,8 +293,8 @@ class Session:
             self._full()
 
     def admit(self, key: Key, entity_id: str) -> None:
-        """Raise BufferFull, and count the message, if the session holds as much as it may, of all or
-        of this entity."""
+        """Raise BufferFull, and count the message, if the session holds as much as it may, of all
+        entities or of this one."""
         held, target = self._held, (key[0], entity_id)
         full = held is not None and target in held and held.refuses(target, self._buffer_bytes)
         if full or (not self.writable and self.is_full):
