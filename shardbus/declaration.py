@@ -53,6 +53,7 @@ from shardbus.wire.schema import (
     Interface,
     check_type,
     decoder,
+    encode_plain_answer,
     message_decoders,
     message_readers,
     method,
@@ -350,6 +351,7 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
             single,
             known.read_all,
             returns_values=returns_values(function),
+            encode=known.encode_result,
         )
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
     receive, behaviours = receive_of(cls), behaviours_of(cls)
@@ -371,6 +373,7 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
                 decode,
                 read_all=readers.get(name),
                 returns_values=values,
+                encode=encode_plain_answer,
             )
     elif behaviours:
         raise ConfigError(

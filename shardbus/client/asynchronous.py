@@ -37,7 +37,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
-from shardbus.routing.refs import ask, call, milliseconds, pack
+from shardbus.routing.refs import arguments, ask, call, milliseconds, pack
 from shardbus.routing.region import Region
 from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
@@ -314,7 +314,7 @@ class AsyncClient:
         router = self.routers.get(kind)
         if router is None or get_ident() != self._thread:
             return self._by_name.cast(kind, entity_id, handler, *args)
-        room = router.tell(router.key(handler), entity_id, encode_value(args))
+        room = router.tell(router.key(handler), entity_id, arguments(router, handler, args))
         return DONE if room is router.done else Sent(room)
 
     @awaited

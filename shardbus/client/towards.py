@@ -23,6 +23,7 @@ from shardbus.routing.instance_refs import AnySender, by_choice
 from shardbus.routing.refs import (
     NO_ARGUMENTS,
     START,
+    arguments,
     ask,
     attempt,
     call,
@@ -31,7 +32,7 @@ from shardbus.routing.refs import (
     milliseconds,
     start_entity,
 )
-from shardbus.wire.schema import Decode, decode_value, encode_value
+from shardbus.wire.schema import Decode, decode_value, encode_arguments
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Towards:
     @awaited
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
         """Tell a handler by its name; it may have no arguments."""
-        return self._here(lambda: self._tell(kind, entity_id, handler, encode_value(args)))
+        return self._here(lambda: self._cast(kind, entity_id, handler, args))
 
     @awaited
     def tell_many(self, kind: str | type, messages: Iterable[Row]) -> Sent[None]:
@@ -133,6 +134,13 @@ class Towards:
         room: Awaitable[None] = sender.tell(sender.key(method), entity_id, payload)
         return room
 
+    def _cast(
+        self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...]
+    ) -> Awaitable[None]:
+        sender = self._known(kind)
+        known = None if sender is None else arguments(sender, handler, args)
+        return self._tell(kind, entity_id, handler, known or encode_arguments(args))
+
     def _ask(
         self,
         kind: str | type,
@@ -152,7 +160,7 @@ class Towards:
     ) -> asyncio.Future[Any]:
         sender = self._known(kind)
         if sender is None:
-            payload = encode_value(args)
+            payload = encode_arguments(args)
             return self._hold(kind, entity_id, handler, payload, timeout_ms, decode_value)
         return call(sender, entity_id, handler, args, timeout_ms)
 

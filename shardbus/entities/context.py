@@ -32,7 +32,7 @@ from shardbus.entities.stopping import Stopper
 from shardbus.errors import LocalProtocolError, StaleActivation
 from shardbus.routing.paths import child_id
 from shardbus.sharding.instances import split_row
-from shardbus.wire.schema import encode_value, method_of
+from shardbus.wire.schema import encode_message
 
 E = TypeVar("E")
 
@@ -214,8 +214,7 @@ class Context:
 
     def _addressed(self, message: object) -> tuple[str, bytes]:
         """Return the method and the payload of a timer's message. Raises as `schedule_once`."""
-        method_of(message)
-        encode_value(message)
+        encode_message(message)
         invoker, payload = addressed(self._host.kind.invokers, message)
         return invoker.name, payload
 

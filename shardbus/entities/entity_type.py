@@ -23,7 +23,7 @@ from shardbus.errors import ConfigError
 from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.wire.instances import ReadAll
-from shardbus.wire.schema import Decode, Interface, encode_value, method_of
+from shardbus.wire.schema import Decode, Interface, encode_value, form_of
 from shardbus.wire.stored_state import StateCodec
 
 BEHAVIOUR = "current behaviour"
@@ -69,6 +69,8 @@ class Invoker:
     """The trace context of the one message that this invoker is for."""
     returns_values: bool = False
     """No answer of it stands for work that is not done (`unfinished_work`)."""
+    encode: Callable[[Any], bytes] = encode_value
+    """Encodes an answer, or raises SchemaError."""
 
     def calling(self, function: Callable[..., Any]) -> Invoker:
         """Return an invoker of the same method that calls this function."""
@@ -82,6 +84,7 @@ class Invoker:
             self.read_all,
             self.trace,
             self.returns_values,
+            self.encode,
         )
 
 
@@ -142,8 +145,9 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
         return named, NO_ARGUMENTS
     hint = ""
     try:
-        payload = encode_value(message)
-        invoker = invokers.get(method_of(message)) or invokers.get("")
+        form = form_of(message)
+        payload = form.encode(message)
+        invoker = invokers.get(form.method) or invokers.get("")
         if invoker is not None and invoker.one is not None:
             invoker.one(payload)
             return invoker, payload

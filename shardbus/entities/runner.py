@@ -89,7 +89,7 @@ from shardbus.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
-from shardbus.wire.schema import encode_value, unreadable
+from shardbus.wire.schema import unreadable
 
 log = logging.getLogger("shardbus.entity")
 
@@ -178,12 +178,14 @@ def invoked(invoker: Invoker, entity: Any, payload: bytes) -> Any:
     return invoker.function(entity, *invoker.decoders[payload[0]](payload))
 
 
-def answer(activation: Activation, value: Any, session: Session, corr: int) -> None:
+def answer(
+    activation: Activation, invoker: Invoker, value: Any, session: Session, corr: int
+) -> None:
     """Answer with what the handler returned, unless it has put the message aside."""
     if activation.extras is not None and activation.extras.take_stashed():
         return
     try:
-        session.reply(corr, encode_value(value))
+        session.reply(corr, invoker.encode(value))
     except SchemaError as e:
         text = f"the handler returned a value that cannot be encoded: {e.message}"
         session.fail(corr, EntityFailed("SchemaError", text))
@@ -343,7 +345,7 @@ class EntityRunner:
                 self._ended(run, activation, payload, corr, value)
                 return True
             if session is not None:
-                answer(activation, value, session, corr)
+                answer(activation, invoker, value, session, corr)
             if activation.stopping is not None or activation.mailbox:
                 self.settle(activation)
         return False
@@ -436,7 +438,7 @@ class EntityRunner:
                 self._ended(run, activation, payload, corr, value)
                 return True
             if session is not None:
-                answer(activation, value, session, corr)
+                answer(activation, invoker, value, session, corr)
             if activation.stopping is not None or activation.mailbox:
                 self.settle(activation)
         return False
@@ -499,7 +501,7 @@ class EntityRunner:
                 self._settle_if_needed(activation)
             return
         if session is not None:
-            answer(activation, value, session, corr)
+            answer(activation, invoker, value, session, corr)
         self._settle_if_needed(activation)
 
     def _finish_answer(
@@ -691,7 +693,7 @@ class EntityRunner:
         if not invoker.returns_values and is_unfinished(value):
             return self._run(activation, message, finish(value))
         if session is not None:
-            answer(activation, value, session, corr)
+            answer(activation, invoker, value, session, corr)
         return True
 
     def _raised(
@@ -749,7 +751,7 @@ class EntityRunner:
                 if not self._run(activation, unfinished, finish(task.value)):
                     return
             elif session is not None:
-                answer(activation, task.value, session, corr)
+                answer(activation, invoker, task.value, session, corr)
         self.settle(activation)
 
     # ---- suspension

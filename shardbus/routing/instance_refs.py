@@ -28,7 +28,7 @@ from shardbus.routing.refs import (
     without_instances,
 )
 from shardbus.routing.router import Router, ShardRoute
-from shardbus.wire.schema import Interface, Method, pack_value
+from shardbus.wire.schema import Interface, Method
 
 AnySender = Router | InstanceSender
 """What sends to a type: the router of one without instances, or a sender by one router."""
@@ -95,6 +95,7 @@ class InstanceCall(Addressed):
         "_id",
         "_key",
         "_method",
+        "_packed",
         "_picked",
         "_router",
         "_sender",
@@ -112,6 +113,7 @@ class InstanceCall(Addressed):
         self._sender, self._id, self._picked, self._method = sender, entity_id, picked, method
         self._router, self._timeout_ms = sender.router, timeout_ms
         self._key, self._counts = sender.key(method.name), method.counts
+        self._packed = method.pack
 
     def _address(self) -> tuple[Any, ...]:
         return *address_of(self._sender), self._id, self._method.name
@@ -133,7 +135,7 @@ class InstanceCall(Addressed):
             payload = self._method.encode(args, kwargs)
         else:
             try:
-                payload = pack_value(args)
+                payload = self._packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
         picked = self._picked

@@ -43,7 +43,7 @@ from shardbus.routing.instance_router import InstanceRouter, PartOfAll, ShardRow
 from shardbus.routing.router import ROUTES_MAX, ShardRoute, check_room
 from shardbus.sharding.region.route import Absence
 from shardbus.transport.asks import Key, set_error
-from shardbus.wire.schema import Decode, Interface, encode_value, method_of
+from shardbus.wire.schema import Decode, Interface, form_of
 
 HOMES_WITHIN_S = 1.0
 """How long `all` waits for homes that this process has not asked for before."""
@@ -152,7 +152,8 @@ class InstanceSender:
     def send(self, entity_id: str, message: object) -> Any:
         """Tell a message to `receive`. Raises as `Router.send`."""
         if self.to_all:
-            return self._tell_each(self.key(method_of(message)), entity_id, encode_value(message))
+            form = form_of(message)
+            return self._tell_each(self.key(form.method), entity_id, form.encode(message))
         self.router.binds = self._binds
         return self.router.send(self.pick(entity_id), message)
 

@@ -26,9 +26,9 @@ from shardbus.wire.schema import (
     Interface,
     Method,
     decode_value,
+    encode_arguments,
     encode_value,
-    method_of,
-    pack_value,
+    form_of,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ START = "$start"
 """The method of StartEntity; no handler has this name. It only makes the entity run."""
 NO_ARGUMENTS = encode_value(())
 
-UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
+UNPACKABLE = BaseException
+"""A class of the application's may raise anything where it is encoded. Encoding again names it."""
 ASK_TIMEOUT_MS = 5000
 """The default deadline of an ask inside a node."""
 TIMEOUT_MAX_S = 3.1536e8
@@ -82,7 +83,17 @@ class Addressed:
 class Call(Addressed):
     """One handler of one entity: call it to ask, or use `tell`."""
 
-    __slots__ = ("_counts", "_decode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
+    __slots__ = (
+        "_counts",
+        "_decode",
+        "_id",
+        "_key",
+        "_method",
+        "_packed",
+        "_route",
+        "_router",
+        "_timeout_ms",
+    )
 
     def __init__(
         self, router: Router, entity_id: str, route: ShardRoute, method: Method, timeout_ms: int
@@ -90,7 +101,7 @@ class Call(Addressed):
         self._router, self._id, self._route, self._method = router, entity_id, route, method
         self._timeout_ms, self._decode = timeout_ms, method.decode_result
         self._key = router.key(method.name)
-        self._counts = method.counts
+        self._counts, self._packed = method.counts, method.pack
 
     def _address(self) -> tuple[Any, ...]:
         return self._router, self._id, self._method.name
@@ -102,7 +113,7 @@ class Call(Addressed):
         """Return the arguments as bytes. The slow path names an argument that does not fit."""
         if not kwargs and len(args) in self._counts:
             try:
-                return pack_value(args)
+                return self._packed(args)
             except UNPACKABLE:
                 pass
         return self._method.encode(args, kwargs)
@@ -127,7 +138,7 @@ class Call(Addressed):
             payload = self._method.encode(args, kwargs)
         else:
             try:
-                payload = pack_value(args)
+                payload = self._packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
         out = self._route.out
@@ -175,7 +186,7 @@ class TracedCall(Call):
             payload = self._method.encode(args, kwargs)
         else:
             try:
-                payload = pack_value(args)
+                payload = self._packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
         router, out, tracing = self._router, self._route.out, self._tracing
@@ -284,8 +295,9 @@ def ask(
     if args or message.__class__ is str:
         key, payload, decode = question(router, message, args)
         return router.ask(key, entity_id, payload, timeout_ms, decode)
-    key = router.key(method_of(message))
-    return router.ask(key, entity_id, encode_value(message), timeout_ms, decode_value)
+    form = form_of(message)
+    key, payload = router.key(form.method), form.encode(message)
+    return router.ask(key, entity_id, payload, timeout_ms, decode_value)
 
 
 def attempt(
@@ -317,7 +329,16 @@ def named(router: Sender, handler: str, args: tuple[Any, ...]) -> tuple[Key, byt
     """Return key, payload and decoder of the answer for a handler that is named by a string."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
-    return router.key(handler), encode_value(args), decode
+    return router.key(handler), arguments(router, handler, args), decode
+
+
+def arguments(router: Sender, handler: str, args: tuple[Any, ...]) -> bytes:
+    """Encode the arguments of a handler that is named by a string: by its annotations, if the
+    sender knows them."""
+    known = router.interface.methods.get(handler)
+    if known is not None and len(args) in known.counts:
+        return known.encode(args, {})
+    return encode_arguments(args)
 
 
 def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
@@ -328,7 +349,8 @@ def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Ke
             return named(router, message, args)
     elif args:
         raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
-    return router.key(method_of(message)), encode_value(message), decode_value
+    form = form_of(message)
+    return router.key(form.method), form.encode(message), decode_value
 
 
 def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
@@ -346,7 +368,8 @@ def pack(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, b
 def method_and_payload(message: object, args: tuple[Any, ...]) -> tuple[str, bytes]:
     """Return the method, and the payload, of a message as `pack` describes it."""
     if not args:
-        return method_of(message), encode_value(message)
+        form = form_of(message)
+        return form.method, form.encode(message)
     if not isinstance(message, str):
         raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
-    return message, encode_value(args)
+    return message, encode_arguments(args)

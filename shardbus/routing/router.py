@@ -36,7 +36,8 @@ from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
 from shardbus.transport.session import Session, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
-from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
+from shardbus.wire.schema import Decode, Interface, encode_message, form_of
+from shardbus.wire.values import Pack
 
 WHY = {
     Absence.NEVER: "unknown_home",
@@ -174,7 +175,7 @@ class Router:
         self.done.set_result(None)
         self._machine_timer = MachineTimer(region.deadline, self._tick)
         self._keys: dict[str, Key] = {}
-        self._key_of_class: dict[type, Key] = {}
+        self._forms: dict[type, tuple[Key, Pack]] = {}
         self._shards, self._shard_of = interface.shards, interface.shard_of
 
     def trace_with(self, tracer: Any) -> None:
@@ -264,19 +265,23 @@ class Router:
         Raises:
             SchemaError: the message cannot be serialized. Otherwise as `tell`.
         """
-        key = self._key_of_class.get(message.__class__)
-        if key is None:
-            key = self._key_of_class[message.__class__] = self.key(method_of(message))
+        key, pack = self._forms.get(message.__class__) or self._form(message)
         try:
-            payload = pack_value(message)
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            payload = encode_value(message)
+            payload = pack(message)
+        except BaseException:  # of a class of the application's; encoding again names it
+            payload = encode_message(message)
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
             return self.deliver(PendingMessage(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
+
+    def _form(self, message: object) -> tuple[Key, Pack]:
+        """Return the key of a message for `receive` and the function that encodes it."""
+        form = form_of(message)
+        known = self._forms[message.__class__] = (self.key(form.method), form.pack)
+        return known
 
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode

@@ -20,7 +20,7 @@ from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.batch import Chain
-from shardbus.wire.schema import Decode, encode_value, method_of
+from shardbus.wire.schema import Decode, form_of
 
 
 class Tracer(Protocol):
@@ -126,8 +126,8 @@ class TracedSending(Router):
         context = self.parent()
         if context is None:
             return self.send_untraced(entity_id, message)
-        key = self.key(method_of(message))
-        return self.tell_traced(key, entity_id, encode_value(message), context)
+        form = form_of(message)
+        return self.tell_traced(self.key(form.method), entity_id, form.encode(message), context)
 
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode

@@ -28,17 +28,15 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from shardbus.errors import ConfigError, Rejection, SchemaError
+from shardbus.errors import ConfigError, Rejection, SchemaError, ShardBusError
 from shardbus.wire.batch import REJECTION_BYTES_MAX
-from shardbus.wire.schema import check_type, decoder, encode_value
+from shardbus.wire.misfit import Misfit, described
+from shardbus.wire.round_trip import check_same
+from shardbus.wire.schema import decoder, encode_value
+from shardbus.wire.shapes import shape_of
 
 NAME_MAX = 1024
 """Characters of the name of a class that travel."""
-
-Rebuild = Callable[[type[Rejection], str, bytes], Rejection]
-"""Makes a rejection of its class, its text and its fields."""
-
-_rebuilds: WeakKeyDictionary[type[Rejection], Rebuild] = WeakKeyDictionary()
 
 
 def check_rejection(cls: type[Rejection]) -> None:
@@ -49,8 +47,7 @@ def check_rejection(cls: type[Rejection]) -> None:
     """
     if not _has_fields(cls):
         raise ConfigError(f"{cls.__name__} is not a dataclass", hint="decorate it with @dataclass")
-    for name, wanted in _types(cls).items():
-        check_type(f"rejection {cls.__name__}.{name}", wanted)
+    _Form(cls)
 
 
 def encode_rejection(error: Rejection) -> tuple[str, str, bytes]:
@@ -65,18 +62,19 @@ def encode_rejection(error: Rejection) -> tuple[str, str, bytes]:
             name, payload = error.wire_form
             return name, error.message, payload
         text = error.message if cls.__str__ is Rejection.__str__ else str(error)
+        text = str(text)
         if _has_fields(cls):
-            names = [f.name for f in _fields(cls)]
-            payload = encode_value({name: getattr(error, name) for name in names})
-    except Exception as e:  # a class's own text may raise anything
-        raise SchemaError(f"rejection {cls.__name__} cannot be sent: {e}") from None
+            payload = _form_of(cls).write(error)
+    except BaseException as e:  # code of the class may raise anything
+        why = e.message if isinstance(e, ShardBusError) else described(e)
+        raise SchemaError(f"rejection {cls.__name__} cannot be sent: {why}") from None
     name = error.type if cls is Rejection else f"{cls.__module__}:{cls.__qualname__}"
     if len(payload) > REJECTION_BYTES_MAX or len(name) > NAME_MAX:
         raise SchemaError(
             f"rejection {cls.__name__:.100} is too large: {len(payload)} bytes of fields, at most"
             f" {REJECTION_BYTES_MAX}, and {len(name)} characters of its name, at most {NAME_MAX}"
         )
-    return name, str(text), payload
+    return name, text, payload
 
 
 def decode_rejection(name: str, text: str, payload: bytes) -> Rejection:
@@ -85,8 +83,8 @@ def decode_rejection(name: str, text: str, payload: bytes) -> Rejection:
     cls = _class_named(name)
     if cls is not None:
         try:
-            return _rebuild_of(cls)(cls, text, payload)
-        except Exception:  # the fields do not fit, or the class's own checks raise anything
+            return _read(cls, text, payload)
+        except BaseException:  # the fields do not fit, or the class's own checks raise anything
             return plain_rejection(name, text, payload)
     return plain_rejection(name, text, payload)
 
@@ -121,13 +119,8 @@ def _has_fields(cls: Any) -> bool:
     return dataclasses.is_dataclass(cls)
 
 
-def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields that the constructor takes."""
-    return [field for field in dataclasses.fields(cls) if field.init]
-
-
 def _types(cls: type[Rejection]) -> dict[str, Any]:
-    """Return the types of the fields that the constructor takes.
+    """Return the types of the fields.
 
     Raises:
         ConfigError: an annotation is not known.
@@ -136,35 +129,63 @@ def _types(cls: type[Rejection]) -> dict[str, Any]:
         hints = typing.get_type_hints(cls, include_extras=True)
     except NameError as e:
         raise ConfigError(f"rejection {cls.__name__}: an annotation is not known: {e}") from None
-    return {field.name: hints[field.name] for field in _fields(cls)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
 
 
-def _rebuild_of(cls: type[Rejection]) -> Rebuild:
-    known = _rebuilds.get(cls)
-    if known is None:
-        known = _rebuilds[cls] = _new_rebuild(cls)
-    return known
+def _read(cls: type[Rejection], text: str, payload: bytes) -> Rejection:
+    """Return the rejection of a class. Raises anything if the fields do not fit."""
+    if _has_fields(cls):
+        return _form_of(cls).read(cls, payload)
+    if cls.__init__ is Rejection.__init__:
+        return cls(text)
+    raise ConfigError(f"{cls.__name__} is not a dataclass")
 
 
-def _new_rebuild(cls: type[Rejection]) -> Rebuild:
-    if not _has_fields(cls):
-        if cls.__init__ is Rejection.__init__:
-            return lambda own, text, payload: own(text)
-        raise ConfigError(f"{cls.__name__} is not a dataclass")
-    types, rows = _types(cls), list[Any]()
-    for field in _fields(cls):
-        wanted: Any = Any if types[field.name] is object else types[field.name]
-        if field.default_factory is not dataclasses.MISSING:
-            default: Any = msgspec.field(default_factory=field.default_factory)
-            rows.append((field.name, wanted, default))
-        elif field.default is not dataclasses.MISSING:
-            rows.append((field.name, wanted, msgspec.field(default=field.default)))
-        else:
-            rows.append((field.name, wanted))
-    read = decoder(msgspec.defstruct("Fields", rows, kw_only=True))
+class _Form:
+    """How the fields of one class travel. It does not hold the class, which may be forgotten."""
 
-    def rebuild(own: Callable[..., Rejection], text: str, payload: bytes) -> Rejection:
-        values = read(payload)
-        return own(**{row[0]: getattr(values, row[0]) for row in rows})
+    def __init__(self, cls: type[Rejection]) -> None:
+        where = f"rejection {cls.__name__}"
+        types, rows = _types(cls), list[Any]()
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if not field.init:
+                continue
+            wanted: Any = Any if types[field.name] is object else types[field.name]
+            if field.default_factory is not dataclasses.MISSING:
+                default: Any = msgspec.field(default_factory=field.default_factory)
+                rows.append((field.name, wanted, default))
+            elif field.default is not dataclasses.MISSING:
+                rows.append((field.name, wanted, msgspec.field(default=field.default)))
+            else:
+                rows.append((field.name, wanted))
+        shapes = {name: shape_of(f"{where}.{name}", wanted) for name, wanted, *_ in rows}
+        self._checks = [(name, s.check) for name, s in shapes.items() if s.check is not None]
+        self._names = list(shapes)
+        self._decode = decoder(msgspec.defstruct("Fields", rows, kw_only=True))
 
-    return rebuild
+    def write(self, error: Rejection) -> bytes:
+        """Return the fields. They are read again and compared: a field that `__init__` does not
+        take, or that it changes, would arrive as something else. Raises anything."""
+        for name, check in self._checks:
+            try:
+                check(getattr(error, name))
+            except Misfit as misfit:
+                raise misfit.within(f".{name}") from None
+        payload = encode_value({name: getattr(error, name) for name in self._names})
+        check_same(error, self.read(type(error), payload))
+        return payload
+
+    def read(self, cls: Callable[..., Rejection], payload: bytes) -> Rejection:
+        """Return a rejection of the class. Raises anything."""
+        values = self._decode(payload)
+        return cls(**{name: getattr(values, name) for name in self._names})
+
+
+_forms: WeakKeyDictionary[type[Rejection], _Form] = WeakKeyDictionary()
+
+
+def _form_of(cls: type[Rejection]) -> _Form:
+    form = _forms.get(cls)
+    if form is None:
+        form = _forms[cls] = _Form(cls)
+    return form

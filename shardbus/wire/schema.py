@@ -7,7 +7,9 @@ MessagePack array, so its first byte gives their number, and trailing defaults m
 
 Values that can be sent: None, bool, int of 64 bits, float, str, bytes, list, tuple, dict, and
 dataclasses, `msgspec.Struct` and pydantic models. A type that cannot be sent is refused when the
-class is declared, with the path of the field.
+class is declared, with the path of the field. A value that would arrive as something else is
+refused when it is sent (`shapes`). A sender that knows a handler by its name alone sends plain
+forms, and the receiver's types decide.
 
 Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
@@ -26,8 +28,16 @@ import msgspec
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.sharding.instances import Instances
 from shardbus.wire.instances import ReadAll, reader_of_many
+from shardbus.wire.misfit import Misfit, described, text_of
+from shardbus.wire.nesting import NESTING_MAX, check_nesting
+from shardbus.wire.plain_values import SCALARS
+from shardbus.wire.shapes import NO_CHECK, UNTYPED, Check, Shape, shape_of, taken_classes
+from shardbus.wire.values import Pack, from_wire, is_model, pack_whole
+from shardbus.wire.values import pack_sent as pack_value
 
 ARGUMENTS_MAX = 15
+ARGUMENTS_NESTING_MAX = NESTING_MAX + 1
+"""Levels of arguments: they are in an array of their own."""
 ONE_ARGUMENT = 0x91
 """First byte of an array of one argument."""
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
@@ -36,66 +46,244 @@ Extractor = Callable[[Any], "str | tuple[str, object] | None"]
 """Returns the entity id of a message, or (entity id, message for the entity); None: not known."""
 
 
-def _to_wire(value: object) -> object:
-    dump = getattr(value, "model_dump", None)
-    if dump is None:
-        raise TypeError(f"a {type(value).__name__} cannot travel")
-    return dump()
-
-
-def _from_wire(wanted: type, value: object) -> object:
-    if wanted is object:
-        return value
-    return wanted.model_validate(value)  # type: ignore[attr-defined]
-
-
-_encode = pack_value = msgspec.msgpack.Encoder(enc_hook=_to_wire).encode
-"""`encode_value` for callers that handle msgspec's own errors."""
 _decode_any = msgspec.msgpack.Decoder().decode
+_ANY = (Any, object, inspect.Parameter.empty, inspect.Signature.empty)
 
 
 def encode_value(value: object) -> bytes:
-    """Encode a message or a reply.
+    """Encode an answer or a state, each value by its own class. What arrives is decided by the
+    receiver: without a declared type there, a set is a list and a dataclass a dict.
 
     Raises:
         SchemaError: a value cannot be sent. Nothing was sent.
     """
     try:
-        return _encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as e:
-        raise SchemaError(f"cannot send this: {e}") from None
+        payload = pack_whole(value)
+        if len(payload) > NESTING_MAX:
+            check_nesting(payload)
+    except BaseException as e:  # a class of the application's may raise anything
+        raise SchemaError(f"cannot send this: {described(e)}") from None
+    return payload
+
+
+def encode_arguments(args: tuple[Any, ...]) -> bytes:
+    """Encode the arguments of a handler that is known by its name alone: its annotations decide
+    what arrives.
+
+    Raises:
+        SchemaError: a value cannot be sent. Nothing was sent.
+    """
+    try:
+        _check_objects(args)
+        payload = pack_value(args)
+        if len(payload) > NESTING_MAX:
+            check_nesting(payload, ARGUMENTS_NESTING_MAX)
+    except BaseException as e:  # a class of the application's may raise anything
+        raise SchemaError(f"cannot send this: {described(e)}") from None
+    return payload
+
+
+def _check_objects(value: Any) -> None:
+    """Check the objects in a value without a declared type, each by its own class. Raises Misfit,
+    or what a class raises."""
+    kind = type(value)
+    if kind in SCALARS:
+        return
+    if kind is dict:
+        value = value.values()
+    elif kind not in (list, tuple, set, frozenset):
+        check = form_of(value).check if is_message_class(kind) else None
+        if check is not None:
+            check(value)
+        return
+    for inner in value:
+        _check_objects(inner)
 
 
 def decode_value(payload: bytes) -> Any:
     """Decode a plain value.
 
     Raises:
-        SchemaError: the payload is not MessagePack.
+        SchemaError: the payload is not MessagePack, or nested too deep.
     """
     try:
+        if len(payload) > NESTING_MAX:
+            check_nesting(payload, ARGUMENTS_NESTING_MAX)
         return _decode_any(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as e:
-        raise SchemaError(f"not a message: {e}") from None
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, TypeError) as e:
+        raise SchemaError(f"not a message: {text_of(e)}") from None
 
 
 def decoder(wanted: Any) -> Decode:
     """Return a function from bytes to `wanted`. It raises `msgspec.ValidationError` with the path
-    of the value that does not fit."""
-    if wanted in (Any, object, inspect.Parameter.empty, inspect.Signature.empty):
-        return _decode_any
+    of the value that does not fit, and SchemaError for what the code of a class raises."""
+    if wanted in _ANY:
+        return decode_any
     if wanted is None:
         wanted = type(None)
-    return msgspec.msgpack.Decoder(wanted, dec_hook=_from_wire).decode
+    decode = msgspec.msgpack.Decoder(wanted, dec_hook=from_wire).decode
+    shape = shape_of("a value", wanted)
+    return _guarded(decode) if shape.nests or shape.runs_code else decode
+
+
+def _guarded(decode: Decode) -> Decode:
+    """Return the function that decodes values which nest, or whose classes run code."""
+
+    def read(payload: bytes) -> Any:
+        try:
+            if len(payload) > NESTING_MAX:
+                check_nesting(payload, ARGUMENTS_NESTING_MAX)
+            return decode(payload)
+        except msgspec.MsgspecError:
+            raise
+        except BaseException as e:  # a class of the application's may raise anything
+            raise SchemaError(described(e)) from None
+
+    return read
+
+
+decode_any = _guarded(_decode_any)
+"""Decode a value without a declared type. Raises as the functions of `decoder`."""
+
+
+def packer(shape: Shape, pack: Pack) -> Pack:
+    """Return the function that encodes values of a declared type, or raises anything."""
+    check, nests = shape.check, shape.nests
+    if check is None and not nests:
+        return pack
+
+    def checked(value: Any) -> bytes:
+        if check is not None:
+            check(value)
+        payload = pack(value)
+        if nests and len(payload) > NESTING_MAX:
+            check_nesting(payload)
+        return payload
+
+    return checked
+
+
+def argument_packer(names: Sequence[str], shapes: Sequence[Shape], required: int) -> Pack:
+    """Return the function that encodes the arguments of a handler, of which `required` are needed,
+    or raises anything."""
+    nests = any(shape.nests for shape in shapes)
+    checks = [
+        (n, f".{name}", shape.check)
+        for n, (name, shape) in enumerate(zip(names, shapes, strict=True))
+        if shape.check is not None
+    ]
+    if not checks and not nests:
+        return pack_value
+
+    def checked(args: tuple[Any, ...]) -> bytes:
+        for n, place, check in checks:
+            if n < len(args):
+                try:
+                    check(args[n])
+                except Misfit as misfit:
+                    raise misfit.within(place) from None
+        payload = pack_value(args)
+        if nests and len(payload) > ARGUMENTS_NESTING_MAX:
+            check_nesting(payload, ARGUMENTS_NESTING_MAX)
+        return payload
+
+    if len(shapes) != 1 or required != 1 or not (taken := taken_classes(shapes[0].check)):
+        return checked
+
+    def one_argument(args: tuple[Any, ...]) -> bytes:
+        return pack_value(args) if type(args[0]) in taken else checked(args)
+
+    return one_argument
+
+
+def answer_encoder(shape: Shape) -> Pack:
+    """Return the function that encodes what a handler returns, or raises SchemaError."""
+    pack, taken = packer(shape, pack_whole), taken_classes(shape.check)
+    if not taken:
+        return encoder("the answer", pack)
+
+    def encode(value: Any) -> bytes:
+        try:
+            return pack_whole(value) if type(value) in taken else pack(value)
+        except BaseException as e:  # a class of the application's may raise anything
+            raise _refusal("the answer", e) from None
+
+    return encode
+
+
+encode_plain_answer = answer_encoder(UNTYPED)
+"""Encode an answer without a declared type."""
+
+
+def encoder(where: str, pack: Pack) -> Pack:
+    """Return a function like `pack` that raises SchemaError, with the place, for whatever that
+    raises."""
+
+    def encode(value: Any) -> bytes:
+        try:
+            return pack(value)
+        except BaseException as e:  # a class of the application's may raise anything
+            raise _refusal(where, e) from None
+
+    return encode
+
+
+def _refusal(where: str, error: BaseException) -> SchemaError:
+    """Return the error for a value that cannot be sent or stored."""
+    place = f"{where}{error.path}" if isinstance(error, Misfit) else where
+    why = error.reason if isinstance(error, Misfit) else described(error)
+    return SchemaError(f"cannot send this: {place}: {why}")
 
 
 def is_message_class(cls: object) -> bool:
     """True if objects of the class are sent under its name."""
     if not isinstance(cls, type):
         return False
-    return is_dataclass(cls) or issubclass(cls, msgspec.Struct) or hasattr(cls, "model_validate")
+    return is_dataclass(cls) or issubclass(cls, msgspec.Struct) or is_model(cls)
 
 
-_methods_of_class: dict[type, str] = dict.fromkeys(_PLAIN, "")
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How the messages of one class travel."""
+
+    method: str
+    """"" for plain values, ":Name" for objects."""
+    check: Check | None
+    """Raises Misfit for a message that would arrive as something else."""
+    pack: Pack
+    """Encodes one, or raises anything."""
+    encode: Pack
+    """The same, and raises SchemaError."""
+
+
+_forms: dict[type, MessageForm] = {}
+
+
+def form_of(message: object) -> MessageForm:
+    """Return how a message travels.
+
+    Raises:
+        SchemaError: its class cannot be sent.
+    """
+    cls = type(message)
+    form = _forms.get(cls)
+    if form is None:
+        form = _forms[cls] = _form_of(cls)
+    return form
+
+
+def _form_of(cls: type) -> MessageForm:
+    if cls in _PLAIN:
+        shape, method = NO_CHECK if cls in SCALARS else UNTYPED, ""
+    elif is_message_class(cls):
+        try:
+            shape, method = shape_of(f"a {cls.__name__}", cls), f":{cls.__name__}"
+        except ConfigError as e:
+            raise SchemaError(e.message) from None
+    else:
+        raise SchemaError(f"a {cls.__name__} cannot travel")
+    pack = packer(shape, pack_value)
+    return MessageForm(method, shape.check, pack, encoder(f"a {cls.__name__}", pack))
 
 
 def method_of(message: object) -> str:
@@ -104,16 +292,16 @@ def method_of(message: object) -> str:
     Raises:
         SchemaError: the message cannot be sent.
     """
-    cls = type(message)
-    method = _methods_of_class.get(cls)
-    if method is None:
-        if not is_message_class(cls):
-            plain = isinstance(message, _PLAIN)
-            if not plain:
-                raise SchemaError(f"a {cls.__name__} cannot travel")
-        method = f":{cls.__name__}" if is_message_class(cls) else ""
-        _methods_of_class[cls] = method
-    return method
+    return form_of(message).method
+
+
+def encode_message(message: object) -> bytes:
+    """Encode a message for `receive`.
+
+    Raises:
+        SchemaError: the message cannot be sent. Nothing was sent.
+    """
+    return form_of(message).encode(message)
 
 
 def unreadable(method: str, decoders: Mapping[int, Decode], error: BaseException) -> SchemaError:
@@ -121,7 +309,7 @@ def unreadable(method: str, decoders: Mapping[int, Decode], error: BaseException
     if decoders and isinstance(error, LookupError):
         counts = sorted(first & 0x0F for first in decoders)
         return SchemaError(f"{method} takes {counts[0]} to {counts[-1]} arguments")
-    return SchemaError(f"{method or 'message'}: {error}")
+    return SchemaError(f"{method or 'message'}: {text_of(error)}")
 
 
 def check_type(where: str, wanted: Any) -> None:
@@ -130,52 +318,7 @@ def check_type(where: str, wanted: Any) -> None:
     Raises:
         ConfigError: it cannot; the message has `where` and the path below it.
     """
-    if wanted in (Any, object, inspect.Parameter.empty):
-        return
-    try:
-        _check_info(where, msgspec.inspect.type_info(wanted), set())
-        decoder(wanted)
-    except (TypeError, ValueError) as e:
-        raise ConfigError(f"{where} cannot be a message type: {e}") from None
-
-
-def _check_info(where: str, info: Any, seen: set[int]) -> None:
-    if id(info) in seen:
-        return
-    seen.add(id(info))
-    match info:
-        case msgspec.inspect.CustomType(cls=cls):
-            if cls is not object and not hasattr(cls, "model_validate"):
-                raise ConfigError(
-                    f"{where} cannot be a message type: {cls.__name__} does not travel",
-                    hint="use plain values, dataclasses, msgspec.Struct or pydantic models",
-                )
-        case msgspec.inspect.DataclassType(cls=cls) if issubclass(cls, BaseException):
-            # Decoding would make an exception without calling its class, which Python cannot print.
-            raise ConfigError(
-                f"{where} cannot be a message type: {cls.__name__} is an exception",
-                hint="raise it in a handler, if it is a shardbus.Rejection",
-            )
-        case (
-            msgspec.inspect.StructType(fields=fields) | msgspec.inspect.DataclassType(fields=fields)
-        ):
-            for f in fields:
-                _check_info(f"{where}.{f.name}", f.type, seen)
-        case (
-            msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item)
-        ):
-            _check_info(f"{where}[...]", item, seen)
-        case msgspec.inspect.TupleType(item_types=items):
-            for i, item in enumerate(items):
-                _check_info(f"{where}[{i}]", item, seen)
-        case msgspec.inspect.DictType(key_type=key, value_type=value):
-            _check_info(f"{where} key", key, seen)
-            _check_info(f"{where}[...]", value, seen)
-        case msgspec.inspect.UnionType(types=types):
-            for t in types:
-                _check_info(where, t, seen)
-        case _:
-            pass
+    shape_of(where, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +332,10 @@ class Method:
     decode_result: Decode
     counts: frozenset[int]
     """Possible numbers of positional arguments."""
+    pack: Pack
+    """Encodes the arguments of a call, as many as there may be, or raises anything."""
+    encode_result: Pack
+    """Encodes what the handler returns, or raises SchemaError."""
     read_all: ReadAll | None = None
     """Decodes the only argument of many calls, where that is faster than one by one."""
 
@@ -201,7 +348,10 @@ class Method:
         """
         if kwargs or len(args) not in self.counts:
             args = self._bind(args, kwargs)
-        return encode_value(args)
+        try:
+            return self.pack(args)
+        except BaseException as e:  # a class of the application's may raise anything
+            raise _refusal(self.name, e) from None
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
@@ -224,22 +374,26 @@ def method(name: str, function: Callable[..., Any]) -> Method:
         )
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     types: list[Any] = []
+    shapes: list[Shape] = []
     for p in parameters:
         if p.kind not in kinds:
             raise ConfigError(f"handler {name}: parameter {p.name} must be positional")
         wanted = hints.get(p.name, Any)
-        check_type(f"handler {name}: {p.name}", wanted)
+        shapes.append(shape_of(f"handler {name}: {p.name}", wanted))
         types.append(Any if wanted is object else wanted)
     required = sum(p.default is inspect.Parameter.empty for p in parameters)
     decoders: dict[int, Decode] = {}
     for n in range(required, len(parameters) + 1):
         decoders[0x90 | n] = decoder(tuple[tuple(types[:n])]) if n else decoder(tuple[()])  # type: ignore[misc]
     result = hints.get("return", Any)
-    check_type(f"handler {name}: return", result)
+    encode_result = answer_encoder(shape_of(f"handler {name}: return", result))
+    pack = argument_packer([p.name for p in parameters], shapes, required)
     counts = frozenset(range(required, len(parameters) + 1))
     alone = counts == {1}
     read_all = reader_of_many(types[0], decoder, argument=True) if alone else None
-    return Method(name, parameters, decoders, decoder(result), counts, read_all)
+    return Method(
+        name, parameters, decoders, decoder(result), counts, pack, encode_result, read_all
+    )
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -30,9 +30,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardbus.errors import ConfigError, RemoteProtocolError, StateUnreadable
+from shardbus.errors import ConfigError, RemoteProtocolError, SchemaError, StateUnreadable
 from shardbus.inflate import inflate
-from shardbus.wire.schema import Decode, decode_value, encode_value
+from shardbus.wire.misfit import Misfit, described, text_of
+from shardbus.wire.proofs import Proof, proof_of
+from shardbus.wire.round_trip import check_same
+from shardbus.wire.schema import Decode, decode_value, encode_value, packer
+from shardbus.wire.shapes import shape_of
+from shardbus.wire.values import Pack, pack_whole
 
 VERSIONED = 0xC1
 VERSION_MAX = 65_534
@@ -65,15 +70,39 @@ class StateCodec:
     version: int = 1
     migrations: dict[int, Migration] = field(default_factory=dict)
     """By the version that they take."""
+    pack: Pack = field(init=False, repr=False)
+    """Encodes a state, or raises anything."""
+    proof: Proof = field(init=False, repr=False)
+    """True for a state that need not be read back."""
+
+    def __post_init__(self) -> None:
+        self.proof = proof_of(self.cls) or (lambda state: False)
+        self.pack = packer(shape_of(f"the state of {self.entity_type}", self.cls), pack_whole)
 
     def write(self, state: object) -> bytes:
-        """Return the stored form.
+        """Return the stored form of a state that the class reads again as it is: it is read, and
+        compared.
 
         Raises:
-            SchemaError: a value in it cannot be stored.
+            SchemaError: the class would read another state or none; the text has the field's path.
         """
-        data = encode_value(state)
+        try:
+            if self.proof(state):
+                data = pack_whole(state)
+            else:
+                data = self.pack(state)
+                check_same(state, self.decode(data))
+        except BaseException as error:  # a class of the application's may raise anything
+            raise self._unstorable(error) from None
         return data if self.version == 1 else joined(self.version, data)
+
+    def _unstorable(self, error: BaseException) -> SchemaError:
+        place, why = f"the state of {self.entity_type}", described(error)
+        if isinstance(error, Misfit):
+            place, why = place + error.path, error.reason
+        elif found := _FIELD.search(why):
+            place = f"{place}.{found.group(1)}"
+        return SchemaError(f"cannot store {place}: {why}")
 
     def of_plain(self, value: object) -> bytes:
         """Return the stored form of a plain value that a person has written for this class.
@@ -85,8 +114,8 @@ class StateCodec:
         try:
             state = self.decode(encode_value(value))
             data = encode_value(state)
-        except Exception as error:
-            raise ConfigError(f"the state of {self.entity_type}: {error}") from None
+        except BaseException as error:
+            raise ConfigError(f"the state of {self.entity_type}: {described(error)}") from None
         if unknown := _unknown(value, decode_value(data), "$"):
             raise ConfigError(f"the state of {self.entity_type} has no field {unknown}")
         return joined(self.version, data)
@@ -103,7 +132,7 @@ class StateCodec:
             if version == self.version:
                 return self.decode(data)
             return self.decode(encode_value(self._migrated(version, decode_value(data))))
-        except Exception as error:
+        except BaseException as error:
             raise self._unreadable(entity_id, version, error) from error
 
     def _migrated(self, version: int, value: Any) -> Any:
@@ -115,10 +144,10 @@ class StateCodec:
             value = self.migrations[older](value)
         return value
 
-    def _unreadable(self, entity_id: str, version: int, error: Exception) -> StateUnreadable:
-        found = _FIELD.search(str(error))
+    def _unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
+        found = _FIELD.search(text_of(error))
         named = isinstance(error, LookupError) and type(error) is LookupError
-        why = str(error) if named else f"{type(error).__name__}: {error}"
+        why = str(error) if named else f"{type(error).__name__}: {text_of(error)}"
         return StateUnreadable(
             f"the stored state of {self.entity_type} {entity_id!r:.100}, version {version}: {why}",
             entity_type=self.entity_type,

@@ -77,12 +77,12 @@ async def test_many_asks_in_a_batch(nodes: Nodes, how: str) -> None:
 
 
 async def test_one_in_a_batch_that_does_not_fit(nodes: Nodes) -> None:
-    bus, sensor = application()
+    bus, _ = application()
     await nodes.cluster(bus, 1)
     client = await nodes.client()
     sent = [{"at": 1} if n == 7 else reading(n) for n in range(len(IDS))]
     answers = await asyncio.gather(
-        *(client.call(sensor, i, "note", m) for i, m in zip(IDS, sent, strict=True)),
+        *(client.call("sensor", i, "note", m) for i, m in zip(IDS, sent, strict=True)),
         return_exceptions=True,
     )
     assert isinstance(answers[7], SchemaError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
@@ -243,3 +244,43 @@ def test_a_registered_rejection_is_checked_when_it_is_decorated() -> None:
         check_rejection(Unknown)
     arrived = decode_rejection(f"{HERE}:{Unknown.__qualname__}", "t", encode_value({"what": 1}))
     assert type(arrived) is Rejection
+
+
+def test_a_rejection_that_would_arrive_as_another_is_a_schema_error() -> None:
+    @dataclass
+    class Changed(Rejection):
+        n: int = 1
+        late: int = field(init=False, default=3)
+
+    @dataclass
+    class Twice(Rejection):
+        n: int
+
+        def __post_init__(self) -> None:
+            self.n *= 2
+
+    @dataclass
+    class LongLine(Line):
+        note: str = "lost"
+
+    @dataclass
+    class Plain(Rejection):
+        what: object = None
+
+    assert travelled(Changed(4)) == Changed(4)
+    late = Changed()
+    late.late = 5
+    wrong: list[tuple[Rejection, str]] = [
+        (late, r"late: would come back as 3"),
+        (Twice(1), r"n: would come back as 4"),
+        (OutOfStock("3"), "left"),  # type: ignore[arg-type]
+        (OutOfStock(3, [LongLine("a")]), r"lines\[0\]: is a LongLine"),
+        (OutOfStock(3, {Line}), "lines: is a set"),  # type: ignore[arg-type]
+        (Plain({1}), "what: is a set"),
+        (Plain(uuid.UUID(int=1)), "what: is a UUID"),
+    ]
+    for error, why in wrong:
+        with pytest.raises(
+            SchemaError, match=f"rejection {type(error).__name__} cannot be sent.*{why}"
+        ):
+            encode_rejection(error)

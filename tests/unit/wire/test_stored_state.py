@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbus.errors import StateUnreadable
+from shardbus.errors import SchemaError, StateUnreadable
 from shardbus.wire.schema import decoder, encode_value
 from shardbus.wire.stored_state import (
     COMPRESSED_MIN,
@@ -157,3 +161,49 @@ def test_a_compressed_state_that_cannot_be_read_says_why() -> None:
     ):
         with pytest.raises(StateUnreadable, match=why):
             codec().read("7", data)
+
+
+def test_a_state_that_its_class_cannot_read_is_not_written() -> None:
+    @dataclass
+    class Account:
+        cents: Annotated[int, msgspec.Meta(le=100)] = 0
+        name: str = ""
+        tags: set[int] = field(default_factory=set)
+        anything: object = None
+
+    @dataclass
+    class LongAccount(Account):
+        more: int = 1
+
+    states = StateCodec("account", Account, decoder(Account))
+    wrong: list[tuple[object, str]] = [
+        (Account(7 / 2), r"account\.cents: Expected `int`, got `float`"),  # type: ignore[arg-type]
+        (Account("5"), r"account\.cents: "),  # type: ignore[arg-type]
+        (Account(101), r"account\.cents: Expected `int` <= 100"),
+        (Account(name=None), r"account\.name: Expected `str`, got `None`"),  # type: ignore[arg-type]
+        (Account(name=uuid.UUID(int=1)), r"account\.name: is a UUID"),  # type: ignore[arg-type]
+        (Account(tags={"x"}), r"account\.tags"),  # type: ignore[arg-type]
+        (Account(tags=[1]), r"account\.tags: is a list, not a set"),  # type: ignore[arg-type]
+        (Account(anything={1}), r"account\.anything: is a set"),
+        (LongAccount(), "account: is a LongAccount, not a Account"),
+        (None, "account: is a NoneType"),
+        ({"cents": 5}, "account: is a dict"),
+    ]
+    for state, why in wrong:
+        with pytest.raises(SchemaError, match="cannot store the state of " + why):
+            states.write(state)
+    account = Account(5, "a", {1}, [1, {"a": None}])
+    assert states.read("7", states.write(account)) == account
+
+
+def test_a_moment_in_the_hour_that_a_clock_repeats_can_be_stored() -> None:
+    """Python calls it unequal to the same moment in another zone."""
+
+    @dataclass
+    class Visit:
+        at: datetime | None = None
+
+    states = StateCodec("visit", Visit, decoder(Visit))
+    at = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
+    assert at != at.astimezone(UTC)
+    assert states.read("7", states.write(Visit(at))).at == at.astimezone(UTC)

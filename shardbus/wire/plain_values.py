@@ -1,0 +1,116 @@
+"""Values without a declared type: which of them arrive as they are.
+
+Without a declared type the receiver makes what MessagePack has: None, bool, int, float, str, bytes,
+a list, a dict, an aware datetime as its moment in UTC. A tuple arrives as a list, unless it is a
+key; a bytearray as bytes. Everything else would arrive as one of these without notice, a set as a
+list, a UUID as a text, a dataclass as a dict, so it is refused. A subclass counts as another class.
+
+The check goes level by level, and looks at the classes of all values of a level at once, because
+this runs in C. Only a value that is not plain is looked at piece by piece, to name the place.
+
+Source: docs/how-to/define-entities.md.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from shardbus.wire.misfit import Misfit
+from shardbus.wire.nesting import NESTING_MAX, too_deep
+
+SCALARS = frozenset((type(None), bool, int, float, str, bytes))
+_LEAVES = SCALARS | {bytearray, memoryview, msgspec.msgpack.Ext}
+_are_scalars = SCALARS.issuperset
+_COLLECTIONS = frozenset((dict, list, tuple))
+_are_plain = (SCALARS | _COLLECTIONS).issuperset
+
+
+def check_plain(value: Any) -> None:
+    """Check that a value without a declared type arrives as it is.
+
+    Raises:
+        Misfit: something in it would not.
+    """
+    kind = type(value)
+    if kind is dict:
+        if _are_scalars(map(type, value.values())) and _are_scalars(map(type, value)):
+            return
+    elif kind in SCALARS or (kind is list and _are_scalars(map(type, value))):
+        return
+    if not _is_plain(value):
+        _check(value, NESTING_MAX)
+
+
+def _is_plain(value: Any) -> bool:
+    """True for collections of scalars; False if that is not known."""
+    level = [value]
+    for _ in range(NESTING_MAX):
+        inner: list[Any] = []
+        for each in level:
+            if type(each) is dict:
+                if not _are_scalars(map(type, each)):
+                    return False
+                inner += each.values()
+            elif type(each) in _COLLECTIONS:
+                inner += each
+            else:
+                return False
+        kinds = set(map(type, inner))
+        if kinds <= SCALARS:
+            return True
+        if not _are_plain(kinds):
+            return False
+        level = [each for each in inner if type(each) in _COLLECTIONS]
+    return False
+
+
+def _check(value: Any, room: int) -> None:
+    kind = type(value)
+    if kind in _LEAVES:
+        return
+    if not room and (kind is dict or kind is list or kind is tuple):
+        raise too_deep()
+    if kind is dict:
+        if not _are_scalars(map(type, value)):
+            for key in value:
+                _check_key(key, room - 1)
+        if not _are_scalars(map(type, value.values())):
+            _check_each(value.items(), ".{}", room - 1)
+    elif kind is list or kind is tuple:
+        if not _are_scalars(map(type, value)):
+            _check_each(enumerate(value), "[{}]", room - 1)
+    elif kind is not datetime or value.tzinfo is None:
+        raise Misfit(_why_not(value))
+
+
+def _check_each(pairs: Any, place: str, room: int) -> None:
+    for name, inner in pairs:
+        if type(inner) not in SCALARS:
+            try:
+                _check(inner, room)
+            except Misfit as misfit:
+                raise misfit.within(place.format(f"{name!s:.60}")) from None
+
+
+def _check_key(key: Any, room: int) -> None:
+    kind = type(key)
+    if kind in SCALARS:
+        return
+    if kind is not tuple:
+        raise Misfit(f"has a key that is a {kind.__name__}, which would arrive as another type")
+    if not room:
+        raise too_deep()
+    for inner in key:
+        _check_key(inner, room - 1)
+
+
+def _why_not(value: Any) -> str:
+    kind = type(value)
+    what = "a datetime without a time zone" if kind is datetime else f"a {kind.__name__}"
+    return (
+        f"is {what}, which does not arrive as such without a declared type: annotate it with its"
+        " class, or send a plain value"
+    )

@@ -1,0 +1,218 @@
+"""What was read, compared with what was written.
+
+The comparison goes by fields and elements, and does not ask a class of the application's whether
+two objects are equal. Two values are the same if they have one type and one value. A declared type
+decides what arrives, so these are the same, too, unless `exact`:
+
+    an int where a float is declared         the float of that value
+    a subclass of a plain class              the plain value, which is equal
+    a tuple where a list is declared         the list
+
+Source: docs/how-to/define-entities.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from shardbus.wire.misfit import Misfit
+from shardbus.wire.plain_values import SCALARS
+
+Compare = Callable[[Any, Any, bool], None]
+Values = Callable[[Any], tuple[Any, ...]]
+_PLAIN = (str, bytes, float, int, dict, list, tuple, set, frozenset)
+_are_scalars = SCALARS.issuperset
+
+
+def check_same(sent: Any, read: Any, *, exact: bool = False) -> None:
+    """Check that a value was read as it was written.
+
+    Raises:
+        Misfit: it was not; the text names the place. A property or an `__eq__` of a class of the
+            application's may raise anything.
+    """
+    if sent is not read:
+        kind: Any = type(read)
+        if type(sent) is not kind:
+            _check_kinds(sent, read, exact)
+        _comparison(kind)(sent, read, exact)
+
+
+@lru_cache(1024)
+def _comparison(kind: Any) -> Compare:
+    """Return the function that compares a value with one that is read as this class."""
+    if kind in SCALARS:
+        return _check_scalars
+    if issubclass(kind, dict):
+        return _check_dicts
+    if issubclass(kind, list | tuple):
+        return _check_lists
+    if (names := names_of(kind)) is not None:
+        return partial(_check_fields, names, values_of(kind))
+    if hasattr(kind, "__pydantic_validator__"):
+        return _check_models
+    return _check_others
+
+
+def _check_scalars(sent: Any, read: Any, exact: bool) -> None:
+    if sent != read and (sent == sent or read == read):  # else neither is a number
+        raise Misfit(f"would come back as {_shown(read)}")
+
+
+def _check_others(sent: Any, read: Any, exact: bool) -> None:
+    if sent != read and not _is_one_moment(sent, read):
+        raise Misfit(f"would come back as {_shown(read)}")
+    if exact and isinstance(read, set | frozenset) and _types(sent) != _types(read):
+        raise Misfit(f"has elements that would come back as in {_shown(read)}")
+
+
+def _check_kinds(sent: Any, read: Any, exact: bool) -> None:
+    made = type(read)
+    if made is float and type(sent) is int:
+        return
+    if made is list and type(sent) is tuple:
+        return
+    if not exact and made in _PLAIN and isinstance(sent, made) and made is not bool:
+        return
+    if made in (set, frozenset) and isinstance(sent, set | frozenset) and not exact:
+        return
+    if made not in _PLAIN and not exact and _is_equal_scalar(sent, read):
+        return
+    raise Misfit(f"is a {type(sent).__name__} and would come back as a {made.__name__}")
+
+
+def _is_equal_scalar(sent: Any, read: Any) -> bool:
+    """True for equal values of two types without fields, as an int where a Decimal is declared."""
+    made: Any = type(read)
+    return type(sent) in SCALARS and names_of(made) is None and bool(sent == read)
+
+
+def _check_dicts(sent: Any, read: Any, exact: bool) -> None:
+    if len(sent) != len(read):
+        raise Misfit(f"has {len(sent)} keys, {len(read)} would come back")
+    if not exact and _are_scalars(map(type, read.values())) and sent == read:
+        return
+    for (key, value), (other, found) in zip(sent.items(), read.items(), strict=True):
+        try:
+            check_same(key, other, exact=exact)
+        except Misfit as misfit:
+            raise Misfit(f"has a key that {misfit.reason}") from None
+        try:
+            check_same(value, found, exact=exact)
+        except Misfit as misfit:
+            raise misfit.within(f".{key!s:.60}") from None
+
+
+def _check_lists(sent: Any, read: Any, exact: bool) -> None:
+    if len(sent) != len(read):
+        raise Misfit(f"has {len(sent)} elements, {len(read)} would come back")
+    for n, (value, found) in enumerate(zip(sent, read, strict=True)):
+        if type(value) not in SCALARS or type(value) is not type(found) or value != found:
+            try:
+                check_same(value, found, exact=exact)
+            except Misfit as misfit:
+                raise misfit.within(f"[{n}]") from None
+
+
+def names_of(cls: Any) -> tuple[str, ...] | None:
+    """Return the fields of a dataclass, a Struct or an attrs class; None for any other."""
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if issubclass(cls, msgspec.Struct):
+        struct: tuple[str, ...] = cls.__struct_fields__
+        return struct
+    attributes = getattr(cls, "__attrs_attrs__", None)
+    return None if attributes is None else tuple(attribute.name for attribute in attributes)
+
+
+def values_of(cls: Any) -> Values:
+    """Return the function that reads all fields of an object at once."""
+    names = names_of(cls) or ()
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+def _check_fields(
+    names: tuple[str, ...], values: Values, sent: Any, read: Any, exact: bool
+) -> None:
+    try:
+        given = values(sent)
+    except AttributeError as e:
+        raise Misfit(_unset(sent, names, e)) from None
+    found = values(read)
+    if not exact and _are_scalars(map(type, found)) and given == found:
+        return
+    for name, value, other in zip(names, given, found, strict=True):
+        if value is not other:
+            try:
+                check_same(value, other, exact=exact)
+            except Misfit as misfit:
+                raise misfit.within(f".{name}") from None
+
+
+def _unset(sent: Any, names: tuple[str, ...], error: AttributeError) -> str:
+    for name in names:
+        if not hasattr(sent, name):
+            return f"has no value in its field {name}"
+    return str(error)
+
+
+def _check_models(sent: Any, read: Any, exact: bool) -> None:
+    cls: Any = type(read)
+    own, other = sent.__dict__, read.__dict__
+    flat = _are_scalars(map(type, own.values())) and _are_scalars(map(type, other.values()))
+    for name, untyped in () if flat and own == other else _model_fields(cls):
+        value, found = own[name], other[name]
+        if value is not found:
+            try:
+                check_same(value, found, exact=exact or untyped)
+            except Misfit as misfit:
+                raise misfit.within(f".{name}") from None
+    for held in ("__pydantic_extra__", "__pydantic_private__"):
+        own, other = getattr(sent, held, None) or {}, getattr(read, held, None) or {}
+        for name in (*own, *(name for name in other if name not in own)):
+            if name not in other or name not in own:
+                raise Misfit("would not come back as it is", f".{name}")
+            try:
+                check_same(own[name], other[name], exact=True)
+            except Misfit as misfit:
+                raise misfit.within(f".{name}") from None
+
+
+@lru_cache(1024)
+def _model_fields(model: Any) -> tuple[tuple[str, bool], ...]:
+    """Return the fields of a model, each with whether a part of it has no declared type."""
+    fields = model.model_fields.items()
+    return tuple((name, _is_untyped(field.annotation)) for name, field in fields)
+
+
+def _is_untyped(annotation: Any) -> bool:
+    """True if a part of an annotation says nothing of its values."""
+    arguments = getattr(annotation, "__args__", None)
+    if arguments:
+        return any(map(_is_untyped, arguments))
+    return annotation in (Any, object, list, dict, tuple, set, frozenset)
+
+
+def _is_one_moment(sent: Any, read: Any) -> bool:
+    """True for equal moments, also in the hour that a clock repeats, where Python calls a time
+    unequal to every time of another zone."""
+    if type(sent) is not datetime or sent.tzinfo is None or read.tzinfo is None:
+        return False
+    return bool(sent.astimezone(UTC) == read.astimezone(UTC))
+
+
+def _types(values: Iterable[Any]) -> set[type]:
+    return set(map(type, values))
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}"

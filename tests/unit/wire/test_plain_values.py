@@ -1,0 +1,106 @@
+"""Values without a declared type: plain ones arrive, and nothing else is sent."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from collections import Counter, OrderedDict, defaultdict, deque
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from shardbus.errors import SchemaError
+from shardbus.wire.misfit import Misfit
+from shardbus.wire.nesting import NESTING_MAX
+from shardbus.wire.plain_values import check_plain
+from shardbus.wire.schema import decode_value, encode_message
+from tests.unit.wire.declared_values import PLAIN, Colour, Item, Level, Line, Pair, Rights, Word
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Real(float):
+    """As numpy.float64 is one."""
+
+
+NOT_PLAIN: list[Any] = [
+    {1},
+    frozenset({1}),
+    dt.datetime(2026, 1, 2),
+    dt.date(2026, 1, 2),
+    dt.timedelta(1),
+    Decimal("1.10"),
+    uuid.UUID(int=1),
+    Colour.RED,
+    Level.LOW,
+    Word.YES,
+    Rights.READ,
+    Text("x"),
+    Real(1.5),
+    Line(),
+    Item(),
+    Pair(1),
+    defaultdict(int, a=1),
+    OrderedDict(a=1),
+    Counter("a"),
+    deque([1]),
+    object(),
+    SimpleNamespace(a=1),
+    1j,
+    ...,
+    iter([1]),
+]
+
+
+@given(PLAIN)
+def test_plain_values_are_taken_and_arrive(value: object) -> None:
+    check_plain(value)
+    assert decode_value(encode_message([value])) == [value]
+
+
+@pytest.mark.parametrize("value", NOT_PLAIN, ids=lambda value: type(value).__name__)
+def test_everything_else_is_refused_wherever_it_stands(value: Any) -> None:
+    name = type(value).__name__
+    for place, within in (
+        ("", value),
+        (r"\[1\]: ", [1, value]),
+        (r"a: ", {"b": 1, "a": value}),
+        (r"\[0\]\.a\[2\]: ", ({"a": [1, "<", value]},)),
+    ):
+        with pytest.raises(Misfit, match=place + "is a.*" + name):
+            check_plain(within)
+    with pytest.raises(SchemaError, match=re.escape(name)):
+        encode_message([value])
+    if type(value).__hash__ is not None and not isinstance(value, dt.timedelta):
+        for keyed in ({value: 1}, [{value: 1}]):
+            with pytest.raises(Misfit, match="has a key"):
+                check_plain(keyed)
+
+
+def test_what_arrives_as_another_type_is_documented() -> None:
+    """A tuple as a list, but for a key; a bytearray as bytes; a time as its moment in UTC."""
+    when = dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+    found = decode_value(encode_message({(1, 2): (3, bytearray(b"x"), when)}))
+    assert found == {(1, 2): [3, b"x", when]}
+    assert found[1, 2][2].tzinfo == dt.UTC
+
+
+def test_a_value_that_holds_itself_or_nests_deeper_is_refused() -> None:
+    value: Any = 0
+    for _ in range(NESTING_MAX):
+        value = [value]
+    check_plain(value)
+    encode_message(value)
+    loop: list[Any] = []
+    loop.append({"a": loop})
+    for deep in ([value], {"a": value}, (value,), loop, {(1, (2,)): value, "a": [value]}):
+        with pytest.raises(Misfit, match=f"more than {NESTING_MAX} levels"):
+            check_plain(deep)
+        with pytest.raises(SchemaError, match=f"more than {NESTING_MAX} levels"):
+            encode_message(deep)
