@@ -256,10 +256,13 @@ class Entity:
         return self.context.save(None)
 
     def unhandled(self, message: object) -> NoReturn:
-        """Reject the message: it is counted, and its asker gets Unhandled.
+        """Decline the message: it is counted, and its asker gets Unhandled, which is not definite,
+        because this handler has begun.
 
         Raises:
             Unhandled: always.
         """
         kind = type(message).__name__
-        raise Unhandled(f"{self.context.entity_type} takes no such {kind}")
+        error = Unhandled(f"{self.context.entity_type} takes no such {kind}")
+        error.definite, error.declined = False, True
+        raise error

@@ -15,7 +15,7 @@ ShardBusError
 ├── Refused                the cluster refuses this node or client
 │   └── StateChanged         the stored state is not the one that the operator has read
 ├── ReentrancyError        an entity waits for itself; `.cycle`
-└── RequestError           a tell or an ask failed; `.definite`: the handler certainly did not run
+└── RequestError           a tell or an ask failed; `.definite`: no handler of it has begun
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
         │             MessageTooLarge  StateUnreadable (an EntityFailed)
         └── not: AskTimeout  NodeLost  EntityFailed
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 
 class ShardBusError(Exception):
@@ -180,10 +180,11 @@ class ReentrancyError(ShardBusError):
 
 
 class RequestError(ShardBusError):
-    """A tell or an ask failed. `definite`: the handler certainly did not run, so it is safe to send
-    the message again."""
+    """A tell or an ask failed. `definite`: no handler of it has begun, so it is safe to send the
+    message again. Read it of the error and not of its class: an error of a class that is definite
+    is not, if a handler has begun."""
 
-    definite: ClassVar[bool] = False
+    definite: bool = False
 
 
 class BufferFull(RequestError):
@@ -205,9 +206,13 @@ class UnknownEntityType(RequestError):
 
 
 class Unhandled(RequestError):
-    """The entity has no handler for the message. Definite."""
+    """No entity took the message: there is no handler for it, or the entity stopped, or it was
+    dropped on the way. Definite, unless a handler began and declined it by `self.unhandled`."""
 
     definite = True
+    declined = False
+    """`self.unhandled` has raised it, in the process of the entity. An error that a handler gets
+    from an entity that it asks never is."""
 
 
 class SchemaError(RequestError):

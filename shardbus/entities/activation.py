@@ -49,6 +49,9 @@ OUTCOME = "$outcome"
 AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
 """Reasons to stop after the current message. What is in the mailbox starts a new activation."""
 
+NEVER = 2**62
+"""The deadline of a message that was put aside."""
+
 MOVES = (StopReason.HANDOFF, StopReason.SHUTDOWN)
 """Reasons to stop after the messages that wait: the shard moves."""
 
@@ -121,6 +124,16 @@ class Message(NamedTuple):
         """True if the message ends with the activation: it is of a timer, of piped work, or a stop
         message. Any other message starts the next activation."""
         return self.corr == Origin.OWN or self.invoker.name == OUTCOME
+
+    @property
+    def begun(self) -> bool:
+        """True if a handler has begun with it, and has put it aside."""
+        return self.deadline == NEVER
+
+    def refuse(self, error: Exception) -> None:
+        """Give an error to its asker, if there is one."""
+        if self.session is not None:
+            self.session.fail(self.corr, error, begun=self.begun)
 
 
 Current = tuple[Invoker, bytes, Session | None, int, Chain]

@@ -9,7 +9,8 @@ or, with `answer=True`, for the handling of the outcome.
 **Outcomes** are not encoded: they are the very objects, values or exceptions, and they are queued
 however full the mailbox is. An entity that waits for one stashes the other messages.
 
-**The stash** holds as many messages as the mailbox may. It outlives the activation: a restart keeps
+**The stash** holds as many messages as the mailbox may. Once the entity has put a message aside, no
+error of it is definite, wherever it arises: a handler has begun (`Message.begun`). It outlives the activation: a restart keeps
 it, and the next activation after a passivation begins with it.
 
 **Work** belongs to the activation that began it. When a failure or a stop ends that, its work is
@@ -27,6 +28,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Protocol
 
 from shardbus.entities.activation import (
+    NEVER,
     OUTCOME,
     Activation,
     Asker,
@@ -40,9 +42,6 @@ from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import EntityFailed, LocalProtocolError, MailboxFull
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
-
-NEVER = 2**62
-"""The deadline of a message that was put aside."""
 
 
 class MessageRunner(Protocol):
@@ -79,9 +78,8 @@ class DeferredWork:
             counts.stashed += not message.own
             return
         counts.lose("mailbox_full", activation.key, *message[:4])
-        if message.session is not None:
-            text = f"{self._name} {activation.key!r} has {len(stash)} messages stashed"
-            message.session.fail(message.corr, MailboxFull(text))
+        text = f"{self._name} {activation.key!r} has {len(stash)} messages stashed"
+        message.refuse(MailboxFull(text))
 
     def unstash_all(self, activation: Activation) -> None:
         """Queue the stashed messages, before all others."""

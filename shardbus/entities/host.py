@@ -382,11 +382,10 @@ class Host:
         for message in messages:
             reason = "stopped" if failure is None else "start_failed"
             self.counts.lose(reason, entity_id, *message[:4])
-            if message.session is not None:
-                error: Exception = Unhandled(f"{self.name} {entity_id!r} stopped")
-                if failure is not None:
-                    error = failure_for_asker(self.name, entity_id, failure)
-                message.session.fail(message.corr, error)
+            error: Exception = Unhandled(f"{self.name} {entity_id!r} stopped")
+            if failure is not None:
+                error = failure_for_asker(self.name, entity_id, failure, begun=False)
+            message.refuse(error)
 
     def take_left(self, shard: str) -> list[tuple[str, Message]]:
         """Return, once, the unhandled messages of a shard that has stopped, by entity id; those of

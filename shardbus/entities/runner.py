@@ -191,13 +191,17 @@ def answer(
         session.fail(corr, EntityFailed("SchemaError", text))
 
 
-def failure_for_asker(entity_type: str, entity_id: str, error: BaseException) -> Exception:
-    """Return the error that the asker of a failed handler gets. Every entity on a cycle of asks
-    gets the ReentrancyError that names it; a caller outside the cycle sees its entity fail."""
+def failure_for_asker(
+    entity_type: str, entity_id: str, error: BaseException, *, begun: bool = True
+) -> Exception:
+    """Return the error that the asker of a failed handler gets, which is never definite. Every
+    entity on a cycle of asks gets the ReentrancyError that names it; a caller outside the cycle
+    sees its entity fail. `begun`: False if its start failed, before any handler."""
     match error:
-        case StateUnreadable() if (error.entity_type, error.entity_id) != (entity_type, entity_id):
-            return EntityFailed(error.type, error.message)  # of another one: this handler ran
-        case EntityFailed():
+        case StateUnreadable():
+            own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
+            return error if own and not begun else EntityFailed(error.type, error.message)
+        case EntityFailed() if not error.definite:
             return error
         case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
             return error
@@ -554,14 +558,11 @@ class EntityRunner:
             and (error := self.running_handlers.closed_by(activation, message)) is not None
         ):
             self.counts.lose("reentrant", activation.key, *message[:4])
-            if message.session is not None:
-                message.session.fail(message.corr, error)
+            message.refuse(error)
             return
         if activation.state >= LifeState.REFUSING:
             self.counts.lose("stopped", activation.key, *message[:4])
-            if message.session is not None:
-                text = f"{self.kind.name} {activation.key!r} stopped as it started"
-                message.session.fail(message.corr, Unhandled(text))
+            message.refuse(Unhandled(f"{self.kind.name} {activation.key!r} stopped as it started"))
             return
         mailbox, mailbox_limits = activation.mailbox, self.mailbox_limits
         if mailbox is None:
@@ -572,9 +573,8 @@ class EntityRunner:
             mailbox.append(message)
             return
         self.counts.lose("mailbox_full", activation.key, *message[:4])
-        if message.session is not None:
-            text = f"{self.kind.name} {activation.key!r} has {len(mailbox)} messages waiting"
-            message.session.fail(message.corr, MailboxFull(text))
+        text = f"{self.kind.name} {activation.key!r} has {len(mailbox)} messages waiting"
+        message.refuse(MailboxFull(text))
 
     def _settle_if_needed(self, activation: Activation) -> None:
         if activation.stopping is not None or activation.mailbox:
@@ -887,7 +887,7 @@ class EntityRunner:
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
             session = None  # its message will be handled again, and answered then
-        if isinstance(error, Unhandled):
+        if isinstance(error, Unhandled) and error.declined:
             self._lost("unhandled", activation, message)
             if session is not None:
                 session.fail(corr, error)

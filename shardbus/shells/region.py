@@ -94,12 +94,13 @@ class RegionServices(Protocol):
 
 
 class ForwardedAsk:
-    """Passes the answer to a message that this node forwarded back to the session it came from."""
+    """Passes the answer to a message that this node forwarded back to the session it came from.
+    `begun`: a handler has begun with it here, so no error of another node is definite."""
 
-    __slots__ = ("_corr", "_session")
+    __slots__ = ("_begun", "_corr", "_session")
 
-    def __init__(self, session: Session, corr: int) -> None:
-        self._session, self._corr = session, corr
+    def __init__(self, session: Session, corr: int, *, begun: bool = False) -> None:
+        self._session, self._corr, self._begun = session, corr, begun
 
     @property
     def sender(self) -> str:
@@ -112,7 +113,7 @@ class ForwardedAsk:
 
     def fail(self, error: Failure) -> None:
         if self._session.lost is None:
-            self._session.fail(self._corr, error)
+            self._session.fail(self._corr, error, begun=self._begun)
 
 
 class RegionShell:
@@ -423,8 +424,7 @@ class RegionShell:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
             self.host.counts.lose("malformed", entity_id, *message[:4])
-            if message.session is not None:
-                message.session.fail(message.corr, Unhandled(str(e)))
+            message.refuse(Unhandled(str(e)))
             return
         local = session is self._node.loopback
         envelope = self._envelope(shard, entity_id, message, hops)
@@ -435,7 +435,7 @@ class RegionShell:
         self.relayed_messages += 1
         invoker, payload, asker, corr, deadline, chain = message
         key = self.router.key(invoker.name)
-        waiter = ForwardedAsk(asker, corr) if asker is not None else None
+        waiter = ForwardedAsk(asker, corr, begun=message.begun) if asker is not None else None
         until = min(deadline, self._node.endpoint.clock.after(FORWARD_TIMEOUT_MS))
         via = min(corr, 0)
         pending = PendingMessage(

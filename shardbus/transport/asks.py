@@ -5,6 +5,10 @@ answer; the error that the other side reports; AskTimeout at its deadline; NodeL
 is lost. Deadlines are kept in coarse ticks and checked by a sweep, because a timer for each ask
 would cost more than the ask.
 
+An error travels as the name of its class and its text. Whether it is definite follows from its
+class, unless `begun` travels with it: a handler has begun with the message, and errors of the class
+are definite otherwise. An answer that cannot be read is such an error, too.
+
 Source: docs/architecture.md; B.108, B.112; I12.
 """
 
@@ -164,7 +168,8 @@ class Asks:
                 try:
                     waiter.set_result(decode(payload))
                 except Exception as e:  # a message class's own checks may raise anything
-                    set_error(waiter, SchemaError(f"the answer does not fit: {e}"))
+                    error = SchemaError(f"the answer does not fit: {e}")
+                    set_error(waiter, _as_begun(error, begun=True))
 
     def on_fail(self, fail: Fail) -> None:
         """An ask failed on the other side."""
@@ -204,8 +209,9 @@ def set_error(answer: Any, error: BaseException) -> None:
         answer.exception()
 
 
-def fail_of(corr: int, error: Exception) -> Fail:
-    """Return an error in its wire form."""
+def fail_of(corr: int, error: Exception, *, begun: bool = False) -> Fail:
+    """Return an error in its wire form. `begun`: a handler has begun with the message, so that no
+    error of it is definite."""
     if isinstance(error, Rejection):
         try:
             name, text, fields = encode_rejection(error)
@@ -221,19 +227,24 @@ def fail_of(corr: int, error: Exception) -> Fail:
         detail = error.type
     elif isinstance(error, ReentrancyError):
         detail = _write_cycle(error.cycle).decode()
-    return Fail(corr, type(error).__name__, text[:FAILURE_TEXT_MAX], detail)
+    begun = begun or (isinstance(error, RequestError) and not error.definite)
+    begun = begun and getattr(type(error), "definite", False)
+    return Fail(corr, type(error).__name__, text[:FAILURE_TEXT_MAX], detail, begun=begun)
 
 
 def failure(fail: Fail, *, relayed: bool = False) -> Failure:
     """Return the error that a Fail stands for. `relayed`: this process only passes it on, so a
     rejection is not read."""
     if fail.error == "Rejection":
-        make = plain_rejection if relayed else decode_rejection
-        return make(fail.detail, fail.text, fail.fields)
+        if not relayed:
+            made = decode_rejection(fail.detail, fail.text, fail.fields)
+            if not made.definite:  # whatever its class says, the handler ran
+                return made
+        return plain_rejection(fail.detail, fail.text, fail.fields)
     if fail.error == "EntityFailed":
         return EntityFailed(fail.detail, fail.text)
     if fail.error == "StateUnreadable":
-        return _state_unreadable(fail)
+        return _as_begun(_state_unreadable(fail), begun=fail.begun)
     if fail.error == "ReentrancyError":
         try:
             return ReentrancyError(_read_cycle(fail.detail))
@@ -241,11 +252,18 @@ def failure(fail: Fail, *, relayed: bool = False) -> Failure:
             return EntityFailed(fail.error, fail.text)
     cls = getattr(errors, fail.error, None)
     if isinstance(cls, type) and issubclass(cls, RequestError) and cls is not RequestError:
-        return cls(fail.text)
+        return _as_begun(cls(fail.text), begun=fail.begun)
     return EntityFailed(fail.error, fail.text)
 
 
-def _state_unreadable(fail: Fail) -> Failure:
+def _as_begun(error: RequestError, *, begun: bool) -> RequestError:
+    """Return the error, not definite if a handler has begun."""
+    if begun:
+        error.definite = False
+    return error
+
+
+def _state_unreadable(fail: Fail) -> StateUnreadable:
     try:
         kind, entity_id, version, field = _read_place(fail.detail)
     except UNREADABLE:

@@ -409,9 +409,9 @@ class Session:
         if self._weight > BATCH_WEIGHT_MAX:
             self._full_of_replies()
 
-    def fail(self, corr: int, error: Exception) -> None:
-        """Answer an ask with an error."""
-        fail = fail_of(corr, error)
+    def fail(self, corr: int, error: Exception, *, begun: bool = False) -> None:
+        """Answer an ask with an error. `begun`: a handler has begun with the message."""
+        fail = fail_of(corr, error, begun=begun)
         self._put(fail, len(fail.text) + len(fail.detail) + len(fail.fields))
 
     def relay(

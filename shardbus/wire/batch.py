@@ -161,13 +161,15 @@ class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False)
 
 class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
     """A failed ask: the name of an error class of `shardbus.errors`, its text, and further
-    arguments of the class. `fields`: those of a rejection (`wire.rejections`)."""
+    arguments of the class. `fields`: those of a rejection (`wire.rejections`). `begun`: a handler
+    has begun, although errors of this class are definite."""
 
     corr: Uid
     error: Id
     text: Failure
     detail: Failure
     fields: RejectionFields = b""
+    begun: bool = False
 
 
 class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):

@@ -43,10 +43,16 @@ def check_rejection(cls: type[Rejection]) -> None:
     """Check that a rejection can travel.
 
     Raises:
-        ConfigError: it is no dataclass, or the type of a field cannot be sent.
+        ConfigError: it is no dataclass, the type of a field cannot be sent, or it has a `definite`
+            of its own.
     """
     if not _has_fields(cls):
         raise ConfigError(f"{cls.__name__} is not a dataclass", hint="decorate it with @dataclass")
+    if "definite" in _types(cls) or cls.definite is not False:
+        raise ConfigError(
+            f"{cls.__name__} has a `definite` of its own, and no rejection is: its handler ran",
+            hint="give it another name",
+        )
     _Form(cls)
 
 

@@ -33,7 +33,7 @@ class FakeSession:
         self._endpoint, self.address = endpoint, address
         self.tag: Any = node or address
         self.open = self.peer_ended = self.closed_idle = self.deaf = self.unflushed = False
-        self.writable = True
+        self.writable, self.held_any = True, False
         self.outstanding = self.waiting_asks = 0
         self.unconfirmed: dict[str, int] = {}
         self.sent: list[tuple[str, str]] = []

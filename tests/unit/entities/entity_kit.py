@@ -17,6 +17,7 @@ from shardbus.entities.host import Host
 from shardbus.entities.runner import read_ahead, sliced
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
+from shardbus.transport.asks import fail_of, failure
 from shardbus.wire.schema import decode_value, encode_value, method_of
 from tests.waiting import until
 
@@ -200,8 +201,8 @@ class Asker:
     def reply(self, corr: int, payload: bytes) -> None:
         self.waiting[corr].set_result(decode_value(payload))
 
-    def fail(self, corr: int, error: Exception) -> None:
-        self.waiting[corr].set_exception(error)
+    def fail(self, corr: int, error: Exception, *, begun: bool = False) -> None:
+        self.waiting[corr].set_exception(failure(fail_of(corr, error, begun=begun)))
 
 
 class Bench:

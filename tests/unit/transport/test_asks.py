@@ -101,7 +101,10 @@ async def test_an_answer_that_does_not_fit_is_a_schema_error(asks: Asks) -> None
         (asks.expect(whole, decode_value, 1000), b"\x01"),
     )
     asks.on_replies(run)
-    assert isinstance(broken.exception(), SchemaError)
+    misfit = broken.exception()
+    assert isinstance(misfit, SchemaError)
+    assert not misfit.definite, "the handler ran"
+    assert SchemaError.definite
     assert whole.result() == 1
 
 
@@ -172,6 +175,19 @@ def test_every_request_error_arrives_as_itself(cls: type[RequestError]) -> None:
     assert failed.definite is cls.definite
 
 
+@pytest.mark.parametrize("cls", [cls for cls in KNOWN if cls is not Rejection])
+def test_no_error_is_definite_once_a_handler_has_begun(cls: type[RequestError]) -> None:
+    made = cls("why", "ValueError") if cls is EntityFailed else cls("why")  # type: ignore[call-arg]
+    fail = fail_of(1, made, begun=True)
+    assert fail.begun is cls.definite, "it travels only where the class says otherwise"
+    arrived = failure(fail)
+    assert type(arrived) is cls
+    assert not arrived.definite
+    again = failure(fail_of(2, failure(fail, relayed=True)), relayed=True)
+    assert not again.definite  # type: ignore[union-attr]
+    assert failure(fail_of(3, made)).definite is cls.definite  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("name", ["ValueError", "RequestError", "ShardBusError", "annotations", ""])
 def test_any_other_name_is_a_failed_entity(name: str) -> None:
     failed = failure(Fail(1, name, "why", ""))
@@ -210,6 +226,17 @@ def test_a_cycle_that_cannot_be_read_is_a_failed_entity(detail: str) -> None:
 @dataclass
 class Empty(Rejection):
     left: int
+
+
+@dataclass
+class Boasts(Rejection):
+    definite: bool = True
+
+
+def test_no_rejection_is_definite_whatever_its_class_says() -> None:
+    arrived = failure(fail_of(1, Boasts()))
+    assert isinstance(arrived, Rejection)
+    assert (arrived.type, arrived.definite) == ("Boasts", False)
 
 
 def test_a_rejection_arrives_as_itself() -> None:

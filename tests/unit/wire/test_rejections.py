@@ -284,3 +284,18 @@ def test_a_rejection_that_would_arrive_as_another_is_a_schema_error() -> None:
             SchemaError, match=f"rejection {type(error).__name__} cannot be sent.*{why}"
         ):
             encode_rejection(error)
+
+
+def test_a_rejection_may_not_say_that_it_is_definite() -> None:
+    @dataclass
+    class Field(Rejection):
+        definite: bool
+
+    @dataclass
+    class Attribute(Rejection):
+        pass
+
+    Attribute.definite = True
+    for cls in (Field, Attribute):
+        with pytest.raises(ConfigError, match="`definite` of its own"):
+            check_rejection(cls)
