@@ -9,9 +9,9 @@ or, with `answer=True`, for the handling of the outcome.
 **Outcomes** are not encoded: they are the very objects, values or exceptions, and they are queued
 however full the mailbox is. An entity that waits for one stashes the other messages.
 
-**The stash** holds as many messages as the mailbox may. Once the entity has put a message aside, no
-error of it is definite, wherever it arises: a handler has begun (`Message.begun`). It outlives the activation: a restart keeps
-it, and the next activation after a passivation begins with it.
+**The stash** holds as many messages as the mailbox may. It outlives the activation: a restart keeps
+it, and the next activation after a passivation begins with it. No later error of a message that was
+put aside is definite, wherever it arises, because a handler has begun (`Message.begun`).
 
 **Work** belongs to the activation that began it. When a failure or a stop ends that, its work is
 cancelled, outcomes that still wait in the mailbox are removed, and their askers get EntityFailed. A

@@ -50,7 +50,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
@@ -207,6 +207,19 @@ def failure_for_asker(
             return error
         case _:
             return EntityFailed(type(error).__name__, str(error))
+
+
+def was_called(function: Callable[..., Any], error: BaseException) -> bool:
+    """True if the traceback of an error shows that this handler was called."""
+    codes, trace, layer = set[Any](), error.__traceback__, cast("Any", function)
+    while layer is not None:  # a decorator may show the function that it wraps, and not itself
+        codes.add(getattr(layer.func if isinstance(layer, partial) else layer, "__code__", None))
+        layer = getattr(layer, "__wrapped__", None)
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 class EntityRunner:
@@ -686,7 +699,9 @@ class EntityRunner:
                     error = e
             error = eager.replace(value, error)
             if error is not None:
-                return self._raised(activation, invoker, payload, error, session, corr)
+                return self._raised(
+                    activation, invoker, payload, error, session, corr, message.begun
+                )
         finally:
             eager.leave(entered)
             self.activation, self.run_header, self.payload, self.corr = outer
@@ -704,17 +719,22 @@ class EntityRunner:
         error: BaseException,
         session: Session | None,
         corr: int,
+        begun: bool = False,
     ) -> bool:
         """Act on an error of decoding or handling a message. Returns True if the entity may go on.
-        An undecodable payload never reached the handler: decoding it again tells the two apart."""
+        An undecodable payload never reached the handler: decoding it again tells the two apart. A
+        message whose own checks depend on the time may fail only the second time, so the traceback
+        decides, if it shows the handler. `begun`: a handler has put the message aside before."""
         raise_interrupt(error)
+        if was_called(invoker.function, error):
+            return self._failed(activation, error, (invoker, payload, session, corr))
         try:
             invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
         except BaseException as e:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             self.counts.undone += corr != OWN
             if session is not None:
-                session.fail(corr, unreadable(invoker.name, invoker.decoders, e))
+                session.fail(corr, unreadable(invoker.name, invoker.decoders, e), begun=begun)
             return True
         return self._failed(activation, error, (invoker, payload, session, corr))
 
