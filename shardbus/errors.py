@@ -187,6 +187,11 @@ class RequestError(ShardBusError):
     definite: bool = False
 
 
+def is_definite(error: BaseException) -> bool:
+    """True if no handler has begun of the ask that failed with this error."""
+    return isinstance(error, RequestError) and error.definite
+
+
 class BufferFull(RequestError):
     """The buffer for shards without a home is full, or the send buffer is. Definite."""
 

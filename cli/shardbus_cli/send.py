@@ -35,6 +35,7 @@ from shardbus_cli.parameters import (
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
+    from shardbus.errors import RequestError
 
 T = TypeVar("T")
 
@@ -142,7 +143,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer, always as JSON."""
-    from shardbus.errors import Unhandled
+    from shardbus.errors import RequestError, Unhandled
 
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
@@ -160,7 +161,23 @@ def ask(
     except Unhandled as unhandled:
         hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
         raise CommandFailure(unhandled.message, hint) from None
+    except RequestError as error:
+        failure = CommandFailure.of(error)
+        raise CommandFailure(
+            failure.message, failure.hint or again(error), code=failure.code
+        ) from None
     output.data(as_text(reply))
+
+
+def again(error: RequestError) -> str:
+    """Return whether it is safe to send a message again that failed by an error which may pass."""
+    from shardbus.errors import AskTimeout, BufferFull, MailboxFull, NodeLost
+
+    if not isinstance(error, AskTimeout | BufferFull | MailboxFull | NodeLost):
+        return ""
+    if error.definite:
+        return "no handler has begun: it is safe to send it again"
+    return "a handler may have run: send it again only if twice does no harm"
 
 
 def plain(answer: object) -> object:

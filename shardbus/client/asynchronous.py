@@ -261,7 +261,8 @@ class AsyncClient:
     @awaited
     def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> Sent[None]:
         """Send a batch of (entity id, message), in order. What has no room is sent as soon as there
-        is room, unless the caller cancels its wait; what others send meanwhile may come before."""
+        is room, unless the caller cancels its wait; what others send meanwhile may come before. An
+        error ends the batch; it is not definite if messages before were sent."""
         return self._by_name.tell_many(kind, messages)
 
     @awaited

@@ -17,7 +17,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from shardbus.errors import AskTimeout, BufferFull, ConfigError, NodeLost, ShardBusError
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    ConfigError,
+    NodeLost,
+    RequestError,
+    ShardBusError,
+)
 
 PAGE = 500
 """Ids, about, of one page."""
@@ -56,11 +63,16 @@ async def stored_ids(ask_page: AskPage, within: float) -> AsyncIterator[str]:
     """Yield ids page by page; each within a page once. A page may take `within` seconds.
 
     Raises:
-        AskTimeout, NodeLost, BufferFull: no node has answered in time.
+        AskTimeout, NodeLost, BufferFull: no node has answered in time. No error is definite after
+            the first page: its entities may have been called.
     """
     loop, cursor = asyncio.get_running_loop(), ""
     while True:
-        ids, following = await _insist(ask_page, cursor, loop.time() + within)
+        try:
+            ids, following = await _insist(ask_page, cursor, loop.time() + within)
+        except RequestError as error:
+            error.definite = error.definite and not cursor
+            raise
         for entity_id in dict.fromkeys(ids):
             yield entity_id
         if following is None:

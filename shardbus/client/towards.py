@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from shardbus.client.regions import ClientRegions, Rest, Row
 from shardbus.client.sent import OnceAwaited, Sent, awaited
 from shardbus.client.unknown_types import HeldMessage
-from shardbus.errors import ShardBusError
+from shardbus.errors import RequestError, ShardBusError
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_refs import AnySender, by_choice
 from shardbus.routing.refs import (
@@ -35,6 +35,13 @@ from shardbus.routing.refs import (
 from shardbus.wire.schema import Decode, decode_value, encode_arguments
 
 T = TypeVar("T")
+
+
+def _of_a_part(outcome: asyncio.Future[Any]) -> None:
+    """Let the error of a message of a batch not be definite: those before it may be sent."""
+    error = None if outcome.cancelled() else outcome.exception()
+    if isinstance(error, RequestError):
+        error.definite = False
 
 
 class Towards:
@@ -197,27 +204,40 @@ class Towards:
         rows, sender = iter(messages), self._known(kind)
         if sender is None:
             return self._hold_many(kind, rows)
-        send, done = sender.send, sender.done
-        for entity_id, message in rows:
-            waits = send(entity_id, message)
-            if waits is not done:
-                rest = Rest(rows)
-                return self._regions.batch(self._send_rest(kind, waits, rest), rest)
+        send, done, sent = sender.send, sender.done, False
+        try:
+            for entity_id, message in rows:
+                waits = send(entity_id, message)
+                sent = True
+                if waits is not done:
+                    rest = Rest(rows)
+                    return self._regions.batch(self._send_rest(kind, waits, rest), rest)
+        except RequestError as error:
+            error.definite = error.definite and not sent
+            raise
         return done
 
     def _hold_many(self, kind: str | type, rows: Iterator[Row]) -> asyncio.Future[Any]:
         waits: asyncio.Future[Any] | None = None
-        for entity_id, message in rows:
-            method, payload = method_and_payload(message, ())
-            held = HeldMessage(entity_id, method, payload, self._timeout_ms, None, self._choice)
-            if not self._regions.unknown.fits(held):
-                rest = Rest(rows, (entity_id, message))
-                return self._regions.batch(self._send_rest(kind, waits, rest), rest)
-            waits = self._regions.hold(kind, held)
+        try:
+            for entity_id, message in rows:
+                method, payload = method_and_payload(message, ())
+                held = HeldMessage(entity_id, method, payload, self._timeout_ms, None, self._choice)
+                if not self._regions.unknown.fits(held):
+                    rest = Rest(rows, (entity_id, message))
+                    return self._regions.batch(self._send_rest(kind, waits, rest), rest)
+                others = waits is not None
+                waits = self._regions.hold(kind, held)
+                if others:
+                    waits.add_done_callback(_of_a_part)
+        except RequestError as error:
+            error.definite = error.definite and waits is None
+            raise
         return self._regions.settled(None) if waits is None else waits
 
     async def _send_rest(self, kind: str | type, waits: Awaitable[None] | None, rest: Rest) -> None:
         """Send the rest of a batch, each message as soon as there is room."""
+        sent = waits is not None
         try:
             if waits is not None:
                 await waits
@@ -226,9 +246,12 @@ class Towards:
             send, done = sender.send, sender.done
             for entity_id, message in rest:
                 waits = send(entity_id, message)
+                sent = True
                 if waits is not done:
                     await waits
         except Exception as error:
+            if isinstance(error, RequestError):
+                error.definite = error.definite and not sent
             self._regions.not_sent(error, length_hint(rest))
             raise
 

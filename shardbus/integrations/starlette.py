@@ -11,12 +11,13 @@
 application, and ends it with the application. `client_of` is the client of a request or of a
 WebSocket. `exception_handlers` answer requests whose ask failed, in the form of the HTTP interface
 of a node: `{"error": {"code", "message", "hint"}}`, and beside them `definite`: True if no handler
-ran, so that the request may be sent again.
+has begun, so that the request may be sent again. Only then a 503 has `Retry-After`.
 
     Rejection                                    409, or `http_status` of its class; with `fields`
-    SchemaError                                  422
+    SchemaError                                  422; 500 if it is the answer that does not fit
     MessageTooLarge                              413
-    BufferFull, MailboxFull, NodeLost            503, Retry-After: 1
+    BufferFull, MailboxFull                      503, Retry-After: 1 if it is definite
+    NodeLost                                     503
     AskTimeout                                   504
     EntityFailed, Unhandled, UnknownEntityType   500: a defect; its text is logged, not sent
 
@@ -64,6 +65,8 @@ STATUSES: tuple[tuple[type[RequestError], int, str], ...] = (
     (AskTimeout, 504, "timeout"),
 )
 """Errors that are no defects, with their status and their code."""
+REQUESTS = (SchemaError, MessageTooLarge)
+"""Errors of the request; of the answer, if they are not definite, and so a defect."""
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
 
@@ -140,7 +143,7 @@ def response_of(error: RequestError) -> Response:
         status = getattr(error, "http_status", REJECTED)
         return _answer(error, status, error.type, message, hint, fields=_fields(error))
     for kind, status, code in STATUSES:
-        if isinstance(error, kind):
+        if isinstance(error, kind) and (error.definite or kind not in REQUESTS):
             return _answer(error, status, code, message, hint)
     log.error("a request failed: %s: %s", type(error).__name__, error)
     return _answer(error, DEFECT, "failed", "the request failed; the log has the reason")
@@ -157,7 +160,8 @@ def _answer(
 ) -> Response:
     content = body(code, message, hint)
     content["error"] |= {"definite": error.definite, **more}
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else None
+    again = status == 503 and error.definite
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if again else None
     return JSONResponse(content, status_code=status, headers=headers)
 
 

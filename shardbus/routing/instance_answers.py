@@ -3,8 +3,8 @@
 `AllAnswers` collects one outcome of each instance. It is done when the last one is there; each part
 has a deadline, so it ends. `FirstAnswer` asks one instance and, after a delay or if that fails, a
 second one. The first reply or rejection counts; the other ask is given up, and its reply, if it
-comes, is ignored. An error counts only when no reply can come any more; then the first error is the
-outcome.
+comes, is ignored. An error counts only when no reply can come any more; then the first error that
+is not definite is the outcome, because a handler may have begun, else the first one.
 
 Source: docs/partitions.md; Dean and Barroso, "The Tail at Scale" (2013).
 """
@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shardbus.errors import Rejection
+from shardbus.errors import Rejection, is_definite
 from shardbus.transport.asks import set_error
 
 
@@ -119,7 +119,8 @@ class FirstAnswer:
         if isinstance(error, Rejection):  # an answer, too
             set_error(self._answer, error)
             return
-        self._error = self._error or error
+        if self._error is None or (is_definite(self._error) and not is_definite(error)):
+            self._error = error
         self._hedge()
         if not self._open and not self._answer.done():
             set_error(self._answer, self._error)

@@ -177,15 +177,20 @@ class InstanceSender:
         return router.done
 
     def _tell_all(self, key: Key, entity_id: str, payload: bytes) -> Any:
-        """Tell every instance. Returns an awaitable that waits for room at each of them."""
+        """Tell every instance. Returns an awaitable that waits for room at each of them. An error
+        of a later one is not definite: the message was sent to the first."""
         router = self.router
         waits: list[Any] = []
         for k, route in enumerate(list(router.rows_of(entity_id).routes), 1):
             wire = wire_id(entity_id, k)
-            if route.out is not None:
-                room = router.tell(key, wire, payload)
-            else:
-                room = router.deliver(PartOfAll(key, route.shard, wire, payload))
+            try:
+                if route.out is not None:
+                    room = router.tell(key, wire, payload)
+                else:
+                    room = router.deliver(PartOfAll(key, route.shard, wire, payload))
+            except RequestError as error:
+                error.definite = error.definite and k == 1
+                raise
             if room is not router.done:
                 waits.append(room)
         return RoomAtEach(waits) if waits else router.done

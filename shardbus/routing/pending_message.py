@@ -19,13 +19,14 @@ from shardbus.errors import (
     AskTimeout,
     BufferFull,
     LocalProtocolError,
-    NodeLost,
     RequestError,
     Unhandled,
 )
 from shardbus.sharding.region.route import (
     REJECT_BUFFER_FULL,
     REJECT_DROPPED_IN_MOVE,
+    REJECT_HOP_LIMIT,
+    REJECT_REFUSED,
     REJECT_STOPPED,
 )
 from shardbus.transport.asks import CoarseClock, Key, set_error
@@ -199,11 +200,16 @@ class BufferedAsks:
 
 
 def rejection(entity_type: str, reason: str) -> RequestError:
-    """Return the error for the sender of a message that was rejected for this reason."""
+    """Return the error for the sender of a message that was rejected for this reason. The region
+    rejects what no node has handled, so the error is definite; no node has died."""
     if reason == REJECT_BUFFER_FULL:
         return BufferFull(f"the buffer of {entity_type!r} for shards without a home is full")
     if reason == REJECT_DROPPED_IN_MOVE:
         return Unhandled(f"a message of {entity_type!r} was dropped while its shard moved")
     if reason == REJECT_STOPPED:
         return Unhandled(f"an entity of {entity_type!r} stopped, and its shard moved on")
-    return NodeLost(f"a message of {entity_type!r} was given up: {reason}")
+    if reason == REJECT_HOP_LIMIT:
+        return Unhandled(f"no node took a message of {entity_type!r} within hop_limit forwards")
+    if reason == REJECT_REFUSED:
+        return Unhandled(f"the coordinator of {entity_type!r} refuses the region of this process")
+    return Unhandled(f"a message of {entity_type!r} was given up: {reason}")

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import pytest
 
 import shardbus
-from shardbus.errors import Rejection, Unhandled
+from shardbus.errors import (
+    AskTimeout,
+    EntityFailed,
+    MailboxFull,
+    NodeLost,
+    Rejection,
+    SchemaError,
+    Unhandled,
+)
 from shardbus_cli import send
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
@@ -137,6 +145,36 @@ def test_a_message_that_the_entity_refuses_is_one_line_and_code_6(
     monkeypatch.setattr(FakeClient, "call", refuse)
     assert shell("ask", "counter", "p", "add") == ExitCode.REFUSED
     assert (shell.out, shell.err) == ("", f"shardbus: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MailboxFull("full"), "full; no handler has begun: it is safe to send it again"),
+        (
+            NodeLost("gone"),
+            "gone; a handler may have run: send it again only if",
+        ),
+        (
+            AskTimeout("late"),
+            "late; a handler may have run: send it again only if",
+        ),
+        (EntityFailed("KeyError", "k"), "KeyError: k"),
+        (SchemaError("n: expected int"), "n: expected int"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_that_may_pass_says_whether_it_is_safe_to_send_again(
+    shell, url, client, monkeypatch, error, line
+):
+    async def fail(*_: object) -> object:
+        raise error
+
+    monkeypatch.setattr(FakeClient, "call", fail)
+    assert shell("ask", "counter", "p", "add") == ExitCode.FAILED
+    assert shell.out == ""
+    assert shell.err.startswith(f"shardbus: {line}")
+    assert ("handler" in shell.err) is ("handler" in line)
 
 
 def test_a_message_for_receive(shell, url, client):

@@ -40,6 +40,17 @@ class TooMany(Rejection):
     http_status = 429
 
 
+@dataclass
+class Unavailable(Rejection):
+    http_status = 503
+
+
+def begun(error: RequestError) -> RequestError:
+    """An error of an ask with which a handler has begun."""
+    error.definite = False
+    return error
+
+
 def application(error: Exception | None = None, *resources: Any) -> Starlette:
     async def route(request: Request) -> Response:
         if error is not None:
@@ -68,6 +79,11 @@ def application(error: Exception | None = None, *resources: Any) -> Starlette:
         (EntityFailed("ValueError", "a secret"), 500, "failed", False),
         (Unhandled("no handler"), 500, "failed", True),
         (UnknownEntityType("no type"), 500, "failed", True),
+        (begun(MailboxFull("stashed")), 503, "busy", False),
+        (begun(BufferFull("sent to one instance")), 503, "busy", False),
+        (begun(SchemaError("the answer does not fit: a secret")), 500, "failed", False),
+        (begun(Unhandled("declined")), 500, "failed", False),
+        (Unavailable(), 503, "Unavailable", False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
@@ -76,7 +92,7 @@ def test_an_error_is_an_answer(error: RequestError, status: int, code: str, defi
     found = answer.json()["error"]
     assert (answer.status_code, found["code"], found["definite"]) == (status, code, definite)
     assert found.keys() >= {"message", "hint"}
-    assert ("Retry-After" in answer.headers) is (status == 503)
+    assert ("Retry-After" in answer.headers) is (status == 503 and definite)
     assert "secret" not in answer.text
 
 

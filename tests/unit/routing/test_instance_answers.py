@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import permutations
 from typing import Any
 
 import pytest
 
-from shardbus.errors import MailboxFull, Rejection
+from shardbus.errors import BufferFull, MailboxFull, NodeLost, Rejection
 from shardbus.routing.instance_answers import FirstAnswer
 
 
@@ -42,3 +43,27 @@ async def test_an_error_of_the_first_instance_is_not_while_the_second_may_answer
     assert set(asks.open) == {1, 2}
     asks.open[2].set_result(7)
     assert await asks.answer == 7
+
+
+@pytest.mark.parametrize("errors", [*permutations((MailboxFull("full"), NodeLost("died")))])
+async def test_the_error_of_an_instance_that_may_have_handled_it_is_the_outcome(
+    errors: tuple[Exception, Exception],
+) -> None:
+    asks = Asks()
+    for instance, error in enumerate(errors, 1):
+        asks.open[instance].set_exception(error)
+        await asyncio.sleep(0)
+    with pytest.raises(NodeLost):
+        await asks.answer
+
+
+async def test_without_an_instance_that_may_have_handled_it_the_first_error_is_the_outcome() -> (
+    None
+):
+    asks = Asks()
+    asks.open[1].set_exception(MailboxFull("full"))
+    await asyncio.sleep(0)
+    asks.open[2].set_exception(BufferFull("full"))
+    with pytest.raises(MailboxFull) as failed:
+        await asks.answer
+    assert failed.value.definite

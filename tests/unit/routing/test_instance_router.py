@@ -248,3 +248,22 @@ async def test_all_names_the_instances_without_a_home_and_waits_for_none(
         "~3": "instance 3 has no home yet",
     }
     router.close()
+
+
+@pytest.mark.parametrize("full", [1, 2, 3])
+async def test_a_tell_of_all_is_definite_only_if_no_instance_got_it(full: int) -> None:
+    class Full(Out):
+        def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
+            raise BufferFull("the send buffer is full")
+
+    router, owner = router_on()
+    nodes = (A, B, C)
+    owner.outs[nodes[full - 1]] = Full()
+    for instance, node in enumerate(nodes, 1):
+        home(router, instance, node, instance)
+    sender = InstanceSender(router, Choice("all"))
+    with pytest.raises(BufferFull) as refused:
+        sender.tell(sender.key("set"), "x", b"")
+    assert sum(len(owner.outs[node].sent) for node in nodes) == full - 1
+    assert refused.value.definite is (full == 1)
+    router.close()

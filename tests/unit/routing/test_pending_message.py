@@ -5,10 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from shardbus.config.settings import ShardingSettings
-from shardbus.routing.pending_message import PendingMessage
+from shardbus.errors import BufferFull, RequestError, Unhandled
+from shardbus.routing.pending_message import PendingMessage, rejection
 from shardbus.routing.router import Router
 from shardbus.sharding.region.region import ShardRegion
+from shardbus.sharding.region.route import (
+    REJECT_BUFFER_FULL,
+    REJECT_DROPPED_IN_MOVE,
+    REJECT_EXPIRED,
+    REJECT_HOP_LIMIT,
+    REJECT_NO_INSTANCE,
+    REJECT_REFUSED,
+    REJECT_STOPPED,
+)
 from shardbus.transport.asks import CoarseClock, PendingAsk, Unsent
 from shardbus.wire.batch import AskRun, Flush, Relayed, Run, TellRun
 from shardbus.wire.schema import Interface, decode_value
@@ -77,3 +89,27 @@ async def test_an_ask_of_a_lost_session_keeps_its_chain() -> None:
     assert isinstance(ask, AskRun)
     assert (ask.ids, ask.chain) == (["x"], CHAIN)
     assert tell == TellRun("counter", "add", ["x"], [b"q"])
+
+
+@pytest.mark.parametrize(
+    ("reason", "cls"),
+    [(REJECT_BUFFER_FULL, BufferFull)]
+    + [
+        (reason, Unhandled)
+        for reason in (
+            REJECT_DROPPED_IN_MOVE,
+            REJECT_EXPIRED,
+            REJECT_HOP_LIMIT,
+            REJECT_NO_INSTANCE,
+            REJECT_REFUSED,
+            REJECT_STOPPED,
+        )
+    ],
+)
+def test_what_the_region_rejects_is_definite_and_blames_no_node(
+    reason: str, cls: type[RequestError]
+) -> None:
+    error = rejection("counter", reason)
+    assert type(error) is cls
+    assert error.definite
+    assert "'counter'" in error.message
