@@ -22,7 +22,7 @@ async def test_an_error_is_definite_on_the_first_page_only(broken: str) -> None:
 
     async def read() -> None:
         async for entity_id in stored_ids(ask_page, 0.0):
-            found.append(entity_id)  # noqa: PERF402 - the loop ends by an error
+            found.append(entity_id)  # noqa: PERF401 - the loop ends by an error
 
     with pytest.raises(UnknownEntityType) as failed:
         await read()
