@@ -135,6 +135,12 @@ class Job(Entity):
         Dice.begun.add(message.n)
         return self._do(message.n, what)
 
+    @handler
+    def typed(self, n: int) -> int:
+        Dice.begun.add(n)
+        answer: Any = n if Dice.one_in(2) else "no int"
+        return answer
+
     def receive(self, message: object) -> object:
         match message:
             case [int() as n, str() as what]:
@@ -232,7 +238,9 @@ async def ask(ref: Callable[[type], Any], *, inner: bool = False) -> object:
             return await outcome(n, what, lambda: ref(Job).timely_async({"n": n}, what))
         case 6 | 7:
             return await outcome(n, what, lambda: ref(Job).quick(n, what))
-        case 8 if Dice.one_in(5):
+        case 8:
+            return await outcome(n, "typed", lambda: ref(Job).typed(n))
+        case 9 if Dice.one_in(5):
             return await outcome(n, "too large", lambda: ref(Job).quick(n, "x" * 9_000_000))
         case _:
             return await outcome(n, what, lambda: ref(Job).slow(n, what))
