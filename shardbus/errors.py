@@ -40,6 +40,20 @@ class ShardBusError(Exception):
     def __str__(self) -> str:
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle every attribute, and do not call `__init__`: its arguments are not those
+        of Exception, and an error that cannot be unpickled breaks a pool of processes."""
+        return _restored, (type(self), self.args, object.__getstate__(self))
+
+
+def _restored(cls: type[ShardBusError], args: tuple[Any, ...], state: Any) -> ShardBusError:
+    """Return the error with these attributes: a dict, or a dict and the values of slots."""
+    error = cls.__new__(cls, *args)
+    for values in state if isinstance(state, tuple) else (state,):
+        for name, value in (values or {}).items():
+            object.__setattr__(error, name, value)
+    return error
+
 
 class ConfigError(ShardBusError):
     """A setting, an address, an id or a declaration is invalid. Nothing was started or sent."""

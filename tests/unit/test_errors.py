@@ -4,16 +4,19 @@ the error is definite there."""
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shardbus import errors
-from shardbus.errors import ReentrancyError, RequestError, is_definite
+from shardbus.errors import ReentrancyError, Rejection, RequestError, Unhandled, is_definite
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "shardbus"
@@ -140,3 +143,50 @@ def test_only_a_request_error_is_definite() -> None:
     assert is_definite(errors.MailboxFull("full"))
     assert not is_definite(errors.AskTimeout("late"))
     assert not is_definite(errors.StateTooLarge("cart", "a", 9, 8)), "it is about a write"
+
+
+@dataclass
+class Plain(Rejection):
+    left: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Frozen(Rejection):
+    left: int
+
+
+@dataclass(slots=True)
+class Slotted(Rejection):
+    left: int
+
+
+def declined() -> Unhandled:
+    error = Unhandled("takes no such int")
+    error.definite, error.declined = False, True
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(cls("why", hint="wait") for cls in (errors.MailboxFull, errors.AskTimeout, Rejection)),
+        declined(),
+        errors.EntityFailed("KeyError", "k"),
+        errors.StateUnreadable("why", entity_type="cart", entity_id="7", version=3, field="x"),
+        errors.StoreUnavailable("away", definite=True),
+        errors.StaleFence("cart", "7", 1, 2),
+        errors.StateTooLarge("cart", "7", 9, 8),
+        ReentrancyError((("page", "a"), ("page", "a"))),
+        *(Plain(3, note="n"), Frozen(3), Slotted(left=3)),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_copied_and_pickled_with_all_that_it_says(error: errors.ShardBusError) -> None:
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert repr(twin) == repr(error)
+        assert vars(twin) == vars(error)
+        assert is_definite(twin) is is_definite(error)
+        assert getattr(twin, "left", None) == getattr(error, "left", None)
