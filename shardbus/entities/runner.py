@@ -210,8 +210,11 @@ def failure_for_asker(
 
 
 def was_called(function: Callable[..., Any], error: BaseException) -> bool:
-    """True if the traceback of an error shows that this handler was called."""
+    """True if the traceback of an error shows that this handler was called. An error without one,
+    which no code has raised, is the cancellation of a handler that has returned."""
     codes, trace, layer = set[Any](), error.__traceback__, cast("Any", function)
+    if trace is None:
+        return True
     while layer is not None:  # a decorator may show the function that it wraps, and not itself
         codes.add(getattr(layer.func if isinstance(layer, partial) else layer, "__code__", None))
         layer = getattr(layer, "__wrapped__", None)

@@ -116,6 +116,13 @@ class Works(Entity):
         self.fail()
 
     @handler
+    async def moody_cancelled(self, message: Moody) -> None:
+        Works.begun += 1
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    @handler
     def moody_stash(self, message: Moody) -> None:
         self.after_a_stash()
 
@@ -243,6 +250,12 @@ async def test_a_handler_that_raised_is_not_taken_for_a_message_that_does_not_fi
     error = await failed(b.ask("e", method, {}))
     assert isinstance(error, EntityFailed)
     assert error.type == "KeyError"
+
+
+async def test_a_handler_that_cancels_itself_is_not_taken_for_one_either() -> None:
+    error = await failed(bench().ask("e", "moody_cancelled", {}))
+    assert isinstance(error, EntityFailed)
+    assert error.type == "CancelledError"
 
 
 async def test_a_message_that_never_fits_is_definite() -> None:
