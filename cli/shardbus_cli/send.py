@@ -159,7 +159,9 @@ def ask(
     try:
         reply = _with_client(node, timeout, secret, send)
     except Unhandled as unhandled:
-        hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
+        hint = unhandled.hint or again(unhandled)
+        if method and unhandled.definite:
+            hint = f"""a message for `receive` is quoted: '"{method}"'"""
         raise CommandFailure(unhandled.message, hint) from None
     except RequestError as error:
         failure = CommandFailure.of(error)
@@ -170,14 +172,16 @@ def ask(
 
 
 def again(error: RequestError) -> str:
-    """Return whether it is safe to send a message again that failed by an error which may pass."""
+    """Return whether it is safe to send a message again, for an error that may pass, or whose class
+    alone would say that it is."""
     from shardbus.errors import AskTimeout, BufferFull, MailboxFull, NodeLost
 
-    if not isinstance(error, AskTimeout | BufferFull | MailboxFull | NodeLost):
-        return ""
     if error.definite:
-        return "no handler has begun: it is safe to send it again"
-    return "a handler may have run: send it again only if twice does no harm"
+        passes = isinstance(error, BufferFull | MailboxFull)
+        return "no handler has begun: it is safe to send it again" if passes else ""
+    if isinstance(error, AskTimeout | NodeLost) or type(error).definite:
+        return "a handler may have run: send it again only if twice does no harm"
+    return ""
 
 
 def plain(answer: object) -> object:

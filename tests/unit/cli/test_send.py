@@ -147,6 +147,12 @@ def test_a_message_that_the_entity_refuses_is_one_line_and_code_6(
     assert (shell.out, shell.err) == ("", f"shardbus: {line}\n")
 
 
+def declined() -> Unhandled:
+    error = Unhandled("takes no such int")
+    error.definite = False
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -159,6 +165,7 @@ def test_a_message_that_the_entity_refuses_is_one_line_and_code_6(
             AskTimeout("late"),
             "late; a handler may have run: send it again only if",
         ),
+        (declined(), "takes no such int; a handler may have run: send it again only if"),
         (EntityFailed("KeyError", "k"), "KeyError: k"),
         (SchemaError("n: expected int"), "n: expected int"),
     ],
