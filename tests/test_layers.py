@@ -1,7 +1,7 @@
 """The architecture, as failing tests: floors, banned names, sizes, and no module that nobody uses.
 
-    floor 0    errors ids bounds heavy_hitters histograms inflate interrupts light_future config
-               backoff log_events sample_marks task_set transitions, and store.protocol
+    floor 0    errors ids bounds heavy_hitters histograms inflate config
+               backoff log_events sample_marks task_set tasks transitions, and store.protocol
     floor 1    membership sharding          pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
@@ -41,12 +41,11 @@ FLOORS = {
     "shardbus.histograms": 0,
     "shardbus.log_events": 0,
     "shardbus.inflate": 0,
-    "shardbus.interrupts": 0,
-    "shardbus.light_future": 0,
     "shardbus.config": 0,
     "shardbus.backoff": 0,
     "shardbus.sample_marks": 0,
     "shardbus.task_set": 0,
+    "shardbus.tasks": 0,
     "shardbus.transitions": 0,
     "shardbus.store.protocol": 0,
     "shardbus.membership": 1,
@@ -398,3 +397,27 @@ def test_a_class_name_that_stands_twice_is_found():
         "n": ast.parse("class A: ...\nclass _B: ..."),
     }
     assert class_names_twice(trees) == {"A": ["m", "n"]}
+
+
+def test_only_tasks_uses_private_names_of_asyncio() -> None:
+    """Each such use has a contract test there, on every supported Python."""
+    found = []
+    for path in sorted((ROOT / "shardbus").rglob("*.py")):
+        if path.parent.name == "tasks":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "asyncio":
+                    names = [alias.name for alias in node.names]
+                case ast.Attribute(value=ast.Name(id="asyncio")):
+                    names = [node.attr]
+                case ast.Constant(value="_fut_waiter" | "_asyncio_future_blocking"):
+                    names = [node.value]
+                case _:
+                    names = []
+            found += [
+                f"{path}: {name}"
+                for name in names
+                if name.startswith("_") and not name.endswith("__")
+            ]
+    assert not found
