@@ -140,6 +140,7 @@ async def test_others_keep_their_order_when_one_caller_gives_up(end: str) -> Non
             await asyncio.sleep(0.1)
             assert [number(value) for value in world.session(A).values] == [0, 2]
             assert client.buffered == 0
+            assert client.refused_messages == {}
 
 
 @virtual
