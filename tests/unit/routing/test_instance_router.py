@@ -30,6 +30,7 @@ class Out:
     """A session that takes everything."""
 
     writable = True
+    held_any = False
 
     def __init__(self) -> None:
         self.sent: list[str] = []
