@@ -258,6 +258,7 @@ async def test_a_tell_of_all_is_definite_only_if_no_instance_got_it(full: int) -
             raise BufferFull("the send buffer is full")
 
     router, owner = router_on()
+    router.set_count(3)
     nodes = (A, B, C)
     owner.outs[nodes[full - 1]] = Full()
     for instance, node in enumerate(nodes, 1):
