@@ -318,6 +318,24 @@ async def test_the_rest_of_a_batch_that_fails_is_counted() -> None:
                 await sent
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@virtual
+async def test_a_batch_is_definite_only_if_none_of_it_was_sent(bad: int, known: bool) -> None:
+    world = World(A)
+    with world.playing():
+        async with world.client() as client:
+            if known:
+                await client.router_of("page")
+            messages: list[Any] = [0, 1, 2]
+            messages[bad] = object()
+            with pytest.raises(SchemaError) as refused:
+                await client.tell_many("page", [("x", message) for message in messages])
+            await client.flush()
+            assert world.session(A).values == list(range(bad))
+            assert refused.value.definite is (bad == 0)
+
+
 @virtual
 async def test_the_rest_of_a_batch_is_lost_when_the_client_closes() -> None:
     world = World(A)

@@ -263,6 +263,7 @@ async def test_a_tell_of_all_is_definite_only_if_no_instance_got_it(full: int) -
     owner.outs[nodes[full - 1]] = Full()
     for instance, node in enumerate(nodes, 1):
         home(router, instance, node, instance)
+    router.set_count(3)
     sender = InstanceSender(router, Choice("all"))
     with pytest.raises(BufferFull) as refused:
         sender.tell(sender.key("set"), "x", b"")
