@@ -91,7 +91,8 @@ class Tasks(Entity):
 
     def keep(self, how: str) -> object:
         task: Any = asyncio.current_task()
-        before = [color.get(), task in self.watched, task.get_name(), getattr(task, "note", "")]
+        known = any(ref() is task for ref in self.watched.keyrefs())  # `in` would leave a trace
+        before = [color.get(), known, task.get_name(), getattr(task, "note", "")]
         match how:
             case "list":
                 self.kept.append(task)
