@@ -300,7 +300,7 @@ class SaveGroup:
             if answer.settled:
                 continue
             if refused and save[5] <= refused.get(entity, -1):
-                error = StaleActivation(*entity[::2], save.fence, "save")
+                error = StaleActivation(save.entity_type, save.entity_id, save.fence, "save")
                 settle_soon(asyncio.get_running_loop(), [answer], [error])
                 continue
             if entity in in_flight:
