@@ -242,6 +242,8 @@ class Entity:
         """Write `self.state`. Returns when the store has it.
 
         Raises:
+            SchemaError: its class would not read the state as it is; the text has the field's path.
+                What is stored stays as it was.
             StaleFence: the entity has a newer activation elsewhere; this one stops.
             StaleActivation: this activation has ended on its own node, or has started again after a
                 failure. Nothing was written, and what runs instead is not affected.
