@@ -135,7 +135,8 @@ class InstanceCall(Addressed):
             payload = self._method.encode(args, kwargs)
         else:
             try:
-                payload = self._packed(args)
+                packed = self._packed
+                payload = packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
         picked = self._picked

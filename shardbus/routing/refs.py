@@ -113,7 +113,8 @@ class Call(Addressed):
         """Return the arguments as bytes. The slow path names an argument that does not fit."""
         if not kwargs and len(args) in self._counts:
             try:
-                return self._packed(args)
+                packed = self._packed  # calling the attribute takes longer
+                return packed(args)
             except UNPACKABLE:
                 pass
         return self._method.encode(args, kwargs)
@@ -138,7 +139,8 @@ class Call(Addressed):
             payload = self._method.encode(args, kwargs)
         else:
             try:
-                payload = self._packed(args)
+                packed = self._packed
+                payload = packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
         out = self._route.out
@@ -186,7 +188,8 @@ class TracedCall(Call):
             payload = self._method.encode(args, kwargs)
         else:
             try:
-                payload = self._packed(args)
+                packed = self._packed
+                payload = packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
         router, out, tracing = self._router, self._route.out, self._tracing

@@ -34,14 +34,16 @@ def check_plain(value: Any) -> None:
     Raises:
         Misfit: something in it would not.
     """
+    if not is_flat(value) and not _is_plain(value):
+        _check(value, NESTING_MAX)
+
+
+def is_flat(value: Any) -> bool:
+    """True for a scalar, and for a dict or a list of scalars."""
     kind = type(value)
     if kind is dict:
-        if _are_scalars(map(type, value.values())) and _are_scalars(map(type, value)):
-            return
-    elif kind in SCALARS or (kind is list and _are_scalars(map(type, value))):
-        return
-    if not _is_plain(value):
-        _check(value, NESTING_MAX)
+        return _are_scalars(map(type, value.values())) and _are_scalars(map(type, value))
+    return kind in SCALARS or (kind is list and _are_scalars(map(type, value)))
 
 
 def _is_plain(value: Any) -> bool:

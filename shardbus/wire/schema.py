@@ -30,7 +30,7 @@ from shardbus.sharding.instances import Instances
 from shardbus.wire.instances import ReadAll, reader_of_many
 from shardbus.wire.misfit import Misfit, described, text_of
 from shardbus.wire.nesting import NESTING_MAX, check_nesting
-from shardbus.wire.plain_values import SCALARS
+from shardbus.wire.plain_values import SCALARS, check_plain, is_flat
 from shardbus.wire.shapes import NO_CHECK, UNTYPED, Check, Shape, shape_of, taken_classes
 from shardbus.wire.values import Pack, from_wire, is_model, pack_whole
 from shardbus.wire.values import pack_sent as pack_value
@@ -152,6 +152,9 @@ def packer(shape: Shape, pack: Pack) -> Pack:
     if check is None and not nests:
         return pack
 
+    def plain(value: Any) -> bytes:
+        return pack(value) if is_flat(value) else checked(value)
+
     def checked(value: Any) -> bytes:
         if check is not None:
             check(value)
@@ -160,7 +163,7 @@ def packer(shape: Shape, pack: Pack) -> Pack:
             check_nesting(payload)
         return payload
 
-    return checked
+    return plain if check is check_plain else checked
 
 
 def argument_packer(names: Sequence[str], shapes: Sequence[Shape], required: int) -> Pack:
@@ -282,7 +285,8 @@ def _form_of(cls: type) -> MessageForm:
             raise SchemaError(e.message) from None
     else:
         raise SchemaError(f"a {cls.__name__} cannot travel")
-    pack = packer(shape, pack_value)
+    # The class of a message is known here, so a check of it alone is not needed.
+    pack = pack_value if cls in taken_classes(shape.check) else packer(shape, pack_value)
     return MessageForm(method, shape.check, pack, encoder(f"a {cls.__name__}", pack))
 
 
