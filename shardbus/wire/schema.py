@@ -196,7 +196,11 @@ def argument_packer(names: Sequence[str], shapes: Sequence[Shape], required: int
     def one_argument(args: tuple[Any, ...]) -> bytes:
         return pack_value(args) if type(args[0]) in taken else checked(args)
 
-    return one_argument
+    def one_plain(args: tuple[Any, ...]) -> bytes:
+        flat = type(args[0]) in taken or is_flat(args[0])
+        return pack_value(args) if flat else checked(args)
+
+    return one_plain if shapes[0].check is check_plain else one_argument
 
 
 def answer_encoder(shape: Shape) -> Pack:

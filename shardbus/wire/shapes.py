@@ -250,8 +250,10 @@ class _Checks:
         return [(name, check) for name, check in made if check is not None]
 
     def _record(self, cls: Any, info: Any) -> Check:
-        unset = _may_be_unset(cls)
-        check = _each_field(cls, self._checked_parts(info), unset)
+        parts = self._checked_parts(info)
+        looked_at = {name for name, _ in parts}
+        unset = tuple(name for name in _may_be_unset(cls) if name not in looked_at)
+        check = _each_field(cls, parts, unset)
         return _read_back(cls, check) if runs_code(cls) else check
 
     def _union(self, members: Iterable[Any]) -> Check | None:
