@@ -72,6 +72,11 @@ class Invoker:
     encode: Callable[[Any], bytes] = encode_value
     """Encodes an answer, or raises SchemaError."""
 
+    @property
+    def never_waits(self) -> bool:
+        """True for a plain function that returns a value; another may return what it waits for."""
+        return not self.is_async and self.returns_values
+
     def calling(self, function: Callable[..., Any]) -> Invoker:
         """Return an invoker of the same method that calls this function."""
         return Invoker(

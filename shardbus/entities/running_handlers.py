@@ -191,7 +191,7 @@ class RunningHandlers:
             found: CallChain = eager.call_chain
             return found
         activation, header = self._current.activation, self._current.run_header
-        if activation is None or header is None or not header[0].is_async:
+        if activation is None or header is None or header[0].never_waits:
             return None
         first = self._first_chain(activation)
         if first is None:

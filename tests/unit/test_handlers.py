@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import contextvars
 import functools
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from shardbus import Entity, ShardBus, StopReason, behaviour, handler
+from shardbus import Entity, EntityFailed, ShardBus, StopReason, behaviour, handler
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ConfigError
 from shardbus.testing import EntityProbe
@@ -516,3 +517,45 @@ def test_an_annotation_that_cannot_be_read_is_refused() -> None:
     lost = type("Lost", (Entity,), {"__annotations__": {"state": "Unknown"}})
     with pytest.raises(ConfigError, match=r"Lost: an annotation cannot be read.*Unknown"):
         declare(lost)
+
+
+class Circle(Entity):
+    """Asks itself, in a way that no `async` shows."""
+
+    async def _later(self) -> str:
+        return await self.context.ref(Circle, self.context.entity_id).asks_in_a_coroutine()
+
+    @handler
+    def asks_in_a_coroutine(self) -> Any:
+        return self._later()
+
+    @handler
+    def returns_the_ask(self) -> Any:
+        return self.context.ref(Circle, self.context.entity_id).returns_the_ask()
+
+
+@pytest.mark.parametrize("method", ["asks_in_a_coroutine", "returns_the_ask"])
+async def test_a_cycle_of_asks_is_noticed_however_the_handler_waits(method: str) -> None:
+    async with EntityProbe(Circle, "a") as probe:
+        with pytest.raises(EntityFailed, match="ReentrancyError"):
+            await probe.ask(method)
+
+
+async def test_work_that_is_left_has_the_context_of_its_handler() -> None:
+    user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+
+    class Knows(Entity):
+        async def _later(self) -> str:
+            before = user.get()
+            await asyncio.sleep(0)
+            return f"{before} {user.get()}"
+
+        @handler
+        def act(self, name: str) -> Any:
+            if name:
+                user.set(name)
+            return self._later()
+
+    async with EntityProbe(Knows, "a") as probe:
+        assert await probe.ask("act", "bob") == "bob bob"
+        assert await probe.ask("act", "") == "nobody nobody"
