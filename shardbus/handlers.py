@@ -191,7 +191,7 @@ def check_method(
     if inspect.isasyncgenfunction(function) or _is_generator(function):
         text = f"{where} has a yield: a call would only make a generator, and run nothing of it"
         raise ConfigError(text, hint=f"{hint} that returns one value, such as a list")
-    if getattr(function, "__globals__", {}).get("__name__") == "contextlib":
+    if _is_manager(function):
         text = f"{where} is a context manager: a call would run nothing of it"
         raise ConfigError(text, hint=f"{hint} that returns a value, and use `with` inside it")
     try:
@@ -206,6 +206,15 @@ def check_method(
             signature.bind(None, *arguments)
         except TypeError as e:
             raise ConfigError(f"{where} cannot be called as it must be: {e}", hint=hint) from None
+
+
+def _is_manager(function: Callable[..., Any]) -> bool:
+    """True if a call makes a context manager of a generator: a function with @contextmanager or
+    @asynccontextmanager. One that runs in a context manager is another function of contextlib."""
+    if getattr(function, "__globals__", {}).get("__name__") != "contextlib":
+        return False
+    inner = layers(function)[-1]
+    return inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner)
 
 
 def _is_generator(function: Callable[..., Any]) -> bool:

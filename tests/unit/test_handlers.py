@@ -433,10 +433,17 @@ async def later(self: Any, amount: int = 1) -> str:
     return f"done {amount}"
 
 
+@contextlib.contextmanager
+def span() -> Iterator[None]:
+    yield
+
+
 @pytest.mark.parametrize(
     "function",
     [
         later,
+        span()(lambda self, amount=1: f"done {amount}"),
+        span()(later),
         passing(later),
         passing(passing(later)),
         Called(later),
