@@ -40,6 +40,10 @@ OneInstance = Literal["nearest", "round-robin", "random", "least-busy"]
 """The routers that choose one instance and take no option."""
 
 BEHAVIOUR_MARK = "__shardbus_behaviour__"
+CALLERS_MAX = 10
+"""Decorators of an application that call each other, and the last one `handler`."""
+HANDLERS = "__shardbus_handlers__"
+"""Key, in the namespace of a class, of the handlers that were made in its body."""
 
 Thread = bool | ThreadPoolExecutor
 """False: on the event loop. True: in a worker thread of the loop. An executor: in its threads."""
@@ -84,6 +88,11 @@ class Handler(Generic[P, R]):
 
         def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
             """Send a message without an answer. Raise BufferFull instead of waiting."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the note of the handlers from a protocol, of which it would be a member."""
+        if Protocol in owner.__bases__ and HANDLERS in vars(owner):
+            delattr(owner, HANDLERS)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Handler[P, R]: ...
@@ -136,12 +145,6 @@ def handler(function: Callable[..., Any] | None = None, *, thread: Thread = Fals
     if function is not None:
         return _noted(Handler(function, thread=False))
     return lambda f: _noted(Handler(f, thread=thread))
-
-
-CALLERS_MAX = 10
-"""Decorators of an application that call each other, and the last one `handler`."""
-HANDLERS = "__shardbus_handlers__"
-"""Key, in the namespace of a class, of the handlers that were made in its body."""
 
 
 def _noted(made: Handler[Any, Any]) -> Handler[Any, Any]:

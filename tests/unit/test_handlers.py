@@ -9,7 +9,7 @@ import contextvars
 import functools
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pytest
 
@@ -292,6 +292,25 @@ def test_the_order_of_bases_decides_between_handlers_as_in_python() -> None:
         (promised, "base 1"),
     ):
         assert declare(cls).invokers["act"].function(None, *[1][: expected == "base 1"]) == expected
+
+
+def test_a_protocol_has_its_handlers_and_no_other_member() -> None:
+    @runtime_checkable
+    class Acts(Protocol):
+        @handler
+        def act(self) -> str: ...
+
+    class Double:
+        def act(self) -> str:
+            return "double"
+
+    class Real(Entity, Acts):
+        @handler
+        def act(self) -> str:
+            return "real"
+
+    assert isinstance(Double(), Acts)
+    assert list(declare(Real).interface.methods) == ["act"]
 
 
 def test_a_handler_has_any_number_of_names() -> None:
