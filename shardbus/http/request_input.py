@@ -21,9 +21,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardbus.errors import ConfigError
 from shardbus.http.errors import error
+from shardbus.wire.nesting import NESTING_MAX
 
-DEPTH_MAX = 100
-"""Levels of lists and objects in a body."""
+DEPTH_MAX = NESTING_MAX + 2
+"""Levels of lists and objects in a body: those of a state, whose innermost may be an object that
+stands for what JSON lacks (`plain_json`). The owner of the state checks it exactly."""
 INT_LOW, INT_HIGH = -(2**63), 2**64 - 1
 UTF8_HINT = "send UTF-8; percent-encode what is not ASCII"
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")

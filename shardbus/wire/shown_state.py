@@ -12,6 +12,8 @@ import json
 from typing import Any
 
 from shardbus.errors import SchemaError
+from shardbus.wire.misfit import Misfit
+from shardbus.wire.nesting import check_nesting
 from shardbus.wire.plain_json import to_json
 from shardbus.wire.schema import decode_value
 from shardbus.wire.stored_state import revision_of, split
@@ -33,8 +35,9 @@ def shown(data: bytes | None, most: int | None = None) -> dict[str, Any]:
         if most is not None and len(value) > most:
             row["unreadable"] = f"its value has {len(value)} bytes, at most {most} are shown"
         else:
+            check_nesting(value)
             row["state"] = to_json(decode_value(value))
-    except (SchemaError, ValueError, RecursionError) as error:
+    except (Misfit, SchemaError, ValueError, RecursionError) as error:
         row["unreadable"] = str(error)
     return row
 

@@ -217,7 +217,7 @@ def test_the_state_that_is_broken_below_is_taken() -> None:
         (state(rows=[(0, 1, [(1, 1), (1, 1)])]), "b:1#0+1 is listed twice"),
         (state(rows=[(0, 1, [(1, 9)])]), "<= 3 - at"),
         (state(rows=[(0, 1, "flags")]), "Expected `array`, got `str`"),
-        (state(rows=[(0, 1, msgspec.Raw(DEEP))]), "recursion depth"),
+        (state(rows=[(0, 1, msgspec.Raw(DEEP))]), "recursion depth|Expected `array`"),  # by Python
         (state(clock=[(3, 1)]), "not a member"),
         (state(clock=[(0, 1), (0, 2)]), "a:1#0+1 is listed twice"),
         (state(tombstones=[]), "each once"),
