@@ -127,7 +127,7 @@ REASONS = {
     b"18446744073709551616": "which has no 64 bits",
     b'[{"a": 1, "b": 2, "a": 3}]': "the key 'a' twice",
     b'["]]", ' + b"[" * (DEPTH_MAX + 5): f"levels, at character {6 + DEPTH_MAX}",
-    b"[1,\n2,]": "line 2 column 3",
+    b"[1,\n2,]": "line 2 column",
 }
 
 
