@@ -7,6 +7,9 @@ message, appends it to the queue and goes on; the loop is woken once and takes t
     loop                     take all ──> send one by one, until the send buffer is full
                                               └──> wait for room; threads that put meanwhile wait
 
+A tell to an entity without room (`transport.held_entities`) stops nothing but later tells to this
+entity: the threads that put them wait, and the loop goes on with what others have put.
+
 Asks, flushes and other calls pass through the same queue, so each comes after the tells before it.
 A tell may fail only when the loop sends it (its shard has had no home, and the buffer no room, for
 longer than `timeout`). It cannot raise in the call that put it: it is counted in `dropped`, and the
@@ -41,7 +44,8 @@ from shardbus.routing.router import Sender
 from shardbus.routing.traced_sending import Tracer
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
-from shardbus.transport.session import too_large
+from shardbus.transport.full_entities import Target
+from shardbus.transport.session import RoomWaiter, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode
 
@@ -159,6 +163,8 @@ class ThreadBridge:
         self._weight = 0
         self._is_woken = self._waits_for_room = False
         self._taken: deque[TellItem | AskItem | Job] = deque()
+        self._full: dict[Target, asyncio.Future[Any]] = {}
+        """Entities whose tells wait for room, and what is done when they have room."""
         self._refused_since: float | None = None
         self._error: Exception | None = None
         self._closed = False
@@ -173,7 +179,7 @@ class ThreadBridge:
         """Queue a tell. Raises as `put`."""
         if self.tracer is not None:
             item = (self._here(item[0], self.tracer), *item[1:])
-        self.put(item, len(item[3]))
+        self.put(item, len(item[3]), target=(item[1][0], item[2]))
 
     @staticmethod
     def _here(sender: ByKey, tracer: Tracer) -> ByKey:
@@ -183,7 +189,8 @@ class ThreadBridge:
 
     def tell_nowait(self, item: TellItem) -> None:
         """Queue a tell, or raise BufferFull if the thread or the loop would wait for room."""
-        if self._waits_for_room or self._weight > QUEUE_BYTES:
+        full = (item[1][0], item[2]) in self._full
+        if full or self._waits_for_room or self._weight > QUEUE_BYTES:
             raise BufferFull("the send buffer is full")
         self.tell(item)
 
@@ -194,9 +201,10 @@ class ThreadBridge:
         *,
         last: bool = False,
         deadline: float = math.inf,
+        target: Target | None = None,
     ) -> None:
-        """Queue an item; wait while the queue is full. `last`: leave the error of an earlier tell
-        to `raise_error`.
+        """Queue an item; wait while the queue is full, or the entity that a tell is for. `last`:
+        leave the error of an earlier tell to `raise_error`.
 
         Raises:
             MessageTooLarge: the payload is over the limit. LocalProtocolError: the client is
@@ -206,7 +214,11 @@ class ThreadBridge:
         if size > PAYLOAD_BYTES_MAX:
             raise too_large(size)
         with self._lock:
-            while self._weight > QUEUE_BYTES and not self._closed and self._error is None:
+            while (
+                (self._weight > QUEUE_BYTES or target in self._full)
+                and not self._closed
+                and self._error is None
+            ):
                 left = deadline - monotonic()
                 if left <= 0:
                     raise BufferFull(NO_ROOM)
@@ -320,7 +332,13 @@ class ThreadBridge:
             router, key, entity_id, payload = item
             room = router.tell(key, entity_id, payload)
             self._refused_since = None
-            return None if room is router.done else asyncio.ensure_future(room, loop=self._loop)
+            if room is router.done:
+                return None
+            waits: asyncio.Future[Any] = asyncio.ensure_future(room, loop=self._loop)
+            if isinstance(room, RoomWaiter):
+                return waits
+            self._wait_for((key[0], entity_id), waits)
+            return None
         except Exception as e:
             if len(item) == 7:
                 if not item[5].done():
@@ -330,6 +348,19 @@ class ThreadBridge:
             else:
                 self._failed(e)
             return None
+
+    def _wait_for(self, target: Target, room: asyncio.Future[Any]) -> None:
+        """Let threads with further tells to an entity wait until it has room."""
+
+        def done(_: object) -> None:
+            with self._lock:
+                if self._full.get(target) is room:
+                    del self._full[target]
+                    self._room.notify_all()
+
+        with self._lock:
+            self._full[target] = room
+        room.add_done_callback(done)
 
     def _retry(self, item: TellItem, error: BufferFull) -> asyncio.Future[Any] | None:
         """Try a tell again later: its shard has no home, and the buffer is full. Once `timeout` has

@@ -180,7 +180,7 @@ def _busy(node: LeavingNode) -> bool:
     if node.endpoint.clients:
         return True
     return any(
-        session.lost is None and (session.waiting_asks or session.outstanding)
+        session.lost is None and (session.waiting_asks or session.outstanding or session.unflushed)
         for session in node.endpoint.sessions()
         if node.is_member(session.tag)
     )

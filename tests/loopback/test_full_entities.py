@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from shardbus import AskTimeout, Entity, MailboxFull, ShardBus, handler
+from shardbus import AskTimeout, BufferFull, Entity, MailboxFull, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
+from shardbus.client.blocking import Client
 from shardbus.node.node import Node
 from shardbus.shells.message_account import account_of
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import Nodes, blocking_client
 from tests.waiting import PATIENCE_S, until
 
 MAILBOX = 50
@@ -118,6 +119,44 @@ async def test_other_types_and_other_entities_of_a_node_are_served(nodes: Nodes)
     assert all(app.told[entity_id] == list(range(100 * MAILBOX)) for entity_id in slow)
     assert dropped(node) == {}
     assert account_of(node.regions["slow"]).missing == 0
+
+
+async def test_a_thread_that_tells_a_full_entity_waits_and_other_threads_go_on(
+    nodes: Nodes,
+) -> None:
+    app = Application()
+    node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=60.0)
+    loop, count, told = asyncio.get_running_loop(), 100 * MAILBOX, list[int]()
+
+    def flood(client: Client) -> None:
+        ref = client.ref(app.slow, "a")
+        for number in range(count):
+            ref.put.tell(number, bytes(1000))
+            told.append(number)
+
+    def ask(client: Client) -> list[str]:
+        for number in range(20):
+            client.tell("slow", f"s-{number}", "put", number)
+        return [client.ref(app.fast, f"f-{n}").hello() for n in range(20)]
+
+    client = await loop.run_in_executor(None, blocking_client(node).__enter__)
+    try:
+        await loop.run_in_executor(None, client.ref(app.slow, "a").where)
+        flooded = loop.run_in_executor(None, flood, client)
+        await until(lambda: client._bridge._full, "a thread that waits")
+        assert await loop.run_in_executor(None, ask, client) == [f"f-{n}" for n in range(20)]
+        assert len(told) < count
+        with pytest.raises(BufferFull):
+            client.ref(app.slow, "a").put.tell_nowait(0)
+        app.gate.set()
+        await flooded
+        await loop.run_in_executor(None, client.flush)
+        await until(lambda: len(app.told["a"]) == count, "every message")
+    finally:
+        app.gate.set()
+        await loop.run_in_executor(None, client.close)
+    assert app.told["a"] == list(range(count))
+    assert dropped(node) == {}
 
 
 async def test_a_flood_of_asks_is_refused_and_holds_up_nothing(nodes: Nodes) -> None:

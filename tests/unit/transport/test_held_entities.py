@@ -458,6 +458,9 @@ class Model:
                     side.pipe.clear()
                 a.session.opened(b.session.received)
                 b.session.opened(a.session.received)
+            case 7 if self.dice.random() < 0.2:  # what is on its way is sent again
+                b.session.request_missing()
+                b.carry()
             case 4 if self.dice.random() < 0.2:
                 leaving = self.dice.choice("ab")
                 a.session.leave(lambda target: target[1] == leaving)
