@@ -565,11 +565,12 @@ class Session:
         chain: Chain,
         trace: str,
     ) -> None:
-        """Queue a traced message for a held entity."""
+        """Queue a traced message for a held entity. Its sender has called `admit`, or it was
+        accepted before."""
         if waiter is not None:
-            self._queue_ask(target, key, payload, timeout_ms, waiter, decode, chain, trace, False)
+            self._queue_ask(target, key, payload, timeout_ms, waiter, decode, chain, trace, True)
             return
-        self._queue(target, TellRun(key[0], key[1], [target[1]], [payload], trace), accepted=False)
+        self._queue(target, TellRun(key[0], key[1], [target[1]], [payload], trace), accepted=True)
         self.writable, self.until_room = False, HoldWaiter(self, target)
 
     def _queue(self, target: Target, run: TellRun | AskRun, accepted: bool) -> None:
