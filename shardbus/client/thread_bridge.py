@@ -45,7 +45,7 @@ from shardbus.routing.traced_sending import Tracer
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
-from shardbus.transport.session import RoomWaiter, too_large
+from shardbus.transport.session import HoldWaiter, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode
 
@@ -335,7 +335,7 @@ class ThreadBridge:
             if room is router.done:
                 return None
             waits: asyncio.Future[Any] = asyncio.ensure_future(room, loop=self._loop)
-            if isinstance(room, RoomWaiter):
+            if not isinstance(room, HoldWaiter):
                 return waits
             self._wait_for((key[0], entity_id), waits)
             return None

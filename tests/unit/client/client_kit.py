@@ -49,6 +49,9 @@ class FakeSession:
     def name(self) -> str:
         return str(self.tag)
 
+    def has_room_for(self, target: tuple[str, str]) -> bool:
+        return self.writable
+
     def tell(self, key: tuple[str, str], entity_id: str, payload: bytes) -> None:
         self.sent.append(("tell", entity_id))
         self.values.append(decode_value(payload))

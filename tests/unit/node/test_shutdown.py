@@ -192,7 +192,7 @@ async def test_reports_of_messages_that_found_no_home_are_waited_for() -> None:
     node = Leaving()
     node.hosting = (ME,)
     node.region.router.region.buffered = [1]
-    session = SimpleNamespace(lost=None, tag=ME, outstanding=0, waiting_asks=0)
+    session = SimpleNamespace(lost=None, tag=ME, outstanding=0, waiting_asks=0, unflushed=False)
 
     def flush() -> None:
         session.outstanding = 100
@@ -245,9 +245,13 @@ async def test_clients_of_the_only_host_leave_after_the_member() -> None:
     assert own == ["hand off", "leave", "report", "announce", "flush"]
 
 
-def session(tag: NodeId, *, lost: bool = False, asks: int = 0, outstanding: int = 0) -> Any:
+def session(
+    tag: NodeId, *, lost: bool = False, asks: int = 0, outstanding: int = 0, held: bool = False
+) -> Any:
     error = RuntimeError("lost") if lost else None
-    return SimpleNamespace(tag=tag, lost=error, waiting_asks=asks, outstanding=outstanding)
+    return SimpleNamespace(
+        tag=tag, lost=error, waiting_asks=asks, outstanding=outstanding, unflushed=held
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,6 +271,13 @@ async def test_members_that_have_not_acknowledged_or_answered_are_waited_for(
     node = Leaving()
     node.sessions = [session(tag, lost=lost, asks=asks, outstanding=outstanding)]
     assert await node.leaving() == (True, about(PART_S if waits else 0.0))
+
+
+@virtual
+async def test_messages_for_entities_without_room_are_waited_for() -> None:
+    node = Leaving()
+    node.sessions = [session(OTHER, held=True)]
+    assert await node.leaving() == (True, about(PART_S))
 
 
 @virtual
