@@ -342,3 +342,40 @@ def test_every_batch_is_acknowledged_lost_or_returned(put: int, room: int, ack: 
     lost = [body for seq, body in left if seq <= sent]
     assert handed + fresh == [b"%d" % i for i in range(put)]
     assert lost == handed[min(ack, len(handed)) :]
+
+
+# Batches that give messages back
+
+
+def test_only_batches_that_never_left_are_changed_from_the_newest_on(
+    wire: Wire, window: Window
+) -> None:
+    for body in (b"1", b"2"):
+        window.put(body)
+    wire.has_room = False
+    for body in (b"3", b"4", b"5"):
+        window.put(body)
+    window.resend()  # none of them gets through: the first two wait again
+    seen: list[bytes] = []
+
+    def change(body: bytes) -> bytes:
+        seen.append(body)
+        return body * 3
+
+    window.rewrite_unsent(change)
+    assert seen == [b"5", b"4", b"3"]
+    assert window.bodies == [b"1", b"2", b"333", b"444", b"555"]
+    assert window.outstanding == sum(map(len, window.bodies)) == window.unsent
+    seen.clear()
+    window.rewrite_unsent(lambda body: None if body == b"444" else change(body))
+    assert seen == [b"555"]
+
+
+def test_no_batch_before_a_part_of_a_large_one_is_changed(wire: Wire, window: Window) -> None:
+    wire.has_room = False
+    window.put(b"1")
+    window.put(b"2", FrameType.LAST_PART)
+    window.put(b"3")
+    seen: list[bytes] = []
+    window.rewrite_unsent(lambda body: seen.append(body) or body)
+    assert seen == [b"3"]
