@@ -59,9 +59,6 @@ class FakeSession:
 
     tell_accepted = tell
 
-    def has_room_for(self, target: tuple[str, str]) -> bool:
-        return self.writable
-
     def ask(
         self, key: Any, entity_id: str, payload: bytes, timeout_ms: int, future: Any, decode: Any
     ) -> None:
