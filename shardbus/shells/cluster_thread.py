@@ -132,6 +132,7 @@ class ClusterThread:
         self._failure: ConfigError | None = None
         self._machine: ClusterMembership | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._tick_due = 0.0
         self._ticks = 0
         self._probes = TaskSet()
@@ -336,12 +337,12 @@ class ClusterThread:
     def _arm(self) -> None:
         at = self._machine.deadline() if self._machine else None
         if self._timer is not None:
-            if at is not None and self._timer.when() == at:
+            if at is not None and self._timer_at == at:
                 return
             self._timer.cancel()
             self._timer = None
         if at is not None:
-            self._timer = self._loop.call_at(at, self._tick)
+            self._timer, self._timer_at = self._loop.call_at(at, self._tick), at
 
     async def _probe(self, node: NodeId) -> None:
         outcome = await self._prober.probe(node)

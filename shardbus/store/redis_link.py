@@ -153,10 +153,11 @@ class _Begun:
 
     call: _Call
     ended: Callable[[Coroutine[Any, Any, Any] | None], None]
+    due: float
+    """When the task goes on with it."""
     until: float
     """When its caller waits no longer."""
-    due: asyncio.TimerHandle = field(init=False)
-    """When the task goes on with it."""
+    timer: asyncio.TimerHandle = field(init=False)
     is_over: bool = False
     """The caller knows."""
 
@@ -271,10 +272,10 @@ class RedisLink:
         call = _Call(script, keys, args, 0, loop.create_future(), in_doubt=True)
         command = call.command(self._session.session, self._session.next_sequence())
         due = loop.time() + self._timeout / 2
-        begun = _Begun(call, ended, until=due + self._timeout / 2)
+        begun = _Begun(call, ended, due, until=due + self._timeout / 2)
         if not client.begin(command, script.usual, partial(self._on_end, begun)):
             return False
-        begun.due = loop.call_at(due, self._on_end, begun, False)
+        begun.timer = loop.call_at(due, self._on_end, begun, False)
         self._begun = begun
         return True
 
@@ -287,7 +288,7 @@ class RedisLink:
             self._end_begun(begun)
             return
         begun.is_over = True
-        begun.due.cancel()
+        begun.timer.cancel()
         self._begun = None
         self._outage.answered()
         begun.ended(None)
@@ -298,7 +299,7 @@ class RedisLink:
         """Let the caller wait for a call as for any other."""
         if not begun.is_over:
             begun.is_over = True
-            begun.due.cancel()
+            begun.timer.cancel()
             begun.ended(self._reply(begun.call, begun.until))
 
     def bounce(
@@ -337,7 +338,7 @@ class RedisLink:
                 if begun is None:
                     batch, replies = await self._exchanged(batch)
                 else:
-                    client, due, begun = self._client, begun.due.when(), None
+                    client, due, begun = self._client, begun.due, None
                     async with asyncio.timeout_at(due):
                         replies = await client.rest(1)
             except asyncio.CancelledError:
