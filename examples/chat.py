@@ -83,4 +83,4 @@ async def chat(socket: WebSocket) -> None:
         await asyncio.wait([listening])
 
 
-app = Starlette(routes=[WebSocketRoute("/rooms/{room}", chat)], lifespan=lifespan(bus.run()))
+app = Starlette(routes=[WebSocketRoute("/rooms/{room}", chat)], lifespan=lifespan(bus.run))

@@ -134,7 +134,10 @@ class EmbeddedNode:
             NodeLost: no seed answers, or the node has ended before it was up.
         """
         if self._begun:
-            raise ConfigError("an embedded node is started once", hint="call bus.run again")
+            raise ConfigError(
+                "an embedded node is started once",
+                hint="call bus.run again; lifespan(lambda: bus.run(...)) does at each start",
+            )
         if self._bus.runs:
             raise ConfigError(
                 f"a node of {self._bus.name!r} runs in this process already",

@@ -135,7 +135,10 @@ class AsyncClient:
 
     async def __aenter__(self) -> AsyncClient:
         if self._entered:
-            raise LocalProtocolError("a client is entered once; make another one")
+            raise LocalProtocolError(
+                "a client is entered once",
+                hint="make another one; lifespan(lambda: AsyncClient(...)) does at each start",
+            )
         self._entered = True
         guard(self)
         environment = self._make_environment()

@@ -1,14 +1,18 @@
 """shardbus in a Starlette or FastAPI application.
 
-    client = AsyncClient("tcp://10.0.0.1:7355", cluster="shop")
-    app = FastAPI(lifespan=lifespan(client), exception_handlers=exception_handlers)
+    def shop_client() -> AsyncClient:
+        return AsyncClient("tcp://10.0.0.1:7355", cluster="shop")
+
+    app = FastAPI(lifespan=lifespan(shop_client), exception_handlers=exception_handlers)
 
     @app.post("/baskets/{id}")
     async def put(id: str, shop: Annotated[AsyncClient, Depends(client_of)]) -> int:
         return await shop.ref(Basket, id).put()
 
 `lifespan` connects a client, or starts a node that is embedded (`bus.run(...)`), with the
-application, and ends it with the application. `client_of` is the client of a request or of a
+application, and ends it with the application. A client and a node are for one start, so an
+application that starts several times in a process, as in tests, gives a function that makes one; a
+process that a server forks then makes its own, too. `client_of` is the client of a request or of a
 WebSocket. `exception_handlers` answer requests whose ask failed, in the form of the HTTP interface
 of a node: `{"error": {"code", "message", "hint"}}`, and beside them `definite`: True if no handler
 has begun, so that the request may be sent again. Only then a 503 has `Retry-After`.
@@ -26,11 +30,12 @@ Source: docs/how-to/web.md.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
@@ -69,22 +74,49 @@ REQUESTS = (SchemaError, MessageTooLarge)
 """Errors of the request; of the answer, if they are not definite, and so a defect."""
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[None]]
+Resource = AbstractAsyncContextManager[Any] | Callable[[], AbstractAsyncContextManager[Any]]
 
 
-def lifespan(*resources: AbstractAsyncContextManager[Any]) -> Lifespan:
+def lifespan(*resources: Resource) -> Lifespan:
     """Return the lifespan of an application: it enters these, in order, and leaves them in the
-    opposite order. A client among them is what `client_of` returns; the first one, if there are
-    several."""
+    opposite order. A function among them is called at each start, and makes what is entered. A
+    client among them is what `client_of` returns; the first one, if there are several.
+
+    Raises:
+        ConfigError: an argument, or at the start the result of a function, cannot be entered by
+            `async with`.
+    """
+    for resource in resources:
+        if not callable(resource):
+            _check(resource)
 
     @asynccontextmanager
     async def running(app: Any) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            entered = [await stack.enter_async_context(one) for one in resources]
+            entered = [await stack.enter_async_context(_made(one)) for one in resources]
             clients = (one for one in entered if isinstance(one, AsyncClient))
             app.state.shardbus_client = next(clients, None)
             yield
 
     return running
+
+
+def _made(resource: Resource) -> AbstractAsyncContextManager[Any]:
+    """Return what one start enters: the resource, or what it makes."""
+    if not hasattr(type(resource), "__aenter__") and callable(resource):
+        resource = resource()
+    return _check(resource)
+
+
+def _check(resource: Any) -> AbstractAsyncContextManager[Any]:
+    if hasattr(type(resource), "__aenter__"):
+        return cast("AbstractAsyncContextManager[Any]", resource)
+    if inspect.iscoroutine(resource):
+        resource.close()
+    raise ConfigError(
+        f"lifespan cannot enter {resource!r:.100}",
+        hint="give a client, bus.run(...), or a function that returns one and is not async",
+    )
 
 
 class TraceContext:
@@ -130,7 +162,7 @@ def client_of(connection: HTTPConnection) -> AsyncClient:
     if client is None:
         raise ConfigError(
             "this application has no client of shardbus",
-            hint="give it lifespan=lifespan(AsyncClient(...))",
+            hint="give it lifespan=lifespan(lambda: AsyncClient(...))",
         )
     assert isinstance(client, AsyncClient)
     return client

@@ -1,4 +1,5 @@
-"""A web application that is a client, one that is a node, and the chat."""
+"""A web application that is a client, one that is a node, both started several times, as by tests,
+and the chat."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from examples import chat
-from shardbus import AsyncClient
+from shardbus import AsyncClient, ConfigError
+from shardbus.errors import LocalProtocolError
 from shardbus.integrations.starlette import lifespan
 from tests.doc_blocks import blocks
 from tests.ports import free_block
@@ -26,32 +29,52 @@ def settings() -> dict[str, object]:
 def page() -> dict[str, Any]:
     """The names of the page's applications."""
     module = ModuleType("page_web")
-    for block in blocks("docs/how-to/web.md")[:4]:
-        exec(compile(block.text, block.place, "exec", dont_inherit=True), module.__dict__)
+    for block in blocks("docs/how-to/web.md"):
+        if block.language == "python" and "await bus.run" not in block.text:
+            exec(compile(block.text, block.place, "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
+
+
+def client_of(own: dict[str, object]) -> AsyncClient:
+    """A client of the node with these settings."""
+    address = f"tcp://127.0.0.1:{own['node.port']}"
+    return AsyncClient(address, cluster="shop", timeout=PATIENCE_S, connect_timeout=PATIENCE_S)
 
 
 def test_the_applications_of_the_page_serve_requests() -> None:
     """The client and the node are in one application here, so that one test starts them."""
     names, own = page(), settings()
-    client = AsyncClient(
-        f"tcp://127.0.0.1:{own['node.port']}",
-        cluster="shop",
-        timeout=PATIENCE_S,
-        connect_timeout=PATIENCE_S,
-    )
-    both = names["app"]
-    both.router.lifespan_context = lifespan(names["bus"].run(own), client)
-    with TestClient(both) as web:
-        assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
-        refused = web.post("/articles/pen/orders?amount=2")
-        assert refused.status_code == 409
-        assert refused.json()["error"]["fields"] == {"left": 1}
-        assert web.post("/articles/pen/orders?amount=x").status_code == 422
+    both, bus = names["app"], names["bus"]
+    both.router.lifespan_context = lifespan(lambda: bus.run(own), lambda: client_of(own))
+    for _ in range(2):
+        with TestClient(both) as web:
+            assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
+            refused = web.post("/articles/pen/orders?amount=2")
+            assert refused.status_code == 409
+            assert refused.json()["error"]["fields"] == {"left": 1}
+            assert web.post("/articles/pen/orders?amount=x").status_code == 422
+        names["test_an_order_is_taken"]()
     node = names["web"]
-    node.router.lifespan_context = lifespan(names["bus"].run(settings()))
-    with TestClient(node) as web:
-        assert web.post("/articles/pen/orders?amount=3").json() == {"left": 0}
+    node.router.lifespan_context = lifespan(lambda: bus.run(settings()))
+    for amount in (1, 2, 3):
+        with TestClient(node) as web:
+            left = web.post(f"/articles/pen/orders?amount={amount}").json()
+            assert left == {"left": 3 - amount}
+
+
+def test_a_second_start_with_the_same_node_or_client_is_refused_with_what_to_give() -> None:
+    bus, own = page()["bus"], settings()
+    app = Starlette(lifespan=lifespan(bus.run(own), client_of(own)))
+    with TestClient(app):
+        pass
+    with pytest.raises(ConfigError, match=r"once; .* lifespan\(lambda: bus.run"), TestClient(app):
+        pass
+    app = Starlette(lifespan=lifespan(lambda: bus.run(own), client := client_of(own)))
+    with TestClient(app):
+        assert app.state.shardbus_client is client
+    again = pytest.raises(LocalProtocolError, match=r"once; .* lifespan\(lambda: AsyncClient")
+    with again, TestClient(app):
+        pass
 
 
 def test_everybody_in_a_room_gets_every_line(monkeypatch: pytest.MonkeyPatch) -> None:

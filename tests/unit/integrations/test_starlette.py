@@ -145,3 +145,46 @@ def test_the_lifespan_opens_in_order_and_closes_in_the_opposite_order() -> None:
 def test_without_a_client_the_error_says_what_to_do() -> None:
     with TestClient(application(None)) as web, pytest.raises(ConfigError, match="no client"):
         web.get("/")
+
+
+def test_a_function_makes_what_each_start_enters() -> None:
+    said: list[str] = []
+    app = application(None, lambda: Fake(said))
+    clients = []
+    for _ in range(3):
+        with TestClient(app) as web:
+            assert web.get("/").json() is True
+            clients.append(app.state.shardbus_client)
+    assert said == ["client", "client ends"] * 3
+    assert len({id(client) for client in clients}) == 3
+
+
+def test_a_manager_that_can_be_called_is_entered_and_not_called() -> None:
+    """`contextlib` makes such ones, which decorate functions."""
+    said: list[str] = []
+
+    @asynccontextmanager
+    async def resource() -> AsyncIterator[int]:
+        said.append("entered")
+        yield 1
+
+    with TestClient(application(None, resource())):
+        assert said == ["entered"]
+    for _ in range(2):
+        with TestClient(application(None, resource)):
+            pass
+    assert said == ["entered"] * 3
+
+
+async def make_late() -> Fake:
+    return Fake([])
+
+
+def test_what_cannot_be_entered_is_refused_with_what_to_give() -> None:
+    given: Any = {"a": "client"}
+    with pytest.raises(ConfigError, match=r"cannot enter {'a': 'client'}.*a function that"):
+        lifespan(given)
+    for make in (lambda: None, make_late):
+        app: Any = application(None, make)
+        with pytest.raises(ConfigError, match=r"cannot enter.*not async"), TestClient(app):
+            pass
