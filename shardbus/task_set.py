@@ -45,6 +45,17 @@ def _ended(task: asyncio.Task[Any]) -> None:
         log.error("a task failed: %s", task.get_coro(), exc_info=error)
 
 
+def _task(
+    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, name: str | None
+) -> asyncio.Task[None]:
+    """Return a task that begins in a later turn of the loop. Owners spawn tasks while they change
+    their state, so no task may begin inside `spawn`, as the eager ones of `asyncio` (3.12) do. An
+    application's task factory is for its own tasks."""
+    if loop.get_task_factory() is None:
+        return loop.create_task(work, name=name)
+    return asyncio.Task(work, loop=loop, name=name)
+
+
 class TaskSet:
     """The running tasks of one owner."""
 
@@ -65,7 +76,7 @@ class TaskSet:
     ) -> asyncio.Task[None]:
         """Run `work` in a task of its own, on the running loop or the given one. Returns the task,
         which the owner may cancel."""
-        task = watch((loop or asyncio.get_running_loop()).create_task(work, name=name))
+        task = watch(_task(work, loop or asyncio.get_running_loop(), name))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

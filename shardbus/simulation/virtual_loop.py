@@ -210,6 +210,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.adopt(task)
         return task
 
+    def get_task_factory(self) -> None:
+        """Return None: no factory makes tasks."""
+
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """Know a task, so that `kill` and `discard` end it: an eager task is not created here."""
         self._tasks[task] = None

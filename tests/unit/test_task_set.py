@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,24 @@ async def test_a_cancelled_task_has_not_failed() -> None:
     await turns(3)
     assert failed_tasks(asyncio.get_running_loop()) == 0
     assert len(tasks) == 0
+
+
+async def test_no_task_begins_inside_spawn() -> None:
+    """An application's factory may make tasks that begin where they are made; owners spawn while
+    they change their state."""
+    loop, tasks, said = asyncio.get_running_loop(), TaskSet(), []
+
+    async def work() -> None:
+        said.append("begins")
+
+    def eager(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
+        with contextlib.suppress(StopIteration):
+            coro.send(None)
+        return loop.create_future()
+
+    loop.set_task_factory(eager)
+    tasks.spawn(work())
+    said.append("spawned")
+    loop.set_task_factory(None)
+    await tasks.wait(10)
+    assert said == ["spawned", "begins"]
