@@ -126,7 +126,7 @@ docs-generated: .venv/all.stamp
 lock: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@printf 'hatchling>=1.26\neditables>=0.5\n' | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --extra dev --extra examples --extra test \
+		--generate-hashes --no-header --no-annotate --extra dev --extra examples --extra guests --extra test \
 		pyproject.toml - --output-file requirements.lock $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 		--group docs --output-file requirements-docs.lock $(LOCK_FLAGS)

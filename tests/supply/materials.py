@@ -55,11 +55,12 @@ ELSEWHERE = {
     "pycparser": "BSD-3-Clause",
     "tomlkit": "MIT",
     "trove-classifiers": "Apache-2.0",
+    "win32-setctime": "MIT",
 }
 """Licences of packages that only another platform, an older Python or the build installs."""
 
 PERMISSIVE = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "ISC", "PSF-2.0"}
-TOOLS = PERMISSIVE | {"MPL-2.0"}
+TOOLS = PERMISSIVE | {"MPL-2.0", "ZPL-2.1", "0BSD", "Zlib", "CC0-1.0"}
 """Licences allowed for what only develops and tests, and is not distributed with shardbus."""
 
 IN_ITS_FILES = {"axe-playwright-python": "MIT AND MPL-2.0"}

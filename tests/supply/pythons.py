@@ -32,7 +32,7 @@ SUITE = ("--numprocesses=4", "--dist=worksteal", "--hypothesis-profile=quick")
 CHOICE = ("-m", "not long and not soak")
 ABOUT_THE_LOCK = "--ignore=tests/supply/test_supply.py"
 """Left out where the packages are not those of the lock: its tests read their metadata."""
-EXTRAS = "dev,test,examples"
+EXTRAS = "dev,test,guests,examples"
 SETUP_LIMIT_S = 1800.0
 SUITE_LIMIT_S = 3600.0
 

@@ -49,7 +49,7 @@ def test_the_lock_of_the_site_fits_what_its_group_declares() -> None:
         assert requirement.specifier.contains(Version(locked[requirement.name]))
 
 
-@pytest.mark.parametrize("extra", [None, "dev", "examples", "test"])
+@pytest.mark.parametrize("extra", [None, "dev", "examples", "guests", "test"])
 def test_the_lock_fits_what_the_project_declares(extra: str | None) -> None:
     """After a change of pyproject.toml: make lock."""
     locked = {one.name: Version(one.version) for one in packages()}
