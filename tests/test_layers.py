@@ -421,3 +421,18 @@ def test_only_tasks_uses_private_names_of_asyncio() -> None:
                 if name.startswith("_") and not name.endswith("__")
             ]
     assert not found
+
+
+def test_no_code_asks_a_handle_for_its_time() -> None:
+    """A handle of uvloop for a time that has come is one of `call_soon`, without `when`."""
+    asks = [
+        f"{module}:{call.lineno}"
+        for module in MODULES
+        if package_of(module) != "shardbus.simulation"  # its loop makes asyncio's own handles
+        for call in ast.walk(tree_of(module))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "when"
+        and not call.args
+    ]
+    assert asks == []

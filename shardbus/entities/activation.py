@@ -186,7 +186,8 @@ class Extras:
     )
 
     def __init__(self) -> None:
-        self.timers: list[asyncio.TimerHandle] = []
+        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
+        """Timers that are set, each with its time: a handle of uvloop need not know it."""
         self.stash: list[Message] = []
         self.stashed = False
         """The message being handled was put aside and has no answer yet."""
@@ -209,18 +210,18 @@ class Extras:
         stashed, self.stashed = self.stashed, False
         return stashed
 
-    def add_timer(self, timer: asyncio.TimerHandle) -> asyncio.TimerHandle:
+    def add_timer(self, timer: asyncio.TimerHandle, delay: float) -> asyncio.TimerHandle:
         """Keep a timer, so that it is cancelled with the activation. Forget expired timers once
         there are 16."""
+        now = asyncio.get_running_loop().time()
         if len(self.timers) >= 16:
-            now = asyncio.get_running_loop().time()
-            self.timers = [t for t in self.timers if not t.cancelled() and t.when() > now]
-        self.timers.append(timer)
+            self.timers = [(at, t) for at, t in self.timers if not t.cancelled() and at > now]
+        self.timers.append((now + delay, timer))
         return timer
 
     def cancel_timers(self) -> None:
         """Cancel every timer."""
-        for timer in self.timers:
+        for _, timer in self.timers:
             timer.cancel()
         self.timers.clear()
 

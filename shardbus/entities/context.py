@@ -194,7 +194,7 @@ class Context:
         method, payload = self._addressed(message)
         fires = partial(host.tell_self, activation, method, payload, host.timer_cause(), delay)
         timer = host.loop.call_later(delay, fires, context=host.outside)
-        return activation.more().add_timer(timer)
+        return activation.more().add_timer(timer, delay)
 
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
@@ -204,7 +204,7 @@ class Context:
 
         def begin() -> None:
             timer = host.loop.call_later(interval, again, context=host.outside)
-            activation.more().add_timer(timer)
+            activation.more().add_timer(timer, interval)
 
         def again() -> None:
             begin()  # first: the message may end the entity, and this timer with it
