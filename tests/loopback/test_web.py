@@ -46,20 +46,29 @@ def test_the_applications_of_the_page_serve_requests() -> None:
     names, own = page(), settings()
     both, bus = names["app"], names["bus"]
     both.router.lifespan_context = lifespan(lambda: bus.run(own), lambda: client_of(own))
-    for _ in range(2):
-        with TestClient(both) as web:
-            assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
-            refused = web.post("/articles/pen/orders?amount=2")
-            assert refused.status_code == 409
-            assert refused.json()["error"]["fields"] == {"left": 1}
-            assert web.post("/articles/pen/orders?amount=x").status_code == 422
-        names["test_an_order_is_taken"]()
+    with TestClient(both) as web:
+        assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
+        refused = web.post("/articles/pen/orders?amount=2")
+        assert refused.status_code == 409
+        assert refused.json()["error"]["fields"] == {"left": 1}
+        assert web.post("/articles/pen/orders?amount=x").status_code == 422
+    names["test_an_order_is_taken"]()
     node = names["web"]
     node.router.lifespan_context = lifespan(lambda: bus.run(settings()))
     for amount in (1, 2, 3):
         with TestClient(node) as web:
             left = web.post(f"/articles/pen/orders?amount={amount}").json()
             assert left == {"left": 3 - amount}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_an_application_is_started_as_often_as_its_tests_want(loop: str) -> None:
+    names, own = page(), settings()
+    app, bus = names["app"], names["bus"]
+    app.router.lifespan_context = lifespan(lambda: bus.run(own), lambda: client_of(own))
+    for _ in range(4):
+        with TestClient(app, backend_options={"use_uvloop": loop == "uvloop"}) as web:
+            assert web.post("/articles/pen/orders?amount=2").json() == {"left": 1}
 
 
 def test_a_second_start_with_the_same_node_or_client_is_refused_with_what_to_give() -> None:
