@@ -28,7 +28,6 @@ Source: S3.80, N.4; docs/partitions.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,10 +35,11 @@ from dataclasses import dataclass, field
 from shardbus.entities.activation import MOVES, Activation, LifeState
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import StaleActivation
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
 from shardbus.sharding.region.incoming_moves import CARRY_MAX
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 WAKE_MAX = 256
 """Entities with something to take that start in one turn of the loop."""

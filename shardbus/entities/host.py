@@ -16,7 +16,6 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -53,13 +52,14 @@ from shardbus.errors import (
     StateTooLarge,
     Unhandled,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
 from shardbus.wire.stored_state import compressed
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 Index = defaultdict[Shard, list[Activation]]
 """By shard, the activations that are active, and some that were."""

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
@@ -85,13 +84,14 @@ from shardbus.errors import (
     StateUnreadable,
     Unhandled,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import unreadable
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 Handled = tuple[Invoker, bytes, Session | None, int]
 """A message that a handler got: its method, payload, and the session and correlation id of its

@@ -17,7 +17,6 @@ Source: B.137, N.20; docs/how-to/tune.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 from collections import Counter, deque
@@ -30,9 +29,10 @@ from typing import Any
 
 from shardbus.entities.eager import EagerTask
 from shardbus.entities.running_handlers import RunningHandler, RunningHandlers
+from shardbus.guarded_log import GuardedLog
 from shardbus.transport.asks import CoarseClock
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 QUIET_S = 10.0
 """Seconds between two warnings of one kind about one type."""

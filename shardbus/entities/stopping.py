@@ -31,7 +31,6 @@ Source: S0.23, S2.27, S2.40-S2.42.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -47,11 +46,12 @@ from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
 from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
+from shardbus.guarded_log import GuardedLog
 from shardbus.interrupts import raise_interrupt
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.drop_reports import Origin
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 
 class Stopper:

@@ -34,7 +34,6 @@ Source: S2.47, S2.48, S2.69, S4.16-S4.20; docs/how-to/define-entities.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -53,14 +52,14 @@ from shardbus.errors import (
     StoreError,
     StoreUnavailable,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.transport.session import Session
 from shardbus.wire.stored_state import StateCodec
 
-log = logging.getLogger("shardbus.entity")
-store_log = logging.getLogger("shardbus.entity.store")
-store_log.addFilter(LogRateLimiter())
+log = GuardedLog("shardbus.entity")
+store_log = GuardedLog("shardbus.entity.store", LogRateLimiter())
 
 
 class StateLoader(Protocol):

@@ -26,7 +26,6 @@ Source: docs/how-to/web.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import fields, is_dataclass
@@ -49,9 +48,10 @@ from shardbus.errors import (
     RequestError,
     SchemaError,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.errors import body
 
-log = logging.getLogger("shardbus.web")
+log = GuardedLog("shardbus.web")
 
 RETRY_AFTER_S = 1
 REJECTED = 409

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from typing import Any
 from shardbus.backoff import doubling
 from shardbus.config.settings import KubernetesSettings, NodeSettings
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.versions import LENGTH_MAX
 from shardbus.transport.kubernetes_api import PodApi
 
@@ -35,7 +35,7 @@ VersionSource = Callable[[], Any]
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 5.0
 """Between two questions to the API server."""
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 
 def version_source(

@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 from shardbus.config.settings import Settings
 from shardbus.entities.slow_handlers import places
 from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.api import NodeApi
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
@@ -56,7 +57,7 @@ from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 DOWNED_S = 15.0
 """For a node that was downed to end; it hands nothing off."""

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shardbus.config.settings import ShutdownSettings
+from shardbus.guarded_log import GuardedLog
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 HAND_OFF = "cluster-sharding-shutdown-region"
 LEAVE = "cluster-leave"
