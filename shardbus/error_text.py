@@ -23,8 +23,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
+E = TypeVar("E", bound=BaseException)
 NAME_MAX = 200
 """Characters of the name of a class."""
 TEXT_MAX = 16 * 1024
@@ -40,9 +41,14 @@ _traceback = BaseException.__dict__["__traceback__"].__get__
 """The traceback by itself: a class may define another `__traceback__`."""
 
 
-def is_a(error: BaseException, *classes: type[BaseException]) -> bool:
+def is_a(error: BaseException, *classes: type[E]) -> TypeGuard[E]:
     """True if the exception is of one of these classes, whatever its `__class__` says."""
     return issubclass(type(error), classes)
+
+
+def is_exception(error: BaseException) -> TypeGuard[Exception]:
+    """True if it is an Exception, whatever its `__class__` says."""
+    return issubclass(type(error), Exception)
 
 
 def is_error(value: object) -> TypeGuard[BaseException]:

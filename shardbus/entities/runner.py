@@ -73,6 +73,7 @@ from shardbus.entities.running_handlers import RunHeader, RunningHandlers
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.supervision import StateLoader, Supervisor
 from shardbus.entities.unfinished_work import finish, is_unfinished
+from shardbus.error_text import described, is_a, text_of, traceback_in, type_name
 from shardbus.errors import (
     EntityFailed,
     MailboxFull,
@@ -124,6 +125,9 @@ GATE_EVERY = 16
 RUN_SLICE = 64
 """Messages of a run between two checks of the gate."""
 
+OF_OTHERS = (EntityFailed, ReentrancyError)
+"""Errors that an entity got from another one, and passes on as they are."""
+
 RESUMED_MAX = 256
 """Held activations that go on in one turn of the loop."""
 
@@ -165,7 +169,9 @@ def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
         return None
     try:
         ahead = read_all(payloads)
-    except Exception:
+    except BaseException:  # of a class's own checks
+        return None
+    if len(ahead) != len(payloads):  # a StopIteration of one ends the list
         return None
     ahead.reverse()
     return ahead
@@ -185,10 +191,13 @@ def answer(
     if activation.extras is not None and activation.extras.take_stashed():
         return
     try:
-        session.reply(corr, invoker.encode(value))
-    except SchemaError as e:
-        text = f"the handler returned a value that cannot be encoded: {e.message}"
+        payload = invoker.encode(value)
+    except BaseException as e:  # of a property or a serializer of the application's
+        why = e.message if is_a(e, SchemaError) else described(e)
+        text = f"the handler returned a value that cannot be encoded: {why}"
         session.fail(corr, EntityFailed("SchemaError", text))
+    else:
+        session.reply(corr, payload)
 
 
 def failure_for_asker(
@@ -197,22 +206,24 @@ def failure_for_asker(
     """Return the error that the asker of a failed handler gets, which is never definite. Every
     entity on a cycle of asks gets the ReentrancyError that names it; a caller outside the cycle
     sees its entity fail. `begun`: False if its start failed, before any handler."""
-    match error:
-        case StateUnreadable():
-            own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
-            return error if own and not begun else EntityFailed(error.type, error.message)
-        case EntityFailed() if not error.definite:
-            return error
-        case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
-            return error
-        case _:
-            return EntityFailed(type(error).__name__, str(error))
+    if is_a(error, *OF_OTHERS):  # `isinstance` would believe a `__class__` that lies
+        match error:
+            case StateUnreadable():
+                own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
+                return error if own and not begun else EntityFailed(error.type, error.message)
+            case EntityFailed() if not error.definite:
+                return error
+            case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
+                return error
+            case _:
+                pass
+    return EntityFailed(type_name(error), text_of(error))
 
 
 def was_called(function: Callable[..., Any], error: BaseException) -> bool:
     """True if the traceback of an error shows that this handler was called. An error without one,
     which no code has raised, is the cancellation of a handler that has returned."""
-    codes, trace, layer = set[Any](), error.__traceback__, cast("Any", function)
+    codes, trace, layer = set[Any](), traceback_in(error), cast("Any", function)
     if trace is None:
         return True
     while layer is not None:  # a decorator may show the function that it wraps, and not itself
@@ -737,7 +748,9 @@ class EntityRunner:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             self.counts.undone += corr != OWN
             if session is not None:
-                session.fail(corr, unreadable(invoker.name, invoker.decoders, e), begun=begun)
+                session.fail(
+                    corr, unreadable(invoker.name, invoker.decoders, payload, e), begun=begun
+                )
             return True
         return self._failed(activation, error, (invoker, payload, session, corr))
 
@@ -902,7 +915,7 @@ class EntityRunner:
         """Fail the asker of a handler that raised, or count its told message, and follow the
         directive. Returns True if the entity goes on or stops, False if it starts again.
         `message`: None if a start failed."""
-        if isinstance(error, StateReplaced):
+        if is_a(error, StateReplaced):
             self._start_again(activation)
             return False
         session, corr = (None, 0) if message is None else message[2:]
@@ -910,12 +923,12 @@ class EntityRunner:
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
             session = None  # its message will be handled again, and answered then
-        if isinstance(error, Unhandled) and error.declined:
+        if is_a(error, Unhandled) and error.declined:
             self._lost("unhandled", activation, message)
             if session is not None:
                 session.fail(corr, error)
             return True
-        if isinstance(error, Rejection) and not self._stops_by(activation, corr):
+        if is_a(error, Rejection) and not self._stops_by(activation, corr):
             if session is not None:
                 session.fail(corr, error)
             elif not put_aside:

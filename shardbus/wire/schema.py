@@ -304,9 +304,11 @@ def encode_message(message: object) -> bytes:
     return form_of(message).encode(message)
 
 
-def unreadable(method: str, decoders: Mapping[int, Decode], error: BaseException) -> SchemaError:
+def unreadable(
+    method: str, decoders: Mapping[int, Decode], payload: bytes, error: BaseException
+) -> SchemaError:
     """Return the error for a payload that does not fit a method."""
-    if decoders and isinstance(error, LookupError):
+    if decoders and (not payload or payload[0] not in decoders):
         counts = sorted(first & 0x0F for first in decoders)
         return SchemaError(f"{method} takes {counts[0]} to {counts[-1]} arguments")
     return SchemaError(f"{method or 'message'}: {text_of(error)}")
