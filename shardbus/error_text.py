@@ -66,9 +66,23 @@ def class_name(cls: type) -> str:
     return plain(_name(cls), NAME_MAX)
 
 
+def callable_name(function: object) -> str:
+    """Return the qualified name of a function or method, else the name of the object's class."""
+    try:
+        name = function.__qualname__  # type: ignore[attr-defined]
+        return plain(name, NAME_MAX) or type_name(function)
+    except BaseException:
+        return type_name(function)
+
+
 def text_of(error: BaseException, most: int = TEXT_MAX) -> str:
     """Return the text of an exception, of at most `most` characters."""
-    return _text(error, str, most)
+    return written(error, most)
+
+
+def written(value: object, most: int = TEXT_MAX) -> str:
+    """Return a value as `str` does, of at most `most` characters."""
+    return _text(value, str, most)
 
 
 def shown(value: object, most: int = SHOWN_MAX) -> str:

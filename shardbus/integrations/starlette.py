@@ -37,6 +37,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardbus.client.asynchronous import AsyncClient
+from shardbus.error_text import text_of, type_name
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -145,7 +146,7 @@ def response_of(error: RequestError) -> Response:
     for kind, status, code in STATUSES:
         if isinstance(error, kind) and (error.definite or kind not in REQUESTS):
             return _answer(error, status, code, message, hint)
-    log.error("a request failed: %s: %s", type(error).__name__, error)
+    log.error("a request failed: %s: %s", type_name(error), text_of(error))
     return _answer(error, DEFECT, "failed", "the request failed; the log has the reason")
 
 

@@ -161,5 +161,7 @@ async def _guarded(callback: Callback) -> None:
         result = callback()
         if inspect.isawaitable(result):
             await result
-    except Exception:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException:
         log.exception("a callback of membership failed")

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import msgspec
 
 from shardbus import errors
-from shardbus.error_text import NAME_MAX, TEXT_MAX, described, plain, text_of, type_name
+from shardbus.error_text import NAME_MAX, TEXT_MAX, described, plain, text_of, type_name, written
 from shardbus.errors import (
     AskTimeout,
     EntityFailed,
@@ -31,7 +31,7 @@ from shardbus.errors import (
     SchemaError,
     StateUnreadable,
 )
-from shardbus.wire.batch import UNREADABLE, Chain, Fail, ReplyRun
+from shardbus.wire.batch import FAILURE_MAX, UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_rejection
 from shardbus.wire.schema import Decode
 
@@ -217,7 +217,7 @@ def fail_of(corr: int, error: Exception, *, begun: bool = False) -> Fail:
     try:
         return _fail_of(corr, error, begun)
     except BaseException as e:  # a subclass that an application has written
-        text = f"this error cannot be sent: {described(e)}"
+        text = f"{text_of(error)} (the error itself cannot be sent: {described(e, FIELD_MAX)})"
         return Fail(corr, "EntityFailed", plain(text, FAILURE_TEXT_MAX), type_name(error))
 
 
@@ -228,7 +228,7 @@ def _fail_of(corr: int, error: Exception, begun: bool) -> Fail:
         except SchemaError as e:
             return _fail_of(corr, EntityFailed("SchemaError", e.message), begun)
         return Fail(corr, "Rejection", plain(text, FAILURE_TEXT_MAX), name, fields)
-    text = error.message if isinstance(error, RequestError) else text_of(error)
+    text = written(error.message) if isinstance(error, RequestError) else text_of(error)
     detail = ""
     if isinstance(error, StateUnreadable):
         place = (error.entity_type, error.entity_id, error.version, plain(error.field, FIELD_MAX))
@@ -237,6 +237,8 @@ def _fail_of(corr: int, error: Exception, begun: bool) -> Fail:
         detail = plain(error.type, NAME_MAX)
     elif isinstance(error, ReentrancyError):
         detail = _write_cycle(error.cycle).decode()
+    if len(detail) > FAILURE_MAX:
+        raise ValueError(f"its details have {len(detail)} characters, at most {FAILURE_MAX}")
     begun = begun or (isinstance(error, RequestError) and not error.definite)
     begun = bool(begun and getattr(type(error), "definite", False))
     return Fail(corr, type_name(error), plain(text, FAILURE_TEXT_MAX), detail, begun=begun)

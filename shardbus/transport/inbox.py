@@ -369,7 +369,9 @@ class Inbox(Generic[P]):
                     self._on_hold(run)
         except RemoteProtocolError as e:
             log.warning("dropped a run from %s: %s", peer.name, e)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):  # of a signal: handlers' are contained
+            raise
+        except BaseException:
             log.exception("failed on a %s from %s", type(run).__name__, peer.name)
 
 
