@@ -109,6 +109,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "rejoin_waits", "error"
     ),
     ("rpc", "the answer to %r failed: %s"): _event("answer_failed", "question error"),
+    ("run", "a task of this process has stopped the loop, which goes on"): _event("loop_stopped"),
     ("run", "the cluster's secret is as it was"): _event("secret_unchanged"),
     ("run", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
     ("session_loss", "%d messages of %r may be lost: no acknowledgement came"): _event(

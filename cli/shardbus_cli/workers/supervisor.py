@@ -147,6 +147,8 @@ class UnitSupervisor:
                 self._handle(worker_group.WorkerReady(number))
             case "closed":
                 self._handle(worker_group.WorkerClosed(number))
+            case "leaves":
+                self._handle(worker_group.WorkerLeaves(number))
             case _:
                 log.warning("worker %d sent an unknown report", number)
 
