@@ -35,6 +35,7 @@ SHOWN_MAX = 100
 TRACEBACK_MAX = 64 * 1024
 """Characters of a traceback: the first half, and the last."""
 _CUT = "..."
+HEAD = "Traceback (most recent call last):\n"
 _name = type.__dict__["__name__"].__get__
 """The name of a class by itself: a metaclass may define another `__name__`."""
 _traceback = BaseException.__dict__["__traceback__"].__get__
@@ -102,7 +103,7 @@ def traceback_of(error: BaseException) -> str:
     try:
         text = "".join(traceback.format_exception(error))
     except BaseException as e:
-        text = f"{_frames(error)}{described(error)}\n(its causes: {_no_text('traceback', e)})"
+        text = f"{HEAD}{_frames(error)}{described(error)}\n({_no_text('the chain', e)})"
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").rstrip("\n")
     half = TRACEBACK_MAX // 2
     return text if len(text) <= TRACEBACK_MAX else f"{text[:half]}\n{_CUT}\n{text[-half:]}"

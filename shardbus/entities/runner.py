@@ -773,7 +773,7 @@ class EntityRunner:
         message: Current | None = task.message
         error = task.error
         if error is not None:
-            if isinstance(error, asyncio.CancelledError):  # a start is tried again
+            if is_a(error, asyncio.CancelledError):  # a start is tried again
                 text = "was cancelled"
                 error = (
                     asyncio.CancelledError() if task.doing else EntityFailed("CancelledError", text)
