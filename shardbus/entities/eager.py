@@ -51,6 +51,7 @@ from types import FrameType
 from typing import Any
 
 from shardbus.entities.gate import SuspensionGate
+from shardbus.error_text import is_a
 from shardbus.interrupts import raise_interrupt
 from shardbus.light_future import Callback, LightFuture
 from shardbus.store.batch_answer import BatchAnswer
@@ -170,7 +171,7 @@ class EagerTask(LightFuture):
         if not self._must_cancel:
             return error
         self._must_cancel = False
-        if isinstance(error, asyncio.CancelledError):
+        if error is not None and is_a(error, asyncio.CancelledError):
             return error
         text = self._cancel_text
         return asyncio.CancelledError() if text is None else asyncio.CancelledError(text)
@@ -348,7 +349,8 @@ class EagerRunner:
         self._spare, following.context = None, task.context
         _leave_task(self.loop, task)  # type: ignore[arg-type]
         _enter_task(self.loop, following)  # type: ignore[arg-type]
-        error = error or task.requested()
+        if error is None:  # an exception may have a `__bool__` that raises
+            error = task.requested()
         task.coroutine = task.changed = None
         task.settle(None if error is not None else value, error)
         return error

@@ -499,11 +499,14 @@ class EntityRunner:
                     coroutine = invoked(invoker, activation.entity, payload)
                 eager.task.coroutine = coroutine
                 waits_for = context.run(coroutine.send, None)
-            except BaseException as e:
-                if coroutine is not None and isinstance(e, StopIteration):
+            except StopIteration as e:
+                if coroutine is not None:
                     self._ended(run, activation, payload, corr, e.value)
-                else:
+                else:  # of decoding
                     self._ended(run, activation, payload, corr, error=e)
+                return True
+            except BaseException as e:
+                self._ended(run, activation, payload, corr, error=e)
                 return True
             activation.busy = True
             carry_on(activation, coroutine, waits_for, done, context)
@@ -693,7 +696,8 @@ class EntityRunner:
         entered = eager.enter()
         try:
             eager.task.context = context = eager.base.copy()
-            eager.task.coroutine = value = error = None
+            error: BaseException | None = None
+            eager.task.coroutine = value = None
             try:
                 if work is None:
                     value = context.run(invoked, invoker, activation.entity, payload)
@@ -706,11 +710,13 @@ class EntityRunner:
                     waits_for = context.run(coroutine.send, None)
                     self._carry_on(activation, coroutine, waits_for, context)
                     return False
-            except BaseException as e:
-                if coroutine is not None and isinstance(e, StopIteration):
+            except StopIteration as e:
+                if coroutine is not None:
                     value = e.value
-                else:
+                else:  # of decoding
                     error = e
+            except BaseException as e:
+                error = e
             error = eager.replace(value, error)
             if error is not None:
                 return self._raised(

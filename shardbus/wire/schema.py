@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from shardbus.error_text import plain, shown
+from shardbus.error_text import class_name, plain, shown
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.sharding.instances import Instances
 from shardbus.wire.batch import METHOD_MAX
@@ -279,13 +279,14 @@ def _form_of(cls: type) -> MessageForm:
         shape, method = NO_CHECK if cls in SCALARS else UNTYPED, ""
     elif is_message_class(cls):
         try:
-            shape, method = shape_of(f"a {cls.__name__}", cls), f":{cls.__name__}"
+            name = class_name(cls)
+            shape, method = shape_of(f"a {name}", cls), f":{name}"
         except ConfigError as e:
             raise SchemaError(e.message) from None
     else:
-        raise SchemaError(f"a {cls.__name__} cannot travel")
+        raise SchemaError(f"a {class_name(cls)} cannot travel")
     pack = packer(shape, pack_value)
-    return MessageForm(method, shape.check, pack, encoder(f"a {cls.__name__}", pack))
+    return MessageForm(method, shape.check, pack, encoder(f"a {class_name(cls)}", pack))
 
 
 def method_of(message: object) -> str:
