@@ -22,6 +22,7 @@ import sys
 from collections.abc import Mapping
 
 from shardbus.error_text import described, is_error, text_of, traceback_in, traceback_of
+from shardbus.interrupts import raise_interrupt
 
 LOST = "shardbus: a line of the log was lost: %s"
 _CALLER = 3
@@ -95,6 +96,7 @@ class GuardedLog:
                 record.exc_text = traceback_of(error)
             logger.handle(record)
         except BaseException as e:
+            raise_interrupt(e)
             _lost(text, e)
 
 

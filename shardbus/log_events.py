@@ -55,6 +55,10 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("remembering", "%s %r does not start elsewhere: %s"): _event(
         "relocation_failed", f"{_ENTITY} error"
     ),
+    (
+        "deaf_entities",
+        "%s %r is busy without a task since %d s: it takes no message",
+    ): _event("entity_deaf", f"{_ENTITY} seconds"),
     ("deferred", "piped work was not cancelled"): _event("work_not_cancelled"),
     ("slow_handlers", "%s of %s %r %s%s"): _event("slow_handler", f"method {_ENTITY} - -"),
     ("stopping", "%s %r did not stop in time: cut off"): _event("entity_cut_off", _ENTITY),

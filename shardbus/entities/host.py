@@ -34,6 +34,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, FirstContext, InstanceContext
+from shardbus.entities.deaf_entities import DeafEntities
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.passivation import Passivator
@@ -107,6 +108,8 @@ class Host:
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
+        with_messages = self.runner.mailbox_limits.with_messages
+        self.deaf = DeafEntities(kind.name, with_messages, self.runner.holds)
         self.shards: dict[str, Shard] = {}
         self.state_sizes: StateSizes | None = None
         """None for a type without state."""
@@ -574,14 +577,15 @@ class Host:
 
     def sweeps(self) -> dict[str, Callable[[int], object]]:
         """Return the work to do about once a second, by name, each with the current tick as its
-        argument: measure mailboxes, cut off entities that do not stop, passivate. While the node
-        is suspended no entity is idle or late."""
+        argument: measure mailboxes, find deaf entities, cut off those that do not stop, passivate.
+        While the node is suspended no entity is idle or late."""
 
         def unless_shut(sweep: Callable[[int], object]) -> Callable[[int], object]:
             return lambda tick: None if self.gate.closed else sweep(tick)
 
         return {
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
+            "deaf entities": unless_shut(self.deaf.sweep),
             "stopping": unless_shut(self.stopper.sweep),
             "passivation": unless_shut(self.passivator.sweep),
         }

@@ -193,6 +193,7 @@ def answer(
     try:
         payload = invoker.encode(value)
     except BaseException as e:  # of a property or a serializer of the application's
+        raise_interrupt(e)
         why = e.message if is_a(e, SchemaError) else described(e)
         text = f"the handler returned a value that cannot be encoded: {why}"
         session.fail(corr, EntityFailed("SchemaError", text))
@@ -802,6 +803,10 @@ class EntityRunner:
         """Let an activation go on by this action once the gate opens."""
         activation.busy = True
         self._held.setdefault(activation, action)
+
+    def holds(self, activation: Activation) -> bool:
+        """True if an activation goes on once the gate opens."""
+        return activation in self._held
 
     def _hold_message(self, activation: Activation, message: Message) -> None:
         """Queue a message, whatever its entity does."""

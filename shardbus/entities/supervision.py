@@ -54,6 +54,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.transport.session import Session
@@ -235,6 +236,7 @@ class Supervisor:
             except (GeneratorExit, asyncio.CancelledError):  # of the runner, or of the loop's end
                 raise
             except BaseException as e:  # StaleFence too: the region learns that the shard has moved
+                raise_interrupt(e)
                 if self.gives_up(activation, e):
                     return
             else:

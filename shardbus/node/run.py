@@ -44,6 +44,7 @@ from shardbus.entities.slow_handlers import places
 from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.api import NodeApi
+from shardbus.interrupts import is_interrupt
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import version_source, with_version
@@ -156,28 +157,26 @@ def run_node(
     run.rejoins_by, run.start_anew = rejoins_by, start_anew
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
-            code = _run_to_end(runner.get_loop(), _with_descriptors(run.run()), run)
+            code = _run_to_end(runner.get_loop(), _with_descriptors(run.run()))
     finally:
         deadline.cancel()
     run.rejoin()
     return code
 
 
-def _run_to_end(
-    loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int], run: _NodeRun
-) -> int:
+def _run_to_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
     """Run the node until it has its exit code.
 
     A task that raises SystemExit or KeyboardInterrupt ends the loop that runs it, and so does a
-    call of `loop.stop()`. Handlers can begin such tasks, and no message may end a node. Its signals
-    end it in another way, so what comes out of the loop once they are set up is logged, and the
-    loop goes on where it was."""
+    call of `loop.stop()`. Handlers can begin such tasks, and no message may end a node: unless a
+    signal has raised it, what comes out of the loop is logged, and the loop goes on where it
+    was."""
     task = loop.create_task(main)
     while True:
         try:
             return loop.run_until_complete(task)
         except BaseException as error:
-            if task.done() or loop.is_closed() or not run.has_signals:
+            if task.done() or loop.is_closed() or is_interrupt(error):
                 raise
             log.error("a task of this process has stopped the loop, which goes on", exc_info=error)
 
@@ -211,15 +210,12 @@ class _NodeRun:
         self.rejoins_by: Sequence[str] = ()
         self.start_anew: Callable[[Sequence[str]], None] | None = None
         self._downed = False
-        self.has_signals = False
-        """Signals that end the node are events: none raises KeyboardInterrupt."""
 
     async def run(self) -> int:
         """Start, live and leave. Returns the exit code."""
         loop, signals, bus = asyncio.get_running_loop(), self._signals, self._bus
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.stop)
-        self.has_signals = True
         if self._settings.security.secret:
             loop.add_signal_handler(signal.SIGHUP, self._rekey)
         source = version_source(self._settings.kubernetes, bus.version_source)

@@ -31,6 +31,7 @@ from shardbus.errors import (
     SchemaError,
     StateUnreadable,
 )
+from shardbus.interrupts import raise_interrupt
 from shardbus.wire.batch import FAILURE_MAX, UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_rejection
 from shardbus.wire.schema import Decode
@@ -169,6 +170,7 @@ class Asks:
                 try:
                     waiter.set_result(decode(payload))
                 except BaseException as e:  # a message class's own checks may raise anything
+                    raise_interrupt(e)
                     error = SchemaError(f"the answer does not fit: {text_of(e)}")
                     set_error(waiter, _as_begun(error, begun=True))
 

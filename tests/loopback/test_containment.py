@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, computed_field
+from pydantic import BaseModel, computed_field, model_validator
 
-from shardbus import Entity, RequestError, ShardBus, handler
+from shardbus import Entity, EntityFailed, RequestError, SchemaError, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.node.node import Node
 from shardbus.shells.message_account import account_of
@@ -30,6 +31,27 @@ class Answer(BaseModel):
     @property
     def odd(self) -> str:
         raise ODD[self.how]()
+
+
+@dataclass
+class Order:
+    number: int
+    how: str = ""
+
+    def __post_init__(self) -> None:
+        if self.how:
+            raise ODD[self.how]()
+
+
+class Checked(BaseModel):
+    number: int
+    how: str = ""
+
+    @model_validator(mode="after")
+    def check(self) -> Checked:
+        if self.how:
+            raise ODD[self.how]()
+        return self
 
 
 class Page(Entity):
@@ -75,6 +97,21 @@ class Page(Entity):
     def answers(self, how: str) -> Any:
         self.n += 1
         return Answer(how=how) if how else self.n
+
+    @handler
+    def takes(self, order: Order) -> int:
+        self.n += 1
+        return order.number
+
+    @handler
+    async def takes_later(self, order: Order) -> int:
+        await asyncio.sleep(0)
+        return self.takes(order)
+
+    @handler
+    def checks(self, order: Checked) -> int:
+        self.n += 1
+        return order.number
 
     @handler
     def ticks(self, how: str) -> int:
@@ -190,6 +227,27 @@ async def test_a_handler_that_fails_costs_its_own_message(
     await balanced(node)
     assert node.failed_tasks == 0
     assert not [r for r in caplog.records if "failed on a" in r.getMessage()]
+
+
+@pytest.mark.parametrize("method", ["takes", "takes_later", "checks"])
+@pytest.mark.parametrize("others", [2, OTHERS, 100])  # one by one, and a run decoded ahead
+async def test_an_argument_whose_class_raises_costs_its_own_message(
+    pair: tuple[Node, AsyncClient], method: str, others: int
+) -> None:
+    node, client = pair
+    for how in ODD:
+        ids = [f"{how}-{method}-{n}" for n in range(others + 1)]
+        orders = [{"number": n, "how": how if n == others // 2 else ""} for n in range(others + 1)]
+        calls = [client.call("page", i, method, o) for i, o in zip(ids, orders, strict=True)]
+        answers = await asyncio.gather(*map(outcome, calls))
+        error = answers[others // 2]
+        assert isinstance(error, SchemaError | EntityFailed), (how, error)
+        answers[others // 2] = others // 2
+        assert answers == list(range(others + 1)), how
+        assert await client.call("page", ids[others // 2], method, {"number": 7}) == 7
+        if isinstance(error, SchemaError):
+            assert await client.call("page", ids[others // 2], "read") == 1
+    await balanced(node)
 
 
 async def test_the_answer_names_the_exception(pair: tuple[Node, AsyncClient]) -> None:
