@@ -157,14 +157,14 @@ def run_node(
     run.rejoins_by, run.start_anew = rejoins_by, start_anew
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
-            code = _run_to_end(runner.get_loop(), _with_descriptors(run.run()))
+            code = run_to_end(runner.get_loop(), _with_descriptors(run.run()))
     finally:
         deadline.cancel()
     run.rejoin()
     return code
 
 
-def _run_to_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
+def run_to_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
     """Run the node until it has its exit code.
 
     A task that raises SystemExit or KeyboardInterrupt ends the loop that runs it, and so does a
