@@ -401,3 +401,22 @@ def test_a_class_name_that_stands_twice_is_found():
         "n": ast.parse("class A: ...\nclass _B: ..."),
     }
     assert class_names_twice(trees) == {"A": ["m", "n"]}
+
+
+ERRORS_OF_ENTITIES = {"e", "error", "failure"}
+"""Names under which modules of entities have exceptions that an application may have raised."""
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("shardbus.entities.")])
+def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
+    """`isinstance` reads `__class__`, which may lie or raise: `error_text.is_a` does not."""
+    calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+    found = [
+        call.lineno
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id == "isinstance"
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id in ERRORS_OF_ENTITIES
+    ]
+    assert found == [], f"{module}: write is_a(error, ...)"

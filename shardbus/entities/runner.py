@@ -46,6 +46,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from types import NoneType
@@ -124,9 +125,6 @@ GATE_EVERY = 16
 
 RUN_SLICE = 64
 """Messages of a run between two checks of the gate."""
-
-OF_OTHERS = (EntityFailed, ReentrancyError)
-"""Errors that an entity got from another one, and passes on as they are."""
 
 RESUMED_MAX = 256
 """Held activations that go on in one turn of the loop."""
@@ -207,17 +205,18 @@ def failure_for_asker(
     """Return the error that the asker of a failed handler gets, which is never definite. Every
     entity on a cycle of asks gets the ReentrancyError that names it; a caller outside the cycle
     sees its entity fail. `begun`: False if its start failed, before any handler."""
-    if is_a(error, *OF_OTHERS):  # `isinstance` would believe a `__class__` that lies
-        match error:
-            case StateUnreadable():
-                own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
-                return error if own and not begun else EntityFailed(error.type, error.message)
-            case EntityFailed() if not error.definite:
-                return error
-            case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
-                return error
-            case _:
-                pass
+    if is_a(error, EntityFailed, ReentrancyError):
+        with suppress(Exception):  # a subclass may lack the attributes of its class
+            match error:
+                case StateUnreadable():
+                    own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
+                    return error if own and not begun else EntityFailed(error.type, error.message)
+                case EntityFailed() if not error.definite:
+                    return error
+                case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
+                    return error
+                case _:
+                    pass
     return EntityFailed(type_name(error), text_of(error))
 
 
@@ -982,9 +981,10 @@ class EntityRunner:
     def _is_stale(self, activation: Activation, error: BaseException) -> bool:
         """True if the store has refused the fence of this very activation. A handler may also get
         the refusal of another entity, or of a former activation, whose task it awaits."""
-        if not isinstance(error, StaleFence) or isinstance(error, StaleActivation):
+        if not is_a(error, StaleFence) or is_a(error, StaleActivation):
             return False
-        refused = (error.entity_type, error.entity_id, error.fence)
+        names = "entity_type", "entity_id", "fence"  # which a subclass may lack
+        refused = tuple(getattr(error, name, None) for name in names)
         return refused == (self.kind.name, activation.key, activation.shard.fence)
 
     @staticmethod
