@@ -128,8 +128,7 @@ def simulate(
     drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
-        fails = failing_handlers
-        drawn = [draw_node_options(number, *more, failing_handlers=fails) for number in numbers]
+        drawn = [draw_node_options(number, *more, failing_handlers) for number in numbers]
     _report(drawn, jobs, as_json)
 
 

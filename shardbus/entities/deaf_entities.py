@@ -16,10 +16,10 @@ Source: docs/how-to/operate.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from shardbus.entities.activation import Activation, LifeState, Message
+from shardbus.entities.runner import EntityRunner
 from shardbus.guarded_log import GuardedLog
 from shardbus.transport.asks import CoarseClock
 
@@ -43,27 +43,16 @@ class Suspect:
 
 
 class DeafEntities:
-    """The deaf entities of one type.
+    """The deaf entities of one type, which has this name in the log."""
 
-    Args:
-        entity_type: its name, for the log.
-        with_messages: returns the entities whose mailbox is not empty.
-        is_held: true if an entity goes on once the gate opens.
-    """
-
-    def __init__(
-        self,
-        entity_type: str,
-        with_messages: Callable[[], Iterable[Activation]],
-        is_held: Callable[[Activation], bool],
-    ) -> None:
-        self._type, self._with_messages, self._is_held = entity_type, with_messages, is_held
+    def __init__(self, entity_type: str, runner: EntityRunner) -> None:
+        self._type, self._runner = entity_type, runner
         self._suspects: dict[Activation, Suspect] = {}
 
     def sweep(self, tick: int) -> None:
         """Look at the entities with a mailbox. Called about once a second, by the loop."""
         suspects: dict[Activation, Suspect] = {}
-        for activation in self._with_messages():
+        for activation in self._runner.mailbox_limits.with_messages():
             if not self._seems_deaf(activation) or not activation.mailbox:
                 continue
             first, suspect = activation.mailbox[0], self._suspects.get(activation)
@@ -79,7 +68,7 @@ class DeafEntities:
     def _seems_deaf(self, activation: Activation) -> bool:
         task = activation.task
         runs = task is not None and not task.done()
-        waits = runs or activation.state in WAITING or self._is_held(activation)
+        waits = runs or activation.state in WAITING or self._runner.holds(activation)
         return activation.busy and not waits
 
     def _report(self, activation: Activation, ticks: int) -> None:

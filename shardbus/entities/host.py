@@ -100,16 +100,14 @@ class Host:
         """The context of timers: not that of the handler that sets one."""
         self.tracer: Any = None
         """The tracer (`routing.traced_sending`) of a node with tracing."""
-        self.counts = self.runner.counts
-        self.deferred = self.runner.deferred
+        self.counts, self.deferred = self.runner.counts, self.runner.deferred
         self.active: dict[str, Activation] = {}
         self._index: Index | None = None
         self._context = FirstContext if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
-        with_messages = self.runner.mailbox_limits.with_messages
-        self.deaf = DeafEntities(kind.name, with_messages, self.runner.holds)
+        self.deaf = DeafEntities(kind.name, self.runner)
         self.shards: dict[str, Shard] = {}
         self.state_sizes: StateSizes | None = None
         """None for a type without state."""

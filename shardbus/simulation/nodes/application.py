@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 from shardbus.app import ShardBus
+from shardbus.entities.context import Context
 from shardbus.entities.entity_type import StopReason
 from shardbus.entity import Entity, handler
 from shardbus.errors import RequestError
@@ -109,8 +110,7 @@ class SimApplication:
             @handler
             def note(self, sender: str, seq: int) -> int:
                 application.checker.places.begins(self.context)
-                message = application.checker.on_handled(self.context, sender, seq)
-                application.fail_sometimes(message)
+                application.handled(self.context, sender, seq)
                 return seq
 
         class Slow(Plain):
@@ -140,8 +140,7 @@ class SimApplication:
             @handler
             async def take(self, sender: str, seq: int) -> int:
                 with application.checker.places.handler(self.context, asyncio.current_task()):
-                    message = application.checker.on_handled(self.context, sender, seq)
-                    application.fail_sometimes(message)
+                    application.handled(self.context, sender, seq)
                     self.state.count += 1
                     await self.save()
                     application.checker.on_saved(self.context, self.state.count)
@@ -150,8 +149,7 @@ class SimApplication:
             @handler
             def note(self, sender: str, seq: int) -> int:
                 application.checker.places.begins(self.context)
-                message = application.checker.on_handled(self.context, sender, seq)
-                application.fail_sometimes(message)
+                application.handled(self.context, sender, seq)
                 return seq
 
         starts = self._slow_starts or self._failing_starts
@@ -188,6 +186,10 @@ class SimApplication:
         await self.wait_sometimes()
         if self._failing_starts and self.dice.random() < self._failing_starts:
             raise NotReady
+
+    def handled(self, context: Context, sender: str, seq: int) -> None:
+        """Record that an entity handles a message, and fail, as the options say."""
+        self.fail_sometimes(self.checker.on_handled(context, sender, seq))
 
     def fail_sometimes(self, message: SentMessage) -> None:
         """Raise, as the options say, what code may raise, when a handler has a message."""
