@@ -27,6 +27,7 @@ from shardbus.node.subscriptions import Callback
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.region import Region
+from shardbus.routing.sent import Sent, awaited
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.instances import Instances
 from shardbus.wire.rejections import check_rejection
@@ -189,10 +190,11 @@ class ShardBus:
         """
         return cast("E", self._running().ref(kind, entity_id))
 
-    async def start_entity(self, kind: str | type, entity_id: str) -> None:
+    @awaited
+    def start_entity(self, kind: str | type, entity_id: str) -> Sent[None]:
         """Start an entity without a message, from inside a node; returns when it runs. An entity of
         a type that remembers is remembered from then on [S4.40]. Raises as an ask."""
-        await cast("Any", self._running().ref(kind, entity_id)).start_entity()
+        return Sent(cast("Any", self._running().ref(kind, entity_id)).start_entity())
 
     def set_active_entity_limit(self, kind: str | type, limit: int) -> None:
         """Keep at most `limit` entities of a type in memory on this node; 0 is no limit. It lasts

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping
 
 from shardbus.error_text import described, is_error, text_of, traceback_in, traceback_of
-from shardbus.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_interrupt
 
 LOST = "shardbus: a line of the log was lost: %s"
 _CALLER = 3

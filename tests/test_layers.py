@@ -1,8 +1,7 @@
 """The architecture, as failing tests: floors, banned names, sizes, and no module that nobody uses.
 
-    floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate
-               interrupts light_future config backoff
-               log_events sample_marks task_set transitions, and store.protocol
+    floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate config
+               backoff log_events sample_marks task_set tasks transitions, and store.protocol
     floor 1    membership sharding          pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
@@ -44,12 +43,11 @@ FLOORS = {
     "shardbus.histograms": 0,
     "shardbus.log_events": 0,
     "shardbus.inflate": 0,
-    "shardbus.interrupts": 0,
-    "shardbus.light_future": 0,
     "shardbus.config": 0,
     "shardbus.backoff": 0,
     "shardbus.sample_marks": 0,
     "shardbus.task_set": 0,
+    "shardbus.tasks": 0,
     "shardbus.transitions": 0,
     "shardbus.store.protocol": 0,
     "shardbus.membership": 1,
@@ -407,7 +405,9 @@ ERRORS_OF_ENTITIES = {"e", "error", "failure"}
 """Names under which modules of entities have exceptions that an application may have raised."""
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("shardbus.entities.")])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m.startswith(("shardbus.entities.", "shardbus.tasks."))]
+)
 def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
     """`isinstance` reads `__class__`, which may lie or raise: `error_text.is_a` does not."""
     calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
@@ -420,3 +420,27 @@ def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
         and call.args[0].id in ERRORS_OF_ENTITIES
     ]
     assert found == [], f"{module}: write is_a(error, ...)"
+
+
+def test_only_tasks_uses_private_names_of_asyncio() -> None:
+    """Each such use has a contract test there, on every supported Python."""
+    found = []
+    for path in sorted((ROOT / "shardbus").rglob("*.py")):
+        if path.parent.name == "tasks":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.ImportFrom(module=str(module)) if module.split(".")[0] == "asyncio":
+                    names = [alias.name for alias in node.names]
+                case ast.Attribute(value=ast.Name(id="asyncio")):
+                    names = [node.attr]
+                case ast.Constant(value="_fut_waiter" | "_asyncio_future_blocking"):
+                    names = [node.value]
+                case _:
+                    names = []
+            found += [
+                f"{path}: {name}"
+                for name in names
+                if name.startswith("_") and not name.endswith("__")
+            ]
+    assert not found

@@ -28,7 +28,6 @@ import msgspec
 from shardbus.admin.services import AdminServices
 from shardbus.admin.slowness import STORE, THREAD, CallTimes, EntityFigures
 from shardbus.entities.activation import Activation, LifeState
-from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import run_in_thread
 from shardbus.entities.host import Host
 from shardbus.entities.message_times import SampledMessage
@@ -37,6 +36,7 @@ from shardbus.errors import ConfigError
 from shardbus.histograms import Histogram
 from shardbus.shells.region import RegionShell
 from shardbus.store.entity_state import LOAD, SAVE, EntityStates
+from shardbus.tasks.eager import EagerTask
 from shardbus.transport.asks import CoarseClock
 
 LOOKS = 8

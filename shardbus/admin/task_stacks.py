@@ -28,10 +28,11 @@ from traceback import walk_stack
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from shardbus.entities.eager import EagerTask
 from shardbus.entities.slow_handlers import frames_of
 from shardbus.http.api import Json
 from shardbus.shells.region import RegionShell
+from shardbus.tasks.eager import EagerTask
+from shardbus.tasks.internals import awaited_by
 
 TASKS_MAX = 20_000
 SLICE = 256
@@ -104,7 +105,7 @@ def stack_of(frames: Iterable[tuple[FrameType, int]]) -> Stack:
 
 def seen_of(task: Any, current: Any) -> Seen:
     """Return the state and the stack of a task, of asyncio or of a handler."""
-    waits = task.awaits if isinstance(task, EagerTask) else getattr(task, "_fut_waiter", None)
+    waits = task.awaits if isinstance(task, EagerTask) else awaited_by(task)
     if task is current:
         state = "running"
     elif task.cancelling():

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
-from shardbus.client.sent import DONE, Sent, awaited
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
 from shardbus.errors import (
@@ -39,6 +38,7 @@ from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
 from shardbus.routing.refs import arguments, ask, call, milliseconds, pack
 from shardbus.routing.region import Region
+from shardbus.routing.sent import DONE, Sent, awaited
 from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells

@@ -15,7 +15,6 @@ from operator import length_hint
 from typing import Any, TypeVar
 
 from shardbus.client.regions import ClientRegions, Rest, Row
-from shardbus.client.sent import OnceAwaited, Sent, awaited
 from shardbus.client.unknown_types import HeldMessage
 from shardbus.errors import RequestError, ShardBusError
 from shardbus.routing.instance_policies import Choice
@@ -32,6 +31,7 @@ from shardbus.routing.refs import (
     milliseconds,
     start_entity,
 )
+from shardbus.routing.sent import OnceAwaited, Sent, awaited
 from shardbus.wire.schema import Decode, decode_value, encode_arguments
 
 T = TypeVar("T")
@@ -245,10 +245,10 @@ class Towards:
             sender = learnt if self._choice is None else by_choice(learnt, self._choice)
             send, done = sender.send, sender.done
             for entity_id, message in rest:
-                waits = send(entity_id, message)
+                room: Any = send(entity_id, message)
                 sent = True
-                if waits is not done:
-                    await waits
+                if room is not done:
+                    await room
         except Exception as error:
             if isinstance(error, RequestError):
                 error.definite = error.definite and not sent

@@ -36,9 +36,9 @@ from collections import deque
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import Invoker, StopReason
 from shardbus.errors import LocalProtocolError
+from shardbus.tasks.eager import EagerTask
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain

@@ -66,7 +66,6 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.deferred import DeferredWork
-from shardbus.entities.eager import EagerTask, references
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
@@ -87,7 +86,8 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.interrupts import raise_interrupt
+from shardbus.tasks.eager import EagerTask, references
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain

@@ -17,11 +17,12 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 from shardbus.entities.activation import Activation, Message
-from shardbus.entities.eager import OWNER, EagerRunner, EagerTask
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
-from shardbus.entities.reentrancy import CallChain, eager_task_waiting_for
+from shardbus.entities.reentrancy import CallChain
 from shardbus.errors import ReentrancyError
+from shardbus.tasks.eager import OWNER, EagerRunner, EagerTask
+from shardbus.tasks.waiters import eager_task_waiting_for
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 

@@ -28,9 +28,10 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
-from shardbus.entities.eager import EagerTask
 from shardbus.entities.running_handlers import RunningHandler, RunningHandlers
 from shardbus.guarded_log import GuardedLog
+from shardbus.tasks import internals
+from shardbus.tasks.eager import EagerTask
 from shardbus.transport.asks import CoarseClock
 
 log = GuardedLog("shardbus.entity")
@@ -47,7 +48,11 @@ WALKED_MAX = 500
 _AWAITING = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"))
 """Of coroutines and generators: their frame, and what they await. Python does not tell which
 asynchronous generator a coroutine is in, so a stack ends there."""
-_OURS = (str(Path(__file__).parent), str(Path(asyncio.__file__).parent))
+_OURS = (
+    str(Path(__file__).parent),
+    str(Path(internals.__file__).parent),
+    str(Path(asyncio.__file__).parent),
+)
 """Files of this package and of asyncio, left out of reports."""
 
 

@@ -42,12 +42,12 @@ from shardbus.entities.activation import (
     Message,
     StopRequest,
 )
-from shardbus.entities.eager import EagerTask
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
 from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
 from shardbus.guarded_log import GuardedLog
-from shardbus.interrupts import raise_interrupt
+from shardbus.tasks.eager import EagerTask
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.drop_reports import Origin
 

@@ -54,7 +54,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.transport.session import Session

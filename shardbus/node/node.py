@@ -25,7 +25,6 @@ from typing import Any, cast
 from shardbus.config.seeds import SeedList, parse_seeds
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.dead_letters import DeadLetters
-from shardbus.entities.eager import OWNER
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
@@ -82,6 +81,7 @@ from shardbus.store.group_commit import ATTEMPTS
 from shardbus.store.protocol import Lease, StateStore, on_new_server
 from shardbus.store.urls import family
 from shardbus.task_set import TaskSet, failed_tasks
+from shardbus.tasks.eager import OWNER
 from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import DropTallies, Origin, RefusedTells
 from shardbus.transport.endpoint import Endpoint

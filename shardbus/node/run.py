@@ -44,7 +44,6 @@ from shardbus.entities.slow_handlers import places
 from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.api import NodeApi
-from shardbus.interrupts import is_interrupt
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import version_source, with_version
@@ -57,6 +56,7 @@ from shardbus.node.shutdown import leave
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.task_set import TaskSet
+from shardbus.tasks.interrupts import is_interrupt
 
 log = GuardedLog("shardbus.node")
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from asyncio.tasks import _enter_task, _leave_task
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
@@ -28,6 +27,13 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from shardbus.simulation.timeline import ProcessClock, Timeline
+from shardbus.tasks.internals import (
+    enter_task,
+    leave_task,
+    run_handle,
+    running_loop,
+    set_running_loop,
+)
 
 T = TypeVar("T")
 
@@ -107,22 +113,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turning = True
             self.timeline.later(self.paused_until - self.timeline.now, self._turn)
             return
-        ready, outer = self._ready, asyncio._get_running_loop()
+        ready, outer = self._ready, running_loop()
         task = None if outer is None else asyncio.current_task(outer)
         if outer is not None and task is not None:
-            _leave_task(outer, task)  # from 3.14 on a thread has one current task, not each loop
-        asyncio._set_running_loop(self)
+            leave_task(outer, task)  # from 3.14 on a thread has one current task, not each loop
+        set_running_loop(self)
         try:
             left = len(ready)
             while left and ready:  # a callback may kill the process
                 left -= 1
                 handle = ready.popleft()
                 if not handle.cancelled():
-                    handle._run()
+                    run_handle(handle)
         finally:
-            asyncio._set_running_loop(outer)
+            set_running_loop(outer)
             if outer is not None and task is not None:
-                _enter_task(outer, task)
+                enter_task(outer, task)
         if self.after_turn is not None:
             self.after_turn()
         if ready:

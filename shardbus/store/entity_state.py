@@ -12,9 +12,9 @@ from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
-from shardbus.store.batch_answer import BatchAnswer
 from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
+from shardbus.tasks.batch_answer import BatchAnswer
 
 LOAD, SAVE = "load", "save"
 OUTCOME_S = 1.0

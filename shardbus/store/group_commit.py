@@ -45,10 +45,10 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from shardbus.errors import StaleActivation, StoreUnavailable
-from shardbus.store.batch_answer import BatchAnswer, settle_soon
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
 from shardbus.task_set import TaskSet
+from shardbus.tasks.batch_answer import BatchAnswer, settle_soon
 
 ATTEMPTS = 3
 WRITERS = 2

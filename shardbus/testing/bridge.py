@@ -8,7 +8,6 @@ returns the very objects.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
@@ -20,6 +19,7 @@ from shardbus.routing.instance_refs import InstanceCall, InstanceRef
 from shardbus.routing.refs import Call, Ref
 from shardbus.routing.region import Region
 from shardbus.simulation.virtual_loop import VirtualLoop
+from shardbus.tasks.internals import running_loop
 from shardbus.testing.virtual_time import Pending, VirtualTime
 
 BRIDGED = (AsyncClient, Ref, Call, InstanceRef, InstanceCall, Region, Towards)
@@ -66,7 +66,7 @@ class Bridge:
 
 def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function in the virtual loop; return what the caller's loop can use."""
-    if asyncio._get_running_loop() is loop:
+    if running_loop() is loop:
         return function(*args, **kwargs)
     with time.entered(loop):
         result = function(*args, **kwargs)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Awaitable, Generator, Iterator
 from contextlib import contextmanager
 from math import inf
@@ -27,6 +26,7 @@ from typing import Any, Generic, TypeVar
 
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
+from shardbus.tasks.internals import enter_task, leave_task, running_loop, set_running_loop
 
 T = TypeVar("T")
 
@@ -60,16 +60,16 @@ class VirtualTime:
     @contextmanager
     def entered(self, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
         """Make a virtual loop the running one, for a call that uses it: by default `loop`."""
-        outer, inner = asyncio._get_running_loop(), loop or self.loop
+        outer, inner = running_loop(), loop or self.loop
         if outer is inner:
             yield
             return
         with _left(outer):
-            asyncio._set_running_loop(inner)
+            set_running_loop(inner)
             try:
                 yield
             finally:
-                asyncio._set_running_loop(None)
+                set_running_loop(None)
 
     # ---- waiting
 
@@ -189,7 +189,7 @@ class VirtualTime:
         self._check_outside()
         self._steps = True
         try:
-            with _left(asyncio._get_running_loop()):
+            with _left(running_loop()):
                 yield
         finally:
             self._steps = False
@@ -239,16 +239,16 @@ def _left(outer: asyncio.AbstractEventLoop | None) -> Iterator[None]:
     task = asyncio.current_task(outer) if outer is not None else None
     hooks = sys.get_asyncgen_hooks()
     if outer is not None and task is not None:
-        _leave_task(outer, task)
-    asyncio._set_running_loop(None)
+        leave_task(outer, task)
+    set_running_loop(None)
     sys.set_asyncgen_hooks(None, None)
     try:
         yield
     finally:
         sys.set_asyncgen_hooks(*hooks)
-        asyncio._set_running_loop(outer)
+        set_running_loop(outer)
         if outer is not None and task is not None:
-            _enter_task(outer, task)
+            enter_task(outer, task)
 
 
 def _has_work(loop: asyncio.AbstractEventLoop, turns: int) -> bool:

@@ -30,6 +30,7 @@ from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import BEGINNING, PORT
 from shardbus.simulation.nodes.world import NodeWorld, SimNode
 from shardbus.simulation.trace import Trace
+from shardbus.tasks.internals import running_loop
 from shardbus.testing.store import WatchedStore
 from shardbus.testing.virtual_time import log_failure
 
@@ -60,7 +61,7 @@ class NodeHere:
         self.nodes: dict[asyncio.AbstractEventLoop | None, Node] = {}
 
     def __getattr__(self, name: str) -> Any:
-        node = self.nodes.get(asyncio._get_running_loop())
+        node = self.nodes.get(running_loop())
         if node is None:
             raise LocalProtocolError(
                 "no node runs here: this is the code of the test", hint="use cluster.client()"

@@ -31,7 +31,7 @@ from shardbus.errors import (
     SchemaError,
     StateUnreadable,
 )
-from shardbus.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.wire.batch import FAILURE_MAX, UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_rejection
 from shardbus.wire.schema import Decode

@@ -37,7 +37,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shardbus.errors import RemoteProtocolError
-from shardbus.interrupts import raise_interrupt
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import Asks, CoarseClock
 from shardbus.transport.full_entities import RESTS_WEIGHT_MAX, FullEntities, Target
 from shardbus.transport.log_limiter import log

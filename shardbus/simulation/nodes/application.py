@@ -103,8 +103,7 @@ class SimApplication:
             async def take(self, sender: str, seq: int) -> int:
                 with application.checker.places.handler(self.context, asyncio.current_task()):
                     message = application.checker.on_handled(self.context, sender, seq)
-                    await application.handle_slowly()
-                    application.fail_sometimes(message)
+                    await application.end_slowly(message)
                 return seq
 
             @handler
@@ -207,6 +206,11 @@ class SimApplication:
         """Wait in some handlers. Most return at once."""
         if self.dice.random() < self._thinks:
             await asyncio.sleep(self.dice.uniform(0.0, self._waits_s))
+
+    async def end_slowly(self, message: SentMessage) -> None:
+        """Wait in some handlers, and fail, as the options say."""
+        await self.handle_slowly()
+        self.fail_sometimes(message)
 
 
 class SimSender:

@@ -140,6 +140,7 @@ async def test_others_keep_their_order_when_one_caller_gives_up(end: str) -> Non
             await asyncio.sleep(0.1)
             assert [number(value) for value in world.session(A).values] == [0, 2]
             assert client.buffered == 0
+            assert client.refused_messages == {}
 
 
 @virtual
@@ -315,6 +316,24 @@ async def test_the_rest_of_a_batch_that_fails_is_counted() -> None:
             assert client.refused_messages == {"unknown_type": 10}
             with pytest.raises(UnknownEntityType):
                 await sent
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@virtual
+async def test_a_batch_is_definite_only_if_none_of_it_was_sent(bad: int, known: bool) -> None:
+    world = World(A)
+    with world.playing():
+        async with world.client() as client:
+            if known:
+                await client.router_of("page")
+            messages: list[Any] = [0, 1, 2]
+            messages[bad] = object()
+            with pytest.raises(SchemaError) as refused:
+                await client.tell_many("page", [("x", message) for message in messages])
+            await client.flush()
+            assert world.session(A).values == list(range(bad))
+            assert refused.value.definite is (bad == 0)
 
 
 @virtual

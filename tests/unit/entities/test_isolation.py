@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.entities.eager import EagerRunner
 from shardbus.errors import EntityFailed
-from tests.unit.entities.eager_kit import Work, drive
+from shardbus.tasks.eager import EagerRunner
 from tests.unit.entities.entity_kit import Bench
+from tests.unit.tasks.eager_kit import Work, drive
 from tests.waiting import turns, until
 
 color: contextvars.ContextVar[Any] = contextvars.ContextVar("color", default="none")

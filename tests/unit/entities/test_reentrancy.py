@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from shardbus.entities.eager import EagerRunner, EagerTask
-from shardbus.entities.reentrancy import KEPT_MIN, CallChain, eager_task_waiting_for
+from shardbus.entities.reentrancy import KEPT_MIN, CallChain
+from shardbus.tasks.eager import EagerRunner, EagerTask
+from shardbus.tasks.waiters import eager_task_waiting_for
 from shardbus.wire.batch import CHAIN_MAX
-from tests.unit.entities.eager_kit import drive
+from tests.unit.tasks.eager_kit import drive
 from tests.waiting import PATIENCE_S, turns
 
 A, B, C = ("page", "a"), ("page", "b"), ("user", "a")

@@ -30,6 +30,7 @@ class Out:
     """A session that takes everything."""
 
     writable = True
+    held_any = False
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -257,10 +258,12 @@ async def test_a_tell_of_all_is_definite_only_if_no_instance_got_it(full: int) -
             raise BufferFull("the send buffer is full")
 
     router, owner = router_on()
+    router.set_count(3)
     nodes = (A, B, C)
     owner.outs[nodes[full - 1]] = Full()
     for instance, node in enumerate(nodes, 1):
         home(router, instance, node, instance)
+    router.set_count(3)
     sender = InstanceSender(router, Choice("all"))
     with pytest.raises(BufferFull) as refused:
         sender.tell(sender.key("set"), "x", b"")

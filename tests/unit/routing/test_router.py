@@ -36,6 +36,7 @@ class Out:
         self.sent: list[str] = []
         self.flushed: list[Any] = []
         self.writable = True
+        self.held_any = False
         self.until_room = "until there is room"
 
     def tell(self, key: Any, entity_id: str, payload: bytes) -> None:

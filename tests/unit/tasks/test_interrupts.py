@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.interrupts import is_interrupt
+from shardbus.tasks.interrupts import is_interrupt
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.light_future import LightFuture
+from shardbus.tasks.light_future import LightFuture
 from tests.waiting import turns
 
 PLACE: ContextVar[str] = ContextVar("place", default="outside")

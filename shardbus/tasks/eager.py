@@ -44,23 +44,46 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from asyncio.tasks import _enter_task, _leave_task, _register_task
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from shardbus.entities.gate import SuspensionGate
 from shardbus.error_text import is_a
-from shardbus.interrupts import raise_interrupt
-from shardbus.light_future import Callback, LightFuture
-from shardbus.store.batch_answer import BatchAnswer
+from shardbus.tasks.batch_answer import BatchAnswer
+from shardbus.tasks.internals import enter_task, leave_task, register_task
+from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.tasks.light_future import Callback, LightFuture
 
 references = sys.getrefcount
 """Counts the references to an object."""
 
 OWNER: ContextVar[Any] = ContextVar("shardbus_owner", default=None)
 """The owner of the eager runner under which the current code started; None elsewhere."""
+
+
+class Gate(Protocol):
+    """Lets coroutines that have waited go on."""
+
+    ended: bool
+    """Nothing waits any more: the process ends."""
+
+    def is_shut(self) -> bool: ...
+    def opened(self) -> asyncio.Future[None]:
+        """Return a future that is done once the gate is open."""
+        ...
+
+
+class OpenGate:
+    """A gate that is always open."""
+
+    ended = False
+
+    def is_shut(self) -> bool:
+        return False
+
+    def opened(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
 
 
 class EagerTask(LightFuture):
@@ -137,7 +160,7 @@ class EagerTask(LightFuture):
         if self.settled:
             return False
         if not self._cancels:
-            _register_task(self)  # type: ignore[arg-type]
+            register_task(self)
         self._cancels += 1
         if self.awaits is None or not self.awaits.cancel(msg=msg):
             self._must_cancel, self._cancel_text, self.changed = True, msg, self
@@ -235,7 +258,7 @@ class EagerTask(LightFuture):
             error = _error_of(future)
         if self._must_cancel:
             error = self.requested(error)
-        _enter_task(loop, self)  # type: ignore[arg-type]
+        enter_task(loop, self)
         try:
             if error is None:
                 waits_for = self.context.run(coroutine.send, None)
@@ -249,7 +272,7 @@ class EagerTask(LightFuture):
             self.wait_for(waits_for)
             return
         finally:
-            _leave_task(loop, self)  # type: ignore[arg-type]
+            leave_task(loop, self)
         self.coroutine = self.steps = self.changed = None
         self.settle(None if error is not None else value, error)
         if error is not None:
@@ -287,9 +310,9 @@ class EagerRunner:
         self,
         loop: asyncio.AbstractEventLoop,
         owner: Any = None,
-        gate: SuspensionGate | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        self.loop, self.owner, self.gate = loop, owner, gate or SuspensionGate()
+        self.loop, self.owner, self.gate = loop, owner, gate or OpenGate()
         self.adopt: Callable[[EagerTask], object] | None = getattr(loop, "adopt", None)
         """A simulated loop must know the coroutines that stand in it when its process is killed."""
         self.outside = copy_context()
@@ -320,23 +343,23 @@ class EagerRunner:
         loop, interrupted = self.loop, None
         outer = asyncio.current_task(loop)
         if outer is not None:
-            _leave_task(loop, outer)
+            leave_task(loop, outer)
         if self._depth:
             interrupted, self.task = self.task, self._spare or self.unused()
             self._spare = None
         self._depth += 1
-        _enter_task(loop, self.task)  # type: ignore[arg-type]
+        enter_task(loop, self.task)
         return outer, interrupted
 
     def leave(self, entered: Entered) -> None:
         """End what `enter` began."""
         outer, interrupted = entered
         self._depth -= 1
-        _leave_task(self.loop, self.task)  # type: ignore[arg-type]
+        leave_task(self.loop, self.task)
         if interrupted is not None:
             self._spare, self.task = self.task, interrupted
         if outer is not None:
-            _enter_task(self.loop, outer)
+            enter_task(self.loop, outer)
 
     def replace(
         self, value: Any = None, error: BaseException | None = None
@@ -347,8 +370,8 @@ class EagerRunner:
         task = self.task
         self.task = following = self._spare or self.unused()
         self._spare, following.context = None, task.context
-        _leave_task(self.loop, task)  # type: ignore[arg-type]
-        _enter_task(self.loop, following)  # type: ignore[arg-type]
+        leave_task(self.loop, task)
+        enter_task(self.loop, following)
         if error is None:  # an exception may have a `__bool__` that raises
             error = task.requested()
         task.coroutine = task.changed = None
@@ -404,8 +427,8 @@ class EagerRunner:
         loop, eager = self.loop, self.task
         self.task = following = self._spare or self.unused()
         self._spare = None
-        _leave_task(loop, eager)  # type: ignore[arg-type]
-        _enter_task(loop, following)  # type: ignore[arg-type]
+        leave_task(loop, eager)
+        enter_task(loop, following)
         eager.steps, eager.context = coroutine, context
         if self.adopt is not None:
             self.adopt(eager)

@@ -13,8 +13,8 @@ import pytest
 from starlette.background import BackgroundTasks
 
 from shardbus.client.asynchronous import AsyncClient
-from shardbus.client.sent import DONE, OnceAwaited, Sent, awaited
 from shardbus.client.towards import Towards
+from shardbus.routing.sent import DONE, OnceAwaited, Sent, awaited
 
 VERBS = ("tell", "ask", "call", "cast", "tell_many", "ask_many", "start_entity")
 

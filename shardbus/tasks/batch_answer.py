@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextvars import Context, copy_context
 from typing import Any
 
-from shardbus.light_future import Callback, LightFuture
+from shardbus.tasks.light_future import Callback, LightFuture
 
 
 class BatchAnswer(LightFuture):

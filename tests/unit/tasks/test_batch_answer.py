@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.store.batch_answer import BatchAnswer, settle_soon
+from shardbus.tasks.batch_answer import BatchAnswer, settle_soon
 from tests.waiting import turns
 
 PLACE: ContextVar[str] = ContextVar("place", default="outside")

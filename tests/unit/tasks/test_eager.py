@@ -11,9 +11,9 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from shardbus.entities.eager import OWNER, EagerRunner
-from shardbus.store.batch_answer import BatchAnswer, settle_soon
-from tests.unit.entities.eager_kit import Work, drive
+from shardbus.tasks.batch_answer import BatchAnswer, settle_soon
+from shardbus.tasks.eager import OWNER, EagerRunner
+from tests.unit.tasks.eager_kit import Work, drive
 from tests.waiting import PATIENCE_S, turns
 
 

@@ -1,4 +1,4 @@
-"""What the verbs of a client return: the outcome of messages that are sent already.
+"""The outcome of messages that are sent already: what the verbs of a client return.
 
 A message is sent when its verb is called. The caller may await the outcome, give it to a task or a
 task group, or drop it: then the outcome of an ask is dropped, and a tell goes its way. A coroutine

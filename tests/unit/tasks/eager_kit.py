@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from shardbus.entities.eager import EagerRunner
+from shardbus.tasks.eager import EagerRunner
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 

@@ -1,0 +1,33 @@
+"""The functions of asyncio that make a task or a loop current, under public names.
+
+`current_task` returns the argument of `enter_task`, whatever its class.
+
+Source: `asyncio.tasks` and `asyncio.events` of Python 3.11 to 3.14.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, events, tasks
+from collections.abc import Callable
+from typing import Any
+
+enter_task: Callable[[AbstractEventLoop, Any], None] = tasks._enter_task
+"""Make a task the current one of a loop. There must be none."""
+leave_task: Callable[[AbstractEventLoop, Any], None] = tasks._leave_task
+"""End what `enter_task` began."""
+register_task: Callable[[Any], None] = tasks._register_task
+"""Add a task to `asyncio.all_tasks`."""
+
+running_loop: Callable[[], AbstractEventLoop | None] = events._get_running_loop
+"""Return the loop that runs in this thread; None without one."""
+set_running_loop: Callable[[AbstractEventLoop | None], None] = events._set_running_loop
+
+
+def awaited_by(task: Any) -> Any:
+    """Return the future that a task of asyncio waits for; None if it waits for none."""
+    return getattr(task, "_fut_waiter", None)
+
+
+def run_handle(handle: Any) -> None:
+    """Call the callback of a handle, in its context."""
+    handle._run()
