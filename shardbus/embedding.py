@@ -33,7 +33,6 @@ Source: docs/how-to/web.md; S3.42.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -43,6 +42,7 @@ from shardbus.admin.pages import administer
 from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
 from shardbus.errors import ConfigError, NodeLost, Refused, ShardBusError
+from shardbus.guarded_log import GuardedLog
 from shardbus.membership.events import DOWNED, LEFT
 from shardbus.node.app_version import version_source, with_version
 from shardbus.node.downing_log import check_downing
@@ -52,7 +52,7 @@ from shardbus.node.served_node import Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
 from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 
 class EmbeddedApplication(Application, Protocol):

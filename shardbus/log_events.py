@@ -18,6 +18,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shardbus.error_text import written
+
 LEFT_OUT = re.compile(r" \(\d+ lines like it were left out\)$")
 """What the limit on a log's rate appends to a text."""
 
@@ -53,6 +55,11 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("remembering", "%s %r does not start elsewhere: %s"): _event(
         "relocation_failed", f"{_ENTITY} error"
     ),
+    (
+        "deaf_entities",
+        "%s %r is busy without a task since %d s: it takes no message",
+    ): _event("entity_deaf", f"{_ENTITY} seconds"),
+    ("deferred", "piped work was not cancelled"): _event("work_not_cancelled"),
     ("slow_handlers", "%s of %s %r %s%s"): _event("slow_handler", f"method {_ENTITY} - -"),
     ("stopping", "%s %r did not stop in time: cut off"): _event("entity_cut_off", _ENTITY),
     ("stopping", "on_stop of %s %r failed"): _event("on_stop_failed", _ENTITY),
@@ -105,7 +112,8 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("rejoining", "this node was downed, and rejoins once its store answers: %s"): _event(
         "rejoin_waits", "error"
     ),
-    ("rpc", "the answer to %r failed: %r"): _event("answer_failed", "question error"),
+    ("rpc", "the answer to %r failed: %s"): _event("answer_failed", "question error"),
+    ("run", "a task of this process has stopped the loop, which goes on"): _event("loop_stopped"),
     ("run", "the cluster's secret is as it was"): _event("secret_unchanged"),
     ("run", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
     ("session_loss", "%d messages of %r may be lost: no acknowledgement came"): _event(
@@ -240,7 +248,7 @@ def fields_of(record: logging.LogRecord, event: LogEvent) -> dict[str, object]:
     """Return the arguments of a line by their names: numbers as they are, anything else as text."""
     args = record.args if isinstance(record.args, tuple) else ()
     return {
-        name: arg if isinstance(arg, int | float) else str(arg)
+        name: arg if isinstance(arg, int | float) else written(arg)
         for name, arg in zip(event.fields, args, strict=False)
         if name != "-"
     }

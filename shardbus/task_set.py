@@ -14,12 +14,13 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
 
-log = logging.getLogger("shardbus.node")
+from shardbus.guarded_log import GuardedLog
+
+log = GuardedLog("shardbus.node")
 
 _failed: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
 

@@ -1,6 +1,6 @@
 """The architecture, as failing tests: floors, banned names, sizes, and no module that nobody uses.
 
-    floor 0    errors ids bounds heavy_hitters histograms inflate config
+    floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate config
                backoff log_events sample_marks task_set tasks transitions, and store.protocol
     floor 1    membership sharding          pure machines
     floor 2    wire                         pure codecs
@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FLOORS = {
     "shardbus.errors": 0,
+    "shardbus.error_text": 0,
+    "shardbus.guarded_log": 0,
     "shardbus.ids": 0,
     "shardbus.bounds": 0,
     "shardbus.heavy_hitters": 0,
@@ -397,6 +399,27 @@ def test_a_class_name_that_stands_twice_is_found():
         "n": ast.parse("class A: ...\nclass _B: ..."),
     }
     assert class_names_twice(trees) == {"A": ["m", "n"]}
+
+
+ERRORS_OF_ENTITIES = {"e", "error", "failure"}
+"""Names under which modules of entities have exceptions that an application may have raised."""
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if m.startswith(("shardbus.entities.", "shardbus.tasks."))]
+)
+def test_classes_of_exceptions_are_compared_by_type(module: str) -> None:
+    """`isinstance` reads `__class__`, which may lie or raise: `error_text.is_a` does not."""
+    calls = [node for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+    found = [
+        call.lineno
+        for call in calls
+        if isinstance(call.func, ast.Name)
+        and call.func.id == "isinstance"
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id in ERRORS_OF_ENTITIES
+    ]
+    assert found == [], f"{module}: write is_a(error, ...)"
 
 
 def test_only_tasks_uses_private_names_of_asyncio() -> None:

@@ -78,6 +78,8 @@ ADVICE = {
     " homes and new rows when they are used, and `shardbus data repair` removes the rows",
     "state-unreadable": "give the class a migration (`bus.migrate`), or mend what is stored;"
     " `shardbus state check` reads all states of the type",
+    "deaf-entity": "it takes no message, by a defect of shardbus; the home's log has the failure"
+    " before it (`entity_deaf`): restart that node, and report what the log says",
     "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
     " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
@@ -292,6 +294,8 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
     for row in rows.values():
         for entity_id, why in (row.get("unreadable") or {}).items():
             yield Finding("state-unreadable", kind, entity_id, f"does not start: {why}")
+        for entity_id in row.get("deaf") or ():
+            yield Finding("deaf-entity", kind, entity_id, "is busy, and nothing of it runs")
     coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
     if not coordinators and kind not in picture.cluster.get("coordinators", {}):
         yield Finding("no-coordinator", kind, "coordinator", "is missing")

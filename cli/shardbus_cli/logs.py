@@ -14,6 +14,7 @@ import time
 from collections import deque
 from typing import Any, TextIO
 
+from shardbus.error_text import traceback_of
 from shardbus.log_events import event_of, fields_of
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus_cli.log_writer import LogWriter
@@ -98,6 +99,12 @@ def recent_lines() -> list[str]:
     return [line for one in kept for line in one.lines.copy()]
 
 
+def traceback_text(record: logging.LogRecord) -> str:
+    """Return the traceback of a line; empty if it has none."""
+    error = record.exc_info[1] if record.exc_info else None
+    return record.exc_text or ("" if error is None else traceback_of(error))
+
+
 class PrettyFormatter(logging.Formatter):
     """`12:00:00.123 INFO  shardbus.runtime  text  field=value`, and a traceback if there is one."""
 
@@ -112,8 +119,7 @@ class PrettyFormatter(logging.Formatter):
         line = escape(f"{head}  {record.getMessage()}{suffix}")
         if self.color and (color := COLORS.get(record.levelno)):
             line = f"\x1b[{color}m{line}\x1b[0m"
-        if record.exc_info:
-            trace = self.formatException(record.exc_info).splitlines()
+        if trace := traceback_text(record).splitlines():
             line = "\n".join([line, *map(escape, trace)])
         return line
 
@@ -131,8 +137,8 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in fields(record).items():
             entry.setdefault(name, value)
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+        if trace := traceback_text(record):
+            entry["exception"] = trace
         return json.dumps(entry, default=str)
 
 

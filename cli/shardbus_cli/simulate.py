@@ -42,6 +42,15 @@ WithInstances = Annotated[
     int,
     typer.Option("--instances", min=0, max=9, help="With --sharding: a type with N instances."),
 ]
+WithFailures = Annotated[
+    float,
+    typer.Option(
+        "--failing-handlers",
+        min=0.0,
+        max=1.0,
+        help="With --sharding: the part of messages whose handler raises.",
+    ),
+]
 WithDiscovery = Annotated[
     bool,
     typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
@@ -89,6 +98,7 @@ def simulate(
     instances: WithInstances = 0,
     discovery: WithDiscovery = False,
     kill_at: WithKills = "",
+    failing_handlers: WithFailures = 0.0,
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -118,7 +128,7 @@ def simulate(
     drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
-        drawn = [draw_node_options(number, *more) for number in numbers]
+        drawn = [draw_node_options(number, *more, failing_handlers) for number in numbers]
     _report(drawn, jobs, as_json)
 
 

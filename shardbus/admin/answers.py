@@ -313,6 +313,7 @@ class NodeAnswers:
                 "hot": shell.sampling.hot_spots.row(),
                 "layout": shell.entity_type.interface.layout,
                 "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
+                "deaf": shell.host.deaf.named(),
                 "unreadable": {
                     entity_id: why
                     for entity_id, why in shell.host.counts.unreadable.items()

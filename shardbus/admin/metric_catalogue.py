@@ -269,6 +269,13 @@ SLOW_HANDLERS = _declare(
     "handlers that `waited` for more than `slow_handler_after` or `blocked` the loop for "
     "more than `cluster.app_block_warning`",
 )
+DEAF_ENTITIES = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "deaf_entities",
+    _TYPE,
+    "entities that are busy without a task that runs, and so take no message: a defect",
+)
 ENTITIES = _declare(GAUGE, Group.ENTITIES, "entities", _TYPE, "entities in memory")
 STATE_BYTES = _declare(
     GAUGE,

@@ -137,12 +137,14 @@ class _Collector:
         entities, shards = _gauge(catalogue.ENTITIES), _gauge(catalogue.SHARDS)
         limit = _gauge(catalogue.ACTIVE_ENTITY_LIMIT)
         waiting = _gauge(catalogue.ENTITIES_WAITING)
+        deaf = _gauge(catalogue.DEAF_ENTITIES)
         states, expired = _gauge(catalogue.STATE_BYTES), _counter(catalogue.STATES_EXPIRED)
         for name, region in self._node.regions.items():
             counts = region.host.counts
             failures.add_metric([name], counts.failures)
             evicted.add_metric([name], region.host.passivator.evicted)
             cut_off.add_metric([name], counts.cut_off)
+            deaf.add_metric([name], region.host.deaf.count)
             entities.add_metric([name], region.host.entities)
             limit.add_metric([name], region.host.passivator.limit)
             if region.host.state_sizes is not None:
@@ -157,7 +159,7 @@ class _Collector:
             for reason, count in sorted(counts.stopped.items()):
                 stopped.add_metric([name, reason], count)
         ends = [started, stopped, failures, evicted, cut_off, carried, slow]
-        return [*ends, entities, states, expired, limit, shards, waiting]
+        return [*ends, deaf, entities, states, expired, limit, shards, waiting]
 
     def _moves(self) -> Iterable[Metric]:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)

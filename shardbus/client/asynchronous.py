@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from threading import get_ident
@@ -33,6 +32,7 @@ from shardbus.errors import (
     NodeLost,
     RequestError,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_refs import AnySender, reference
@@ -54,7 +54,7 @@ from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
 from shardbus.wire.schema import decode_value, encode_value
 
-log = logging.getLogger("shardbus.client")
+log = GuardedLog("shardbus.client")
 
 E = TypeVar("E")
 ASK_TIMEOUT_S = 5.0

@@ -28,18 +28,20 @@ Source: S3.80, N.4; docs/partitions.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from shardbus.entities.activation import MOVES, Activation, LifeState
 from shardbus.entities.entity_type import EntityType
+from shardbus.error_text import type_name
 from shardbus.errors import StaleActivation
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
 from shardbus.sharding.region.incoming_moves import CARRY_MAX
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 WAKE_MAX = 256
 """Entities with something to take that start in one turn of the loop."""
@@ -122,12 +124,12 @@ class CarriedStates:
     def _frozen(self, activation: Activation, entity: object) -> CarriedEntity | None:
         name, key = self._kind.name, activation.key
         try:
-            data: object = entity.dehydrate()  # type: ignore[attr-defined]
-            if not isinstance(data, bytes):
-                raise TypeError(f"dehydrate returned {type(data).__name__}, not bytes")
+            data: Any = entity.dehydrate()  # type: ignore[attr-defined]
+            if not issubclass(type(data), bytes):
+                raise TypeError(f"dehydrate returned {type_name(data)}, not bytes")
             states = self._kind.states
             state = None if states is None else states.write(entity.state)  # type: ignore[attr-defined]
-        except Exception:
+        except BaseException:
             log.exception("%s %r carries nothing: dehydrate failed", name, key)
             return None
         return CarriedEntity(name, key, state, data)
@@ -179,7 +181,7 @@ class CarriedStates:
                     raise ValueError("the old home carried no state")
                 entity.state = kind.states.read(activation.key, carried.state)
             entity.rehydrate(carried.data)
-        except Exception:
+        except BaseException:
             log.exception("%s %r starts without what it carried", kind.name, activation.key)
             self._count("not_taken")
             self.forget(activation)

@@ -23,9 +23,10 @@ Source: S4.17-S4.23; docs/how-to/define-entities.md.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shardbus.entities.activation import (
     NEVER,
@@ -39,9 +40,13 @@ from shardbus.entities.activation import (
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.entities.supervision import EntityCounts
+from shardbus.error_text import shown
 from shardbus.errors import EntityFailed, LocalProtocolError, MailboxFull
+from shardbus.guarded_log import GuardedLog
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
+
+log = GuardedLog("shardbus.entity")
 
 
 class MessageRunner(Protocol):
@@ -70,7 +75,8 @@ class DeferredWork:
 
     def stash(self, activation: Activation) -> None:
         """Put the current message aside."""
-        message = self._take_current(activation, "stashed")
+        message = self._current(activation, "stashed")
+        activation.more().stashed = message.session is not None
         stash, counts = activation.more().stash, self._runner.counts
         counts.undone += not message.own  # it is handed to a handler again, or dropped
         if len(stash) < self._stash_max:
@@ -99,15 +105,14 @@ class DeferredWork:
         self._runner.counts.stashed -= sum(not message.own for message in stash)
         return stash
 
-    def _take_current(self, activation: Activation, what: str) -> Message:
-        """Return the message being handled; it gets no answer now."""
-        message, extras = self._runner.handling(activation), activation.more()
+    def _current(self, activation: Activation, what: str) -> Message:
+        """Return the message being handled, if it can be put aside."""
+        message = self._runner.handling(activation)
         if message is None:
             raise LocalProtocolError(f"no message is being handled that could be {what}")
-        if extras.stashed:
+        if activation.more().stashed:
             raise LocalProtocolError(f"the message was put aside already: it cannot be {what}")
         invoker, payload, session, corr, chain = message
-        extras.stashed = session is not None
         return Message(invoker, payload, session, corr, NEVER, chain)
 
     # ---- work
@@ -118,26 +123,30 @@ class DeferredWork:
             raise LocalProtocolError(f"{self._name} has no receive for the outcome of its work")
         asker: Asker = (None, Origin.OWN, ())
         if answer:
-            message = self._take_current(activation, "answered later")
+            message = self._current(activation, "answered later")
             asker = (message.session, message.corr, message.chain)
-        task = asyncio.ensure_future(work)
-        activation.more().work[task] = asker
-        self._working[activation] = None
+        if asyncio.isfuture(work):
+            task: asyncio.Future[object] = work
+        elif inspect.isawaitable(work):
+            task = asyncio.ensure_future(_contained(work))
+        else:
+            raise TypeError(f"pipe_to_self takes a coroutine or a future, not {shown(work)}")
         task.add_done_callback(lambda task: self._done(activation, task))
+        if asyncio.iscoroutine(work):  # one that is cancelled before it begins was never awaited
+            task.add_done_callback(lambda task: work.close())
+        extras = activation.more()
+        extras.work[task] = asker
+        extras.stashed = extras.stashed or asker[0] is not None
+        self._working[activation] = None
 
     def _done(self, activation: Activation, task: asyncio.Future[object]) -> None:
-        error = None if task.cancelled() else task.exception()
+        outcome = _outcome_of(task)
         work = activation.more().work
         if task not in work:
             return  # the activation that began it is over
         session, corr, chain = work.pop(task)
         if not work:
             del self._working[activation]
-        outcome: object
-        if task.cancelled():
-            outcome = EntityFailed("CancelledError", "was cancelled")
-        else:
-            outcome = task.result() if error is None else error
         self._arrive(activation, Message(self._invoker(outcome), b"", session, corr, NEVER, chain))
 
     def _invoker(self, outcome: object) -> Invoker:
@@ -164,7 +173,7 @@ class DeferredWork:
             work, extras.work = extras.work, {}
             self._working.pop(activation, None)
             for task, (session, corr, _) in work.items():
-                task.cancel()
+                _cancel(task)
                 self._fail(activation, session, corr)
         if activation.mailbox:
             activation.mailbox = deque(self._without_outcomes(activation, activation.mailbox))
@@ -177,7 +186,7 @@ class DeferredWork:
             extras = activation.more()
             work, extras.work = extras.work, {}
             for task in work:
-                task.cancel()
+                _cancel(task)
         self._working.clear()
 
     def _without_outcomes(
@@ -195,3 +204,38 @@ class DeferredWork:
         if session is not None and session.lost is None:
             text = f"{self._name} {activation.key!r} ended before its work was done"
             session.fail(corr, EntityFailed("CancelledError", text))
+
+
+class EndedProcess(NamedTuple):
+    """Work has raised what would end the process: `sys.exit` does. Only the entity gets it."""
+
+    error: BaseException
+
+
+async def _contained(work: Awaitable[object]) -> object:
+    """Await work. No task may raise what ends its loop."""
+    try:
+        return await work
+    except (KeyboardInterrupt, SystemExit) as error:
+        return EndedProcess(error)
+
+
+def _outcome_of(task: asyncio.Future[object]) -> object:
+    """Return what became of work: its value, or the exception itself. The future may be of a class
+    of the application's."""
+    try:
+        if task.cancelled():
+            return EntityFailed("CancelledError", "was cancelled")
+        error = task.exception()
+        value = task.result() if error is None else error
+    except BaseException as e:
+        return e
+    return value.error if type(value) is EndedProcess else value
+
+
+def _cancel(task: asyncio.Future[object]) -> None:
+    """Cancel work, whatever its future does."""
+    try:
+        task.cancel()
+    except BaseException:
+        log.exception("piped work was not cancelled")

@@ -19,6 +19,7 @@ from typing import Any
 
 from shardbus.config.settings import NodeSettings
 from shardbus.entities.unfinished_work import finishing
+from shardbus.error_text import described, is_a, shown, text_of
 from shardbus.errors import ConfigError
 from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.sharding.allocation.strategies import AllocationStrategy
@@ -159,8 +160,8 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
         why = "there is no receive" if named is None else "that handler needs arguments"
         hint = "name a handler without arguments, or write a receive"
     except Exception as e:
-        why = str(e)
-    raise ConfigError(f"no handler takes {message!r}"[:150] + f": {why}"[:150], hint=hint)
+        why = text_of(e)
+    raise ConfigError(f"no handler takes {shown(message)}: {why}"[:300], hint=hint)
 
 
 WRAPPED_MAX = 100
@@ -219,8 +220,8 @@ async def run_in_thread(
     run = contextvars.copy_context().run
     loop = asyncio.get_running_loop()
     value, error = await loop.run_in_executor(pool, run, _outcome_of, function, entity, *args)
-    if isinstance(error, StopIteration):
-        raise RuntimeError(f"{type(error).__name__} raised in a thread") from error
+    if error is not None and is_a(error, StopIteration):
+        raise RuntimeError(f"the handler raised {described(error)}") from error
     if error is not None:
         raise error
     return value

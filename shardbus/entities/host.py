@@ -16,7 +16,6 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, FirstContext, InstanceContext
+from shardbus.entities.deaf_entities import DeafEntities
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.passivation import Passivator
@@ -53,13 +53,14 @@ from shardbus.errors import (
     StateTooLarge,
     Unhandled,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
 from shardbus.wire.stored_state import compressed
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 Index = defaultdict[Shard, list[Activation]]
 """By shard, the activations that are active, and some that were."""
@@ -99,14 +100,14 @@ class Host:
         """The context of timers: not that of the handler that sets one."""
         self.tracer: Any = None
         """The tracer (`routing.traced_sending`) of a node with tracing."""
-        self.counts = self.runner.counts
-        self.deferred = self.runner.deferred
+        self.counts, self.deferred = self.runner.counts, self.runner.deferred
         self.active: dict[str, Activation] = {}
         self._index: Index | None = None
         self._context = FirstContext if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
+        self.deaf = DeafEntities(kind.name, self.runner)
         self.shards: dict[str, Shard] = {}
         self.state_sizes: StateSizes | None = None
         """None for a type without state."""
@@ -574,14 +575,15 @@ class Host:
 
     def sweeps(self) -> dict[str, Callable[[int], object]]:
         """Return the work to do about once a second, by name, each with the current tick as its
-        argument: measure mailboxes, cut off entities that do not stop, passivate. While the node
-        is suspended no entity is idle or late."""
+        argument: measure mailboxes, find deaf entities, cut off those that do not stop, passivate.
+        While the node is suspended no entity is idle or late."""
 
         def unless_shut(sweep: Callable[[int], object]) -> Callable[[int], object]:
             return lambda tick: None if self.gate.closed else sweep(tick)
 
         return {
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
+            "deaf entities": unless_shut(self.deaf.sweep),
             "stopping": unless_shut(self.stopper.sweep),
             "passivation": unless_shut(self.passivator.sweep),
         }

@@ -141,6 +141,10 @@ class MailboxLimits:
         """Sessions that wait for room now, with some of their messages or all."""
         return len(self._waits)
 
+    def with_messages(self) -> list[Activation]:
+        """Return the entities in whose mailboxes messages wait. Costs the same pass."""
+        return [activation for activation in self._activations if activation.mailbox]
+
     def fullest(self, most: int) -> list[tuple[str, str, int]]:
         """Return up to `most` entities with the longest mailboxes: the id, the shard, and how many
         messages wait. Costs the same pass."""

@@ -25,15 +25,15 @@ Source: docs/guarantees.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from shardbus.backoff import doubling
 from shardbus.entities.activation import Activation
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import StaleFence, StoreError
+from shardbus.guarded_log import GuardedLog
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 AT_ONCE = 256
 """Entities whose fences are raised together: one round trip of most stores."""

@@ -39,7 +39,6 @@ Source: S2.60, S2.70-S2.72, S4.37, S4.40, B.90-B.95, N.14.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -50,10 +49,11 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, LifeState, Shard
 from shardbus.entities.gate import SuspensionGate
 from shardbus.errors import RequestError, StaleFence, StoreError
+from shardbus.guarded_log import GuardedLog
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.remember")
+log = GuardedLog("shardbus.remember")
 
 T = TypeVar("T")
 

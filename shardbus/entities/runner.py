@@ -45,8 +45,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from types import NoneType
@@ -73,6 +73,7 @@ from shardbus.entities.running_handlers import RunHeader, RunningHandlers
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.supervision import StateLoader, Supervisor
 from shardbus.entities.unfinished_work import finish, is_unfinished
+from shardbus.error_text import described, is_a, text_of, traceback_in, type_name
 from shardbus.errors import (
     EntityFailed,
     MailboxFull,
@@ -84,6 +85,7 @@ from shardbus.errors import (
     StateUnreadable,
     Unhandled,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.tasks.eager import EagerTask, references
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
@@ -91,7 +93,7 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import unreadable
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 Handled = tuple[Invoker, bytes, Session | None, int]
 """A message that a handler got: its method, payload, and the session and correlation id of its
@@ -165,7 +167,9 @@ def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
         return None
     try:
         ahead = read_all(payloads)
-    except Exception:
+    except BaseException:  # of a class's own checks
+        return None
+    if len(ahead) != len(payloads):  # a StopIteration of one ends the list
         return None
     ahead.reverse()
     return ahead
@@ -185,10 +189,14 @@ def answer(
     if activation.extras is not None and activation.extras.take_stashed():
         return
     try:
-        session.reply(corr, invoker.encode(value))
-    except SchemaError as e:
-        text = f"the handler returned a value that cannot be encoded: {e.message}"
+        payload = invoker.encode(value)
+    except BaseException as e:  # of a property or a serializer of the application's
+        raise_interrupt(e)
+        why = e.message if is_a(e, SchemaError) else described(e)
+        text = f"the handler returned a value that cannot be encoded: {why}"
         session.fail(corr, EntityFailed("SchemaError", text))
+    else:
+        session.reply(corr, payload)
 
 
 def failure_for_asker(
@@ -197,22 +205,25 @@ def failure_for_asker(
     """Return the error that the asker of a failed handler gets, which is never definite. Every
     entity on a cycle of asks gets the ReentrancyError that names it; a caller outside the cycle
     sees its entity fail. `begun`: False if its start failed, before any handler."""
-    match error:
-        case StateUnreadable():
-            own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
-            return error if own and not begun else EntityFailed(error.type, error.message)
-        case EntityFailed() if not error.definite:
-            return error
-        case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
-            return error
-        case _:
-            return EntityFailed(type(error).__name__, str(error))
+    if is_a(error, EntityFailed, ReentrancyError):
+        with suppress(Exception):  # a subclass may lack the attributes of its class
+            match error:
+                case StateUnreadable():
+                    own = (error.entity_type, error.entity_id) == (entity_type, entity_id)
+                    return error if own and not begun else EntityFailed(error.type, error.message)
+                case EntityFailed() if not error.definite:
+                    return error
+                case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
+                    return error
+                case _:
+                    pass
+    return EntityFailed(type_name(error), text_of(error))
 
 
 def was_called(function: Callable[..., Any], error: BaseException) -> bool:
     """True if the traceback of an error shows that this handler was called. An error without one,
     which no code has raised, is the cancellation of a handler that has returned."""
-    codes, trace, layer = set[Any](), error.__traceback__, cast("Any", function)
+    codes, trace, layer = set[Any](), traceback_in(error), cast("Any", function)
     if trace is None:
         return True
     while layer is not None:  # a decorator may show the function that it wraps, and not itself
@@ -488,11 +499,14 @@ class EntityRunner:
                     coroutine = invoked(invoker, activation.entity, payload)
                 eager.task.coroutine = coroutine
                 waits_for = context.run(coroutine.send, None)
-            except BaseException as e:
-                if coroutine is not None and isinstance(e, StopIteration):
+            except StopIteration as e:
+                if coroutine is not None:
                     self._ended(run, activation, payload, corr, e.value)
-                else:
+                else:  # of decoding
                     self._ended(run, activation, payload, corr, error=e)
+                return True
+            except BaseException as e:
+                self._ended(run, activation, payload, corr, error=e)
                 return True
             activation.busy = True
             carry_on(activation, coroutine, waits_for, done, context)
@@ -682,7 +696,8 @@ class EntityRunner:
         entered = eager.enter()
         try:
             eager.task.context = context = eager.base.copy()
-            eager.task.coroutine = value = error = None
+            error: BaseException | None = None
+            eager.task.coroutine = value = None
             try:
                 if work is None:
                     value = context.run(invoked, invoker, activation.entity, payload)
@@ -695,11 +710,13 @@ class EntityRunner:
                     waits_for = context.run(coroutine.send, None)
                     self._carry_on(activation, coroutine, waits_for, context)
                     return False
-            except BaseException as e:
-                if coroutine is not None and isinstance(e, StopIteration):
+            except StopIteration as e:
+                if coroutine is not None:
                     value = e.value
-                else:
+                else:  # of decoding
                     error = e
+            except BaseException as e:
+                error = e
             error = eager.replace(value, error)
             if error is not None:
                 return self._raised(
@@ -737,7 +754,9 @@ class EntityRunner:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             self.counts.undone += corr != OWN
             if session is not None:
-                session.fail(corr, unreadable(invoker.name, invoker.decoders, e), begun=begun)
+                session.fail(
+                    corr, unreadable(invoker.name, invoker.decoders, payload, e), begun=begun
+                )
             return True
         return self._failed(activation, error, (invoker, payload, session, corr))
 
@@ -760,7 +779,7 @@ class EntityRunner:
         message: Current | None = task.message
         error = task.error
         if error is not None:
-            if isinstance(error, asyncio.CancelledError):  # a start is tried again
+            if is_a(error, asyncio.CancelledError):  # a start is tried again
                 text = "was cancelled"
                 error = (
                     asyncio.CancelledError() if task.doing else EntityFailed("CancelledError", text)
@@ -783,6 +802,10 @@ class EntityRunner:
         """Let an activation go on by this action once the gate opens."""
         activation.busy = True
         self._held.setdefault(activation, action)
+
+    def holds(self, activation: Activation) -> bool:
+        """True if an activation goes on once the gate opens."""
+        return activation in self._held
 
     def _hold_message(self, activation: Activation, message: Message) -> None:
         """Queue a message, whatever its entity does."""
@@ -902,7 +925,7 @@ class EntityRunner:
         """Fail the asker of a handler that raised, or count its told message, and follow the
         directive. Returns True if the entity goes on or stops, False if it starts again.
         `message`: None if a start failed."""
-        if isinstance(error, StateReplaced):
+        if is_a(error, StateReplaced):
             self._start_again(activation)
             return False
         session, corr = (None, 0) if message is None else message[2:]
@@ -910,12 +933,12 @@ class EntityRunner:
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
             session = None  # its message will be handled again, and answered then
-        if isinstance(error, Unhandled) and error.declined:
+        if is_a(error, Unhandled) and error.declined:
             self._lost("unhandled", activation, message)
             if session is not None:
                 session.fail(corr, error)
             return True
-        if isinstance(error, Rejection) and not self._stops_by(activation, corr):
+        if is_a(error, Rejection) and not self._stops_by(activation, corr):
             if session is not None:
                 session.fail(corr, error)
             elif not put_aside:
@@ -958,9 +981,10 @@ class EntityRunner:
     def _is_stale(self, activation: Activation, error: BaseException) -> bool:
         """True if the store has refused the fence of this very activation. A handler may also get
         the refusal of another entity, or of a former activation, whose task it awaits."""
-        if not isinstance(error, StaleFence) or isinstance(error, StaleActivation):
+        if not is_a(error, StaleFence) or is_a(error, StaleActivation):
             return False
-        refused = (error.entity_type, error.entity_id, error.fence)
+        names = "entity_type", "entity_id", "fence"  # which a subclass may lack
+        refused = tuple(getattr(error, name, None) for name in names)
         return refused == (self.kind.name, activation.key, activation.shard.fence)
 
     @staticmethod

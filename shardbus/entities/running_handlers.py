@@ -97,7 +97,7 @@ class RunningHandlers:
                         (),
                         None,
                     )
-                if isinstance(e, StopIteration):
+                if issubclass(type(e), StopIteration):
                     return True
                 raise
             self.carry_on(activation, coroutine, waits_for, done, context)

@@ -17,11 +17,11 @@ Source: B.137, N.20; docs/how-to/tune.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_stack
@@ -29,11 +29,12 @@ from types import FrameType
 from typing import Any
 
 from shardbus.entities.running_handlers import RunningHandler, RunningHandlers
+from shardbus.guarded_log import GuardedLog
 from shardbus.tasks import internals
 from shardbus.tasks.eager import EagerTask
 from shardbus.transport.asks import CoarseClock
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 QUIET_S = 10.0
 """Seconds between two warnings of one kind about one type."""
@@ -177,14 +178,15 @@ def frames_of(coroutine: Any) -> list[tuple[FrameType, int]]:
     """Return the frames of a coroutine and of what it awaits, each with its line, innermost last;
     at most `WALKED_MAX`."""
     frames: list[tuple[FrameType, int]] = []
-    while coroutine is not None and len(frames) < WALKED_MAX:
-        kind = next((kind for kind in _AWAITING if hasattr(coroutine, kind[0])), None)
-        if kind is None:
-            break
-        frame, awaited = (getattr(coroutine, name) for name in kind)
-        if frame is not None:
-            frames.append((frame, frame.f_lineno))
-        coroutine = awaited
+    with suppress(Exception):  # what a coroutine awaits may be an object of any class
+        while coroutine is not None and len(frames) < WALKED_MAX:
+            kind = next((kind for kind in _AWAITING if hasattr(coroutine, kind[0])), None)
+            if kind is None:
+                break
+            frame, awaited = (getattr(coroutine, name) for name in kind)
+            if frame is not None:
+                frames.append((frame, frame.f_lineno))
+            coroutine = awaited
     return frames
 
 

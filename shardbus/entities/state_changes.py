@@ -27,7 +27,8 @@ from shardbus.entities.activation import Activation, LifeState, Message
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.runner import EntityRunner, StateReplaced
-from shardbus.errors import AskTimeout, Refused, StateChanged
+from shardbus.error_text import is_a, text_of, type_name
+from shardbus.errors import AskTimeout, EntityFailed, Refused, ShardBusError, StateChanged
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.stored_state import revision_of
 
@@ -87,7 +88,7 @@ class StateChange:
         starts again."""
         try:
             await self.check(activation)
-        except Exception as error:  # the entity itself has not failed
+        except BaseException as error:  # the entity itself has not failed
             self._refuse(error)
             return
         if self._over or activation.state is LifeState.GONE:
@@ -98,16 +99,16 @@ class StateChange:
         try:
             await self.check(activation)
             await self._save(context, self._data)
-        except StateChanged as error:
-            self._refuse(error)
-        except Exception as error:
-            self._refuse(error)
-            raise
-        else:
             codec = self._kind.states
             assert codec is not None
             data, key = self._data, activation.key
             entity.state = codec.cls() if data is None else codec.read(key, data)
+        except StateChanged as error:
+            self._refuse(error)
+        except BaseException as error:
+            self._refuse(error)
+            raise
+        else:
             if not self._outcome.done():
                 self._outcome.set_result(None)
         finally:
@@ -115,10 +116,12 @@ class StateChange:
         if activation.stopping is None:
             raise StateReplaced
 
-    def _refuse(self, error: Exception) -> None:
-        """Give the operator an error."""
+    def _refuse(self, error: BaseException) -> None:
+        """Give the operator an error, which the class of the state may have raised."""
         if not self._outcome.done():
-            self._outcome.set_exception(error)
+            known = is_a(error, ShardBusError)
+            refused = error if known else EntityFailed(type_name(error), text_of(error))
+            self._outcome.set_exception(refused)
 
     async def check(self, activation: Activation) -> None:
         """Compare what is stored with the revision that the operator has read.

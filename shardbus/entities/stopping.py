@@ -31,7 +31,6 @@ Source: S0.23, S2.27, S2.40-S2.42.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -46,12 +45,13 @@ from shardbus.entities.activation import (
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
 from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
+from shardbus.guarded_log import GuardedLog
 from shardbus.tasks.eager import EagerTask
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.drop_reports import Origin
 
-log = logging.getLogger("shardbus.entity")
+log = GuardedLog("shardbus.entity")
 
 
 class Stopper:
@@ -151,12 +151,15 @@ class Stopper:
 
         def done(eager: EagerTask) -> None:
             if running.ended(eager):
+                if eager.error is not None:
+                    self._stop_failed(activation, eager.error)
                 self._gone(activation)
 
         try:
             ended = running.begin(activation, "on_stop", self._on_stop(entity, activation), done)
         except BaseException as e:  # a cancellation, or what is no Exception
             raise_interrupt(e)
+            self._stop_failed(activation, e)
             ended = True
         if ended:
             self._gone(activation)
@@ -164,15 +167,21 @@ class Stopper:
             self._set_deadline(activation)
 
     async def _on_stop(self, entity: Any, activation: Activation) -> None:
-        try:
-            await entity.on_stop(activation.stopping)
-        except Exception:
-            self._runner.counts.failures += 1
-            about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
-            log.exception("on_stop of %s %r failed", self._kind.name, activation.key, extra=about)
-        else:
-            if self._runner.carrying is not None:
-                self._runner.carrying.freeze(activation, entity)
+        await entity.on_stop(activation.stopping)
+        if self._runner.carrying is not None:
+            self._runner.carrying.freeze(activation, entity)
+
+    def _stop_failed(self, activation: Activation, error: BaseException) -> None:
+        """Count and log an `on_stop` that has raised; what the entity has is not carried."""
+        self._runner.counts.failures += 1
+        about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
+        log.error(
+            "on_stop of %s %r failed",
+            self._kind.name,
+            activation.key,
+            exc_info=error,
+            extra=about,
+        )
 
     def ended(self, activation: Activation) -> None:
         """Forget the deadline of an entity that has left memory."""

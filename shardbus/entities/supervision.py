@@ -34,7 +34,6 @@ Source: S2.47, S2.48, S2.69, S4.16-S4.20; docs/how-to/define-entities.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -45,6 +44,7 @@ from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.dead_letters import KeepLetter
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.state_sizes import StateSizes
+from shardbus.error_text import is_a, is_exception, text_of, type_name
 from shardbus.errors import (
     StaleActivation,
     StaleFence,
@@ -53,14 +53,15 @@ from shardbus.errors import (
     StoreError,
     StoreUnavailable,
 )
+from shardbus.guarded_log import GuardedLog
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.transport.session import Session
 from shardbus.wire.stored_state import StateCodec
 
-log = logging.getLogger("shardbus.entity")
-store_log = logging.getLogger("shardbus.entity.store")
-store_log.addFilter(LogRateLimiter())
+log = GuardedLog("shardbus.entity")
+store_log = GuardedLog("shardbus.entity.store", LogRateLimiter())
 
 
 class StateLoader(Protocol):
@@ -76,6 +77,8 @@ class StateLoader(Protocol):
 
 
 UNREADABLE_MAX = 10
+LOGGED_MAX = 4096
+"""Characters of an error's text in a line of the log."""
 
 
 class EntityCounts:
@@ -180,7 +183,7 @@ class EntityCounts:
 
 def _may_pass(error: BaseException) -> bool:
     """True if a start that failed so may succeed soon: the store did not answer."""
-    return isinstance(error, StoreError) and not isinstance(error, StaleFence | StateTooLarge)
+    return is_a(error, StoreError) and not is_a(error, StaleFence, StateTooLarge)
 
 
 def _wanted(activation: Activation) -> bool:
@@ -230,7 +233,10 @@ class Supervisor:
                 await self._prepare(activation)
                 if self._kind.starts:
                     await activation.entity.on_start()
-            except Exception as e:  # StaleFence too: the region learns that the shard has moved
+            except (GeneratorExit, asyncio.CancelledError):  # of the runner, or of the loop's end
+                raise
+            except BaseException as e:  # StaleFence too: the region learns that the shard has moved
+                raise_interrupt(e)
                 if self.gives_up(activation, e):
                     return
             else:
@@ -276,8 +282,8 @@ class Supervisor:
         if self.stops_itself(activation, error):
             self.failed(activation, "failed to start", error, again=False)
             return True
-        if isinstance(error, StateUnreadable):
-            self.counts.note_unreadable(activation.key, str(error))
+        if is_a(error, StateUnreadable):
+            self.counts.note_unreadable(activation.key, text_of(error))
         stops = self.directive(error) is Directive.STOP
         self.failed(activation, "failed to start", error, again=not stops)
         if self._ends(activation, error):
@@ -311,14 +317,14 @@ class Supervisor:
     def directive(self, error: BaseException) -> Directive:
         """Return the directive for a failure. A state that cannot be read is not read again until
         the next message."""
-        if isinstance(error, StateUnreadable):
+        if is_a(error, StateUnreadable):
             return Directive.STOP
-        of_store = isinstance(error, StoreError) and not isinstance(error, StaleActivation)
-        if of_store or not isinstance(error, Exception):
+        of_store = is_a(error, StoreError) and not is_a(error, StaleActivation)
+        if of_store or not is_exception(error):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:
             return Directive(self._kind.supervision(error))
-        except Exception:
+        except BaseException:
             log.exception("the supervision of %s failed", self._kind.name)
             return Directive.RESTART
 
@@ -378,15 +384,15 @@ class Supervisor:
         if again:
             activation.more().failures += 1
         # A store that fails may fail all entities of a node.
-        stored = isinstance(error, StoreUnavailable | StateUnreadable)
+        stored = is_a(error, StoreUnavailable, StateUnreadable)
         output = store_log if stored else log
         output.warning(
             "%s %r %s: %s: %s",
             self._kind.name,
             activation.key,
             what,
-            type(error).__name__,
-            error,
-            exc_info=None if stored or isinstance(error, StoreError) else error,
+            type_name(error),
+            text_of(error, LOGGED_MAX),
+            exc_info=None if stored or is_a(error, StoreError) else error,
             extra={"shard": activation.shard.shard, "fence": activation.shard.fence},
         )

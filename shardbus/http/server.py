@@ -21,12 +21,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.connections import BoundedConnections
 from shardbus.http.errors import error
 from shardbus.task_set import watch
 from shardbus.transport.log_limiter import LogRateLimiter
 
-log = logging.getLogger("shardbus.http")
+log = GuardedLog("shardbus.http")
 
 BACKLOG = 512
 SHUTDOWN_GRACE_S = 2

@@ -31,7 +31,6 @@ Source: docs/how-to/web.md.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import fields, is_dataclass
@@ -43,6 +42,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardbus.client.asynchronous import AsyncClient
+from shardbus.error_text import text_of, type_name
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -54,9 +54,10 @@ from shardbus.errors import (
     RequestError,
     SchemaError,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.errors import body
 
-log = logging.getLogger("shardbus.web")
+log = GuardedLog("shardbus.web")
 
 RETRY_AFTER_S = 1
 REJECTED = 409
@@ -177,7 +178,7 @@ def response_of(error: RequestError) -> Response:
     for kind, status, code in STATUSES:
         if isinstance(error, kind) and (error.definite or kind not in REQUESTS):
             return _answer(error, status, code, message, hint)
-    log.error("a request failed: %s: %s", type(error).__name__, error)
+    log.error("a request failed: %s: %s", type_name(error), text_of(error))
     return _answer(error, DEFECT, "failed", "the request failed; the log has the reason")
 
 

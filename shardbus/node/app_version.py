@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,9 @@ from typing import Any
 
 from shardbus.backoff import doubling
 from shardbus.config.settings import KubernetesSettings, NodeSettings
+from shardbus.error_text import callable_name, described, shown
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.versions import LENGTH_MAX
 from shardbus.transport.kubernetes_api import PodApi
 
@@ -35,7 +36,7 @@ VersionSource = Callable[[], Any]
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 5.0
 """Between two questions to the API server."""
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 
 def version_source(
@@ -87,27 +88,28 @@ async def with_version(settings: NodeSettings, source: VersionSource | None) -> 
     """
     if source is None or settings.version != NodeSettings().version:
         return settings
-    name = getattr(source, "__qualname__", "") or type(source).__name__
+    name = callable_name(source)
     limit = asyncio.timeout(settings.version_timeout)
     try:
         async with limit:
             found = source()
             if inspect.isawaitable(found):
                 found = await found
-    except Exception as e:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as e:
         if limit.expired():
             raise ConfigError(
                 f"{name} has returned no version within {settings.version_timeout:g} s",
                 hint="set node.version, or a longer node.version_timeout",
             ) from None
-        text = f"{name} failed to return a version: {type(e).__name__}: {e}"
+        text = f"{name} failed to return a version: {described(e)}"
         raise ConfigError(text[:300], hint="set node.version") from e
     if found is None:
         return settings
     if not isinstance(found, str) or not 0 < len(found) <= LENGTH_MAX or not found.isprintable():
-        shown = repr(found)[:60]
         raise ConfigError(
-            f"{name} returned {shown}, which is no version",
+            f"{name} returned {shown(found, 60)}, which is no version",
             hint=f"a version is a text of 1 to {LENGTH_MAX} characters",
         )
     return replace(settings, version=found)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.api import Json
 from shardbus.membership.downing.split import Decision
 from shardbus.membership.downing.strategies import strategy_of
@@ -25,7 +26,7 @@ from shardbus.membership.view import (
 )
 from shardbus.node.event_log import event_fields, sentence
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 KEPT = 20
 QUIET = (ConvergenceChanged, RoleLeaderChanged)

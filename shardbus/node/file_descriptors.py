@@ -9,11 +9,12 @@ Source: docs/how-to/operate.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import resource
 
-log = logging.getLogger("shardbus.node")
+from shardbus.guarded_log import GuardedLog
+
+log = GuardedLog("shardbus.node")
 
 WANTED = 65_536
 ENOUGH = 1024

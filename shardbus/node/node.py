@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
 from shardbus.errors import NodeLost, Refused, ShardBusError
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.founding import FOUNDING
@@ -97,7 +97,7 @@ from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 RELEASE_S = 1.0
 STORE_MARK_S = 10

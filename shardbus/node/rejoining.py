@@ -17,19 +17,19 @@ Source: S3.42; docs/downing.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 from shardbus.backoff import doubling
 from shardbus.config.settings import Settings
 from shardbus.errors import StoreUnavailable
+from shardbus.guarded_log import GuardedLog
 from shardbus.membership.gossip import ON_THE_WAY_OUT
 from shardbus.membership.member import age_order
 from shardbus.membership.view import MembershipView
 from shardbus.store.opening import open_store
 from shardbus.store.urls import default_url
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 CONTACTS_MAX = 100
 """Members that a node asks, at most: the oldest ones."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from shardbus.error_text import described, text_of, type_name
 from shardbus.errors import (
     BufferFull,
     EntityFailed,
@@ -75,7 +76,7 @@ class Question:
         try:
             arguments = msgspec.convert(decode_value(payload), self.arguments)
         except msgspec.ValidationError as e:
-            raise SchemaError(f"{self.name}: {e}") from None
+            raise SchemaError(f"{self.name}: {text_of(e)}") from None
         if permissions.role is Role.CLIENT:
             if not self.to_clients:
                 raise Unhandled(f"this node does not answer {self.name!r} to clients")
@@ -191,5 +192,5 @@ def _failure(question: str, error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if not isinstance(error, ShardBusError):
-        log.error("the answer to %r failed: %r", question, error)
-    return EntityFailed(type(error).__name__, str(error))
+        log.error("the answer to %r failed: %s", question, described(error))
+    return EntityFailed(type_name(error), text_of(error))

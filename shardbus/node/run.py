@@ -42,6 +42,7 @@ from typing import Any, TypeVar
 from shardbus.config.settings import Settings
 from shardbus.entities.slow_handlers import places
 from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.api import NodeApi
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
@@ -55,8 +56,9 @@ from shardbus.node.shutdown import leave
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.task_set import TaskSet
+from shardbus.tasks.interrupts import is_interrupt
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 DOWNED_S = 15.0
 """For a node that was downed to end; it hands nothing off."""
@@ -155,11 +157,28 @@ def run_node(
     run.rejoins_by, run.start_anew = rejoins_by, start_anew
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
-            code = runner.run(_with_descriptors(run.run()))
+            code = run_to_end(runner.get_loop(), _with_descriptors(run.run()))
     finally:
         deadline.cancel()
     run.rejoin()
     return code
+
+
+def run_to_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
+    """Run the node until it has its exit code.
+
+    A task that raises SystemExit or KeyboardInterrupt ends the loop that runs it, and so does a
+    call of `loop.stop()`. Handlers can begin such tasks, and no message may end a node: unless a
+    signal has raised it, what comes out of the loop is logged, and the loop goes on where it
+    was."""
+    task = loop.create_task(main)
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except BaseException as error:
+            if task.done() or loop.is_closed() or is_interrupt(error):
+                raise
+            log.error("a task of this process has stopped the loop, which goes on", exc_info=error)
 
 
 async def _with_descriptors(run: Coroutine[Any, Any, int]) -> int:
@@ -221,6 +240,7 @@ class _NodeRun:
             self._report("serves", node, served.server.port, leave_within=leaves_within(node))
             ready = self._tasks.spawn(self._announce(served))
             code = await _live(node, signals)
+            self._report("leaves", node, served.server.port)
             ready.cancel()
             if code is None:
                 self._deadline.set(node)

@@ -21,10 +21,10 @@ Source: docs/architecture.md; S3.58-S3.64.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from shardbus.errors import NodeLost
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.rpc import NodeRpc
@@ -36,7 +36,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session, tells_by_mark
 from shardbus.wire.batch import Relayed, Run, TellRun
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 DEPART_S = 30.0
 """Seconds for which a member that left may forward messages, at most."""

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shardbus.config.settings import ShutdownSettings
+from shardbus.error_text import callable_name
+from shardbus.guarded_log import GuardedLog
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 HAND_OFF = "cluster-sharding-shutdown-region"
 LEAVE = "cluster-leave"
@@ -88,7 +89,8 @@ class Phases:
         """Run one phase, with `own` as the node's work in it. True if that work ended in time."""
         self.current = phase
         running: dict[asyncio.Future[Any], str] = {
-            asyncio.ensure_future(_guarded(phase, task)): _name(task) for task in self._tasks[phase]
+            asyncio.ensure_future(_guarded(phase, task)): callable_name(task)
+            for task in self._tasks[phase]
         }
         if running:
             progress(f"{phase}: {', '.join(running.values())}")
@@ -117,9 +119,7 @@ async def _guarded(phase: str, task: Task) -> None:
         result = task()
         if inspect.isawaitable(result):
             await result
-    except Exception:
-        log.exception("%s: %s failed", phase, _name(task))
-
-
-def _name(task: Task) -> str:
-    return getattr(task, "__qualname__", "") or type(task).__name__
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException:
+        log.exception("%s: %s failed", phase, callable_name(task))

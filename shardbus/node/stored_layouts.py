@@ -18,16 +18,16 @@ Source: S2.4; docs/how-to/define-entities.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import LayoutDiffers, StatesElsewhere, StoreError
+from shardbus.guarded_log import GuardedLog
 from shardbus.routing.paths import place_function_of
 from shardbus.store.placement import placing
 from shardbus.store.protocol import StateStore
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 
 async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> None:

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.membership.member import WORKING
 from shardbus.membership.view import NOTICES, DomainEvent, MembershipView, changes
 from shardbus.node.recent_events import RecentEvents
 from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.cluster")
+log = GuardedLog("shardbus.cluster")
 
 QUEUE_MAX = 1000
 
@@ -161,5 +161,7 @@ async def _guarded(callback: Callback) -> None:
         result = callback()
         if inspect.isawaitable(result):
             await result
-    except Exception:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException:
         log.exception("a callback of membership failed")

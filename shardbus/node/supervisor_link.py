@@ -3,6 +3,7 @@
     the node reports     serves    it listens; its addresses, and the seconds it needs to leave
                          ready     it is Up, with its regions registered
                          closed    it takes no further shard, and all members know
+                         leaves    it ends: by a signal, a command, or as its membership has ended
     commands             close     take no further shard
                          leave     as a first SIGTERM; a second one changes nothing
                          stop      stop at once

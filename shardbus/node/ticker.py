@@ -14,13 +14,13 @@ Source: docs/architecture.md; S1.60, S2.52.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardbus.guarded_log import GuardedLog
 from shardbus.transport.asks import CoarseClock
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 EVERY_S = CoarseClock.TICK_MS / 1000
 SECOND = 1000 // CoarseClock.TICK_MS

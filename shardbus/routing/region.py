@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from zlib import crc32
 
+from shardbus.error_text import described, shown, type_name
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import check_id
 from shardbus.routing.refs import NO_ARGUMENTS, START, ask, milliseconds, start_entity
@@ -107,7 +108,10 @@ class Region:
         try:
             found = extract(message)
         except Exception as e:
-            raise self._unknown(owner, message, f": {type(e).__name__}: {e}") from e
+            raise self._unknown(owner, message, f": {described(e)}") from e
+        except BaseException:  # the sender gets it
+            owner.dropped("unhandled", 1)
+            raise
         if found is None:
             raise self._unknown(owner, message)
         if isinstance(found, tuple) and len(found) == 2:
@@ -116,13 +120,13 @@ class Region:
 
     def _unknown(self, owner: Owner, message: object, why: str = "") -> Unhandled:
         owner.dropped("unhandled", 1)
-        name, kind = self._interface.name, type(message).__name__
+        name, kind = self._interface.name, type_name(message)
         return Unhandled(f"extract_entity_id of {name!r} knows no such {kind}{why}")
 
     def _checked(self, entity_id: object) -> str:
         if not isinstance(entity_id, str):
             raise ConfigError(
-                f"an entity id of {self._interface.name!r} is a str, not {entity_id!r:.60}"
+                f"an entity id of {self._interface.name!r} is a str, not {shown(entity_id, 60)}"
             )
         return check_id("an entity id", entity_id)
 
@@ -137,18 +141,17 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
 
     def shard_of(entity_id: str) -> str:
         try:
-            shard = given(entity_id)
-        except Exception as e:
+            shard: Any = given(entity_id)
+        except BaseException as e:  # of the sender's message, in the node that it has come to
             raise ConfigError(
-                f"extract_shard_id of {name!r} failed for the id {entity_id!r}: "
-                f"{type(e).__name__}: {e}",
+                f"extract_shard_id of {name!r} failed for the id {entity_id!r}: {described(e)}",
                 hint="it gets the entity id, not the message",
             ) from e
-        if not isinstance(shard, str):
+        if not issubclass(type(shard), str):
             raise ConfigError(
-                f"extract_shard_id of {name!r} gave {shard!r:.60}", hint="a shard id is a str"
+                f"extract_shard_id of {name!r} gave {shown(shard, 60)}", hint="a shard id is a str"
             )
-        return check_id("a shard id", shard)
+        return check_id("a shard id", str.__str__(shard))
 
     return shard_of
 

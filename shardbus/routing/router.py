@@ -36,7 +36,7 @@ from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
 from shardbus.transport.session import Session, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
-from shardbus.wire.schema import Decode, Interface, encode_message, form_of
+from shardbus.wire.schema import Decode, Interface, check_method, encode_message, form_of
 from shardbus.wire.values import Pack
 
 WHY = {
@@ -186,7 +186,7 @@ class Router:
         """Return the key of a method; always the same object."""
         key = self._keys.get(method)
         if key is None:
-            key = self._keys[method] = (self.interface.name, method)
+            key = self._keys[method] = (self.interface.name, check_method(method))
         return key
 
     def shard_of(self, entity_id: str) -> str:

@@ -64,6 +64,7 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from shardbus.error_text import described, is_a, is_exception, type_name
 from shardbus.errors import Rejection
 from shardbus.transport.asks import set_error
 
@@ -417,14 +418,21 @@ class StateKeeper:
         return saved
 
 
+STATUS_MAX = 1024
+"""Characters of an error in the status of a span."""
+
+
 def _fail(span: Span, error: BaseException) -> None:
     """Note an error. A rejection is an answer, and no failure."""
-    if isinstance(error, Rejection):
-        span.set_attribute("shardbus.rejection", error.type)
-        return
-    if isinstance(error, Exception):
-        span.record_exception(error)
-    span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+    try:
+        if is_a(error, Rejection):
+            span.set_attribute("shardbus.rejection", error.type)
+            return
+        if is_exception(error):
+            span.record_exception(error)
+    except BaseException:  # it has no text, or none that can be written
+        span.set_attribute("exception.type", type_name(error))
+    span.set_status(Status(StatusCode.ERROR, described(error, STATUS_MAX)))
 
 
 def _traceparent(context: SpanContext) -> str:

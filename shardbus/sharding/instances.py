@@ -20,10 +20,11 @@ Source: docs/partitions.md; S3.48, S3.49.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, NamedTuple
 
+from shardbus.error_text import described, shown
 from shardbus.errors import ConfigError
 
 INSTANCE_MARK = "~"
@@ -92,6 +93,8 @@ class Instances:
     busy_per_instance: float = 0.0
     waiting_per_instance: float = 0.0
     expected: float | Callable[[], float] = 0.0
+    _survived: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """What `survive` has returned, by the number of nodes: it is called once for each."""
 
     def __post_init__(self) -> None:
         for name, least in (("most", 1), ("exact", 0)):
@@ -111,22 +114,21 @@ class Instances:
             )
         if not callable(self.survive):
             raise ConfigError(f"instances: survive is {self.survive!r:.60}, no function of nodes")
-        for nodes in range(1, INSTANCES_MAX + 1):
-            self._check(nodes)
+        survived = tuple(self._checked(nodes) for nodes in range(1, INSTANCES_MAX + 1))
+        object.__setattr__(self, "_survived", (0, *survived))
 
-    def _check(self, nodes: int) -> None:
+    def _checked(self, nodes: int) -> int:
         crashes: Any
         try:
             crashes = self.survive(nodes)
         except Exception as e:
-            raise ConfigError(
-                f"instances: survive({nodes}) failed: {type(e).__name__}: {e}"
-            ) from None
+            raise ConfigError(f"instances: survive({nodes}) failed: {described(e)}") from None
         if not isinstance(crashes, int) or isinstance(crashes, bool) or not 0 <= crashes < nodes:
             raise ConfigError(
-                f"instances: survive({nodes}) is {crashes!r:.60}, not 0 to {nodes - 1}",
+                f"instances: survive({nodes}) is {shown(crashes, 60)}, not 0 to {nodes - 1}",
                 hint="it says how many of that many nodes may crash",
             )
+        return int(crashes)
 
     @property
     def most_wanted(self) -> int:
@@ -154,9 +156,11 @@ class Instances:
             return self.expected
         try:
             found = self.expected()
-        except Exception as e:
-            raise ConfigError(f"instances: expected failed: {type(e).__name__}: {e}") from None
-        _check_load("expected", found)
+            _check_load("expected", found)
+        except ConfigError:
+            raise
+        except BaseException as e:
+            raise ConfigError(f"instances: expected failed: {described(e)}") from None
         return found
 
     def called_for(self, load: TypeLoad) -> float:
@@ -187,13 +191,13 @@ class Instances:
             return 1
         if self.exact:
             return min(self.exact, nodes)
-        by_crashes = self.survive(min(nodes, INSTANCES_MAX)) + 1
+        by_crashes = self._survived[min(nodes, INSTANCES_MAX)] + 1
         return max(1, min(max(by_crashes, by_load), self.most, nodes))
 
 
 def _check_load(name: str, value: object) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
-        raise ConfigError(f"instances: {name} is {value!r:.60}, no number from 0")
+        raise ConfigError(f"instances: {name} is {shown(value, 60)}, no number from 0")
 
 
 def instances_of(entity_type: str, declared: object) -> Instances | None:

@@ -43,6 +43,7 @@ from typing import Protocol, assert_never
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.cluster import ClusterMembership
@@ -65,7 +66,7 @@ COOKIE_KEY_BYTES = 16
 START_WITHIN = 30.0
 CLOSE_WITHIN = 2.0
 
-log = logging.getLogger("shardbus.cluster")
+log = GuardedLog("shardbus.cluster")
 
 AppEffect = (
     ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.Stopped | ev.CommandRefused

@@ -40,6 +40,7 @@ from shardbus.errors import (
     StoreError,
     StoreUnavailable,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator.coordinator import Coordinator
@@ -50,7 +51,7 @@ from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 from shardbus.transport.machine_timer import MachineTimer
 
-log = logging.getLogger("shardbus.coordinator")
+log = GuardedLog("shardbus.coordinator")
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 
 from shardbus.config.seeds import DnsName, SeedList
 from shardbus.config.settings import ClusterSettings
 from shardbus.errors import ShardBusError
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.membership.registrations import Registrations, address_in, entry_of
 from shardbus.store import contact_registry
@@ -39,7 +39,7 @@ LOOK_UP_S = 5.0
 END_S = 1.0
 """For the store to forget this node. A registration that stays is stale soon."""
 
-log = logging.getLogger("shardbus.discovery")
+log = GuardedLog("shardbus.discovery")
 
 
 class Discovery:

@@ -13,12 +13,12 @@ Source: docs/guarantees.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import StoreError
+from shardbus.guarded_log import GuardedLog
 from shardbus.sharding import leases as ls
 from shardbus.sharding.events import Note
 from shardbus.sharding.leases import Leases
@@ -31,7 +31,7 @@ T = TypeVar("T")
 END_S = 1.0
 """Seconds for the release of leases when a node ends; after that they expire."""
 
-log = logging.getLogger("shardbus.leases")
+log = GuardedLog("shardbus.leases")
 
 
 class LeaseHolder(Protocol):

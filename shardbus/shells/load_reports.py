@@ -19,12 +19,12 @@ Source: S3.20, S3.49, N.9.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.sharding.events import Message
 from shardbus.sharding.messages import ShardLoads
@@ -33,7 +33,7 @@ from shardbus.shells.region import RegionShell
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.environment import Environment
 
-log = logging.getLogger("shardbus.sharding")
+log = GuardedLog("shardbus.sharding")
 
 REPORTS = 2
 """Reports to the coordinator in one `rebalance_interval`."""

@@ -9,16 +9,15 @@ Source: docs/architecture.md.
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.sharding.overrides import Overrides
 
-log = logging.getLogger("shardbus.coordinator")
+log = GuardedLog("shardbus.coordinator")
 
 RESERVED = "$directions"
 """The entity type under which they are kept; names of applications cannot begin with $."""

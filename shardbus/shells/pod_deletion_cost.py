@@ -22,10 +22,10 @@ Source: docs/how-to/deploy.md; B.146.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
 from shardbus.backoff import doubling
+from shardbus.guarded_log import GuardedLog
 from shardbus.membership.member import WORKING, age_order
 from shardbus.membership.view import MembershipView
 from shardbus.task_set import TaskSet
@@ -38,7 +38,7 @@ ATTEMPTS = 12
 PAUSE_FIRST_S, PAUSE_MAX_S = 1.0, 60.0
 """Twelve attempts take some six minutes."""
 
-log = logging.getLogger("shardbus.node")
+log = GuardedLog("shardbus.node")
 
 
 def deletion_cost(view: MembershipView, oldest: int) -> int | None:

@@ -19,7 +19,6 @@ Source: docs/architecture.md; S0.10, S0.14, S0.15, S2.22-S2.24.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -41,6 +40,7 @@ from shardbus.entities.runner import Arrive, read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, NodeLost, Refused, Unhandled, UnknownEntityType
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.routing.instance_refs import AnySender
 from shardbus.routing.instance_router import InstanceRouter
@@ -64,7 +64,7 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 from shardbus.wire.schema import Interface
 
-log = logging.getLogger("shardbus.sharding")
+log = GuardedLog("shardbus.sharding")
 
 START_MS = 30_000
 

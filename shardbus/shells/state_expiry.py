@@ -27,19 +27,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 
 from shardbus.entities.gate import SuspensionGate
 from shardbus.errors import ConfigError, RequestError, StoreError
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
 from shardbus.shells.region import RegionShell
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.store")
+log = GuardedLog("shardbus.store")
 
 EXPIRE_STATES = "expire_states"
 """The question to a node that hosts shards."""

@@ -11,14 +11,14 @@ Source: docs/guarantees.md.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
 from shardbus.errors import StoreUnavailable
+from shardbus.guarded_log import GuardedLog
 from shardbus.store.trouble import Trouble
 
-log = logging.getLogger("shardbus.store")
+log = GuardedLog("shardbus.store")
 
 REPEAT_S = 60.0
 QUIET_S = 3.0

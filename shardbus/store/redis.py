@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
 from collections import defaultdict
@@ -39,6 +38,7 @@ from shardbus.errors import (
     StoreError,
     StoreUnavailable,
 )
+from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.clock import machine_clock
@@ -69,7 +69,7 @@ from shardbus.store.server_clock import ServerClock, clock_offset
 from shardbus.store.server_watch import PROBE_S, ServerWatch
 from shardbus.store.urls import mask_url
 
-log = logging.getLogger("shardbus.store")
+log = GuardedLog("shardbus.store")
 
 LANES = 32
 """Lanes of loads and saves in a cluster."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 
 from shardbus.errors import StoreUnavailable
+from shardbus.guarded_log import GuardedLog
 from shardbus.task_set import TaskSet
 
-log = logging.getLogger("shardbus.store")
+log = GuardedLog("shardbus.store")
 
 PROBE_S = 2.0
 """Between two calls that only ask whether the server is there, and which it is."""

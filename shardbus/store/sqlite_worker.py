@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import queue
 import sqlite3
@@ -26,10 +25,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from shardbus.errors import ShardBusError, StoreError, StoreUnavailable
+from shardbus.guarded_log import GuardedLog
 from shardbus.store.outage import Outage
 from shardbus.store.sqlite_steps import Steps, prepare
 
-log = logging.getLogger("shardbus.store")
+log = GuardedLog("shardbus.store")
 
 T = TypeVar("T")
 

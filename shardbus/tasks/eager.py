@@ -49,6 +49,7 @@ from contextvars import Context, ContextVar, copy_context
 from types import FrameType
 from typing import Any, Protocol
 
+from shardbus.error_text import is_a
 from shardbus.tasks.batch_answer import BatchAnswer
 from shardbus.tasks.internals import enter_task, leave_task, register_task
 from shardbus.tasks.interrupts import raise_interrupt
@@ -193,7 +194,7 @@ class EagerTask(LightFuture):
         if not self._must_cancel:
             return error
         self._must_cancel = False
-        if isinstance(error, asyncio.CancelledError):
+        if error is not None and is_a(error, asyncio.CancelledError):
             return error
         text = self._cancel_text
         return asyncio.CancelledError() if text is None else asyncio.CancelledError(text)
@@ -371,7 +372,8 @@ class EagerRunner:
         self._spare, following.context = None, task.context
         leave_task(self.loop, task)
         enter_task(self.loop, following)
-        error = error or task.requested()
+        if error is None:  # an exception may have a `__bool__` that raises
+            error = task.requested()
         task.coroutine = task.changed = None
         task.settle(None if error is not None else value, error)
         return error

@@ -18,16 +18,18 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+from shardbus.error_text import is_a, is_exception, traceback_in
+
 
 def is_interrupt(error: BaseException) -> bool:
     """True if a signal has raised the exception, so that it must end the process."""
-    if isinstance(error, Exception) or threading.current_thread() is not threading.main_thread():
+    if is_exception(error) or threading.current_thread() is not threading.main_thread():
         return False
     installed = [signal.getsignal(number) for number in signal.valid_signals()]
-    if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in installed:
+    if is_a(error, KeyboardInterrupt) and signal.default_int_handler in installed:
         return True
     codes = {code for function in installed if (code := _code_of(function)) is not None}
-    place = error.__traceback__
+    place = traceback_in(error)
     while place is not None:
         if place.tb_frame.f_code in codes:
             return True
@@ -37,7 +39,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 def raise_interrupt(error: BaseException) -> None:
     """Raise the exception once more if a signal has raised it."""
-    if not isinstance(error, Exception) and is_interrupt(error):
+    if not is_exception(error) and is_interrupt(error):
         raise error
 
 

@@ -54,7 +54,7 @@ class LightFuture:
         return self.settled
 
     def cancelled(self) -> bool:
-        return isinstance(self.error, asyncio.CancelledError)
+        return issubclass(type(self.error), asyncio.CancelledError)  # the class may lie
 
     def result(self) -> Any:
         """Return the value.

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import msgspec
 
 from shardbus import errors
+from shardbus.error_text import NAME_MAX, TEXT_MAX, described, plain, text_of, type_name, written
 from shardbus.errors import (
     AskTimeout,
     EntityFailed,
@@ -30,13 +31,14 @@ from shardbus.errors import (
     SchemaError,
     StateUnreadable,
 )
-from shardbus.wire.batch import UNREADABLE, Chain, Fail, ReplyRun
+from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.wire.batch import FAILURE_MAX, UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_rejection
 from shardbus.wire.schema import Decode
 
 Failure = RequestError | ReentrancyError
 """What a caller may get instead of an answer."""
-FAILURE_TEXT_MAX = 16 * 1024
+FAILURE_TEXT_MAX = TEXT_MAX
 """Characters of an error's text that travel."""
 
 _write_cycle = msgspec.json.Encoder().encode
@@ -167,8 +169,9 @@ class Asks:
             elif not waiter.done():
                 try:
                     waiter.set_result(decode(payload))
-                except Exception as e:  # a message class's own checks may raise anything
-                    error = SchemaError(f"the answer does not fit: {e}")
+                except BaseException as e:  # a message class's own checks may raise anything
+                    raise_interrupt(e)
+                    error = SchemaError(f"the answer does not fit: {text_of(e)}")
                     set_error(waiter, _as_begun(error, begun=True))
 
     def on_fail(self, fail: Fail) -> None:
@@ -210,26 +213,37 @@ def set_error(answer: Any, error: BaseException) -> None:
 
 
 def fail_of(corr: int, error: Exception, *, begun: bool = False) -> Fail:
-    """Return an error in its wire form. `begun`: a handler has begun with the message, so that no
-    error of it is definite."""
+    """Return an error in its wire form, which can be written and read whatever the error is: one
+    that cannot would spoil the other answers of its batch. `begun`: a handler has begun with the
+    message, so that no error of it is definite."""
+    try:
+        return _fail_of(corr, error, begun)
+    except BaseException as e:  # a subclass that an application has written
+        text = f"{text_of(error)} (the error itself cannot be sent: {described(e, FIELD_MAX)})"
+        return Fail(corr, "EntityFailed", plain(text, FAILURE_TEXT_MAX), type_name(error))
+
+
+def _fail_of(corr: int, error: Exception, begun: bool) -> Fail:
     if isinstance(error, Rejection):
         try:
             name, text, fields = encode_rejection(error)
         except SchemaError as e:
-            return fail_of(corr, EntityFailed("SchemaError", e.message))
-        return Fail(corr, "Rejection", text[:FAILURE_TEXT_MAX], name, fields)
-    text = error.message if isinstance(error, RequestError) else str(error)
+            return _fail_of(corr, EntityFailed("SchemaError", e.message), begun)
+        return Fail(corr, "Rejection", plain(text, FAILURE_TEXT_MAX), name, fields)
+    text = written(error.message) if isinstance(error, RequestError) else text_of(error)
     detail = ""
     if isinstance(error, StateUnreadable):
-        place = (error.entity_type, error.entity_id, error.version, error.field[:FIELD_MAX])
+        place = (error.entity_type, error.entity_id, error.version, plain(error.field, FIELD_MAX))
         detail = _write_place(place).decode()
     elif isinstance(error, EntityFailed):
-        detail = error.type
+        detail = plain(error.type, NAME_MAX)
     elif isinstance(error, ReentrancyError):
         detail = _write_cycle(error.cycle).decode()
+    if len(detail) > FAILURE_MAX:
+        raise ValueError(f"its details have {len(detail)} characters, at most {FAILURE_MAX}")
     begun = begun or (isinstance(error, RequestError) and not error.definite)
-    begun = begun and getattr(type(error), "definite", False)
-    return Fail(corr, type(error).__name__, text[:FAILURE_TEXT_MAX], detail, begun=begun)
+    begun = bool(begun and getattr(type(error), "definite", False))
+    return Fail(corr, type_name(error), plain(text, FAILURE_TEXT_MAX), detail, begun=begun)
 
 
 def failure(fail: Fail, *, relayed: bool = False) -> Failure:

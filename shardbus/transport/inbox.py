@@ -37,6 +37,7 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shardbus.errors import RemoteProtocolError
+from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import Asks, CoarseClock
 from shardbus.transport.full_entities import RESTS_WEIGHT_MAX, FullEntities, Target
 from shardbus.transport.log_limiter import log
@@ -369,7 +370,8 @@ class Inbox(Generic[P]):
                     self._on_hold(run)
         except RemoteProtocolError as e:
             log.warning("dropped a run from %s: %s", peer.name, e)
-        except Exception:
+        except BaseException as e:
+            raise_interrupt(e)
             log.exception("failed on a %s from %s", type(run).__name__, peer.name)
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 
+from shardbus.guarded_log import GuardedLog
+
 LINES = 10
 EVERY_S = 10.0
 TEXTS_MAX = 100
@@ -39,5 +41,4 @@ class LogRateLimiter(logging.Filter):
         return lines < self._lines_max
 
 
-log = logging.getLogger("shardbus.link")
-log.addFilter(LogRateLimiter())
+log = GuardedLog("shardbus.link", LogRateLimiter())

@@ -5,6 +5,9 @@ Source: docs/how-to/define-entities.md.
 
 from __future__ import annotations
 
+from shardbus import error_text
+from shardbus.error_text import is_a
+
 TEXT_MAX = 1000
 """Characters of a foreign error's text."""
 PATH_MAX = 200
@@ -28,18 +31,14 @@ class Misfit(TypeError):
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error, also if its `__str__` raises: bounded, and valid UTF-8."""
-    try:
-        text = str(error)
-    except BaseException as e:  # a class's own text may raise anything
-        text = f"its text cannot be made: {type(e).__name__}"
-    return text[:TEXT_MAX].encode("utf-8", "backslashreplace").decode()
+    """Return the text of an error, also if its `__str__` raises."""
+    return error_text.text_of(error, TEXT_MAX)
 
 
 def described(error: BaseException) -> str:
     """Return the text of an error, with its class unless that is one which encoders raise."""
-    if isinstance(error, RecursionError):
+    if is_a(error, RecursionError):
         return "is nested too deep"
-    text = text_of(error)
-    own = isinstance(error, TypeError | ValueError | OverflowError | RecursionError)
-    return text if own else f"{type(error).__name__}: {text}"
+    if is_a(error, TypeError, ValueError, OverflowError):
+        return text_of(error)
+    return error_text.described(error, TEXT_MAX)

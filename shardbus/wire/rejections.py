@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from shardbus.error_text import TEXT_MAX, class_name, plain
 from shardbus.errors import ConfigError, Rejection, SchemaError, ShardBusError
 from shardbus.wire.batch import REJECTION_BYTES_MAX
 from shardbus.wire.misfit import Misfit, described
@@ -68,17 +69,19 @@ def encode_rejection(error: Rejection) -> tuple[str, str, bytes]:
             name, payload = error.wire_form
             return name, error.message, payload
         text = error.message if cls.__str__ is Rejection.__str__ else str(error)
-        text = str(text)
+        text = plain(text if type(text) is str else str(text), TEXT_MAX)
+        name = error.type if cls is Rejection else f"{cls.__module__}:{cls.__qualname__}"
+        name.encode()
         if _has_fields(cls):
             payload = _form_of(cls).write(error)
     except BaseException as e:  # code of the class may raise anything
         why = e.message if isinstance(e, ShardBusError) else described(e)
-        raise SchemaError(f"rejection {cls.__name__} cannot be sent: {why}") from None
-    name = error.type if cls is Rejection else f"{cls.__module__}:{cls.__qualname__}"
+        raise SchemaError(f"rejection {class_name(cls)} cannot be sent: {why}") from None
     if len(payload) > REJECTION_BYTES_MAX or len(name) > NAME_MAX:
         raise SchemaError(
-            f"rejection {cls.__name__:.100} is too large: {len(payload)} bytes of fields, at most"
-            f" {REJECTION_BYTES_MAX}, and {len(name)} characters of its name, at most {NAME_MAX}"
+            f"rejection {class_name(cls):.100} is too large: {len(payload)} bytes of fields, at"
+            f" most {REJECTION_BYTES_MAX}, and {len(name)} characters of its name, at most"
+            f" {NAME_MAX}"
         )
     return name, text, payload
 

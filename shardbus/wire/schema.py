@@ -25,8 +25,10 @@ from typing import Any
 
 import msgspec
 
+from shardbus.error_text import class_name, plain, shown
 from shardbus.errors import ConfigError, SchemaError
 from shardbus.sharding.instances import Instances
+from shardbus.wire.batch import METHOD_MAX
 from shardbus.wire.instances import ReadAll, reader_of_many
 from shardbus.wire.misfit import Misfit, described, text_of
 from shardbus.wire.nesting import NESTING_MAX, check_nesting
@@ -284,14 +286,15 @@ def _form_of(cls: type) -> MessageForm:
         shape, method = NO_CHECK if cls in SCALARS else UNTYPED, ""
     elif is_message_class(cls):
         try:
-            shape, method = shape_of(f"a {cls.__name__}", cls), f":{cls.__name__}"
+            name = class_name(cls)
+            shape, method = shape_of(f"a {name}", cls), f":{name}"
         except ConfigError as e:
             raise SchemaError(e.message) from None
     else:
-        raise SchemaError(f"a {cls.__name__} cannot travel")
+        raise SchemaError(f"a {class_name(cls)} cannot travel")
     # The class of a message is known here, so a check of it alone is not needed.
     pack = pack_value if cls in taken_classes(shape.check) else packer(shape, pack_value)
-    return MessageForm(method, shape.check, pack, encoder(f"a {cls.__name__}", pack))
+    return MessageForm(method, shape.check, pack, encoder(f"a {class_name(cls)}", pack))
 
 
 def method_of(message: object) -> str:
@@ -312,9 +315,22 @@ def encode_message(message: object) -> bytes:
     return form_of(message).encode(message)
 
 
-def unreadable(method: str, decoders: Mapping[int, Decode], error: BaseException) -> SchemaError:
+def check_method(name: str) -> str:
+    """Return the name of a method, if a frame can hold it.
+
+    Raises:
+        SchemaError: it is too long, or UTF-8 cannot encode it. Nothing was sent.
+    """
+    if plain(name, METHOD_MAX) != name:
+        raise SchemaError(f"{shown(name)} is no name of a handler: at most {METHOD_MAX} characters")
+    return name
+
+
+def unreadable(
+    method: str, decoders: Mapping[int, Decode], payload: bytes, error: BaseException
+) -> SchemaError:
     """Return the error for a payload that does not fit a method."""
-    if decoders and isinstance(error, LookupError):
+    if decoders and (not payload or payload[0] not in decoders):
         counts = sorted(first & 0x0F for first in decoders)
         return SchemaError(f"{method} takes {counts[0]} to {counts[-1]} arguments")
     return SchemaError(f"{method or 'message'}: {text_of(error)}")
@@ -453,8 +469,8 @@ def message_decoders(
         members = [Any, *(member for member in members if is_message_class(member))]
     for cls in (*members, *classes):
         if is_message_class(cls):
-            check_type(f"message {cls.__name__}", cls)
-            named[f":{cls.__name__}"] = decoder(cls)
+            check_type(f"message {class_name(cls)}", cls)
+            named[f":{class_name(cls)}"] = decoder(cls)
     plain = [member for member in members if not is_message_class(member)]
     if not plain and len(members) > 1:
         return named  # a plain value could be any of the classes
@@ -471,7 +487,7 @@ def message_readers(
     """Return the functions that decode many messages of one class, by method, where that is faster
     than one by one."""
     members = (*_members(receive, behaviours), *classes)
-    taken = {f":{cls.__name__}": cls for cls in members if is_message_class(cls)}
+    taken = {f":{class_name(cls)}": cls for cls in members if is_message_class(cls)}
     readers = {name: reader_of_many(c, decoder, argument=False) for name, c in taken.items()}
     return {name: read for name, read in readers.items() if read is not None}
 

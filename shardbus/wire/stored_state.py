@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardbus.error_text import type_name
 from shardbus.errors import ConfigError, RemoteProtocolError, SchemaError, StateUnreadable
 from shardbus.inflate import inflate
 from shardbus.wire.misfit import Misfit, described, text_of
@@ -146,8 +147,8 @@ class StateCodec:
 
     def _unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
         found = _FIELD.search(text_of(error))
-        named = isinstance(error, LookupError) and type(error) is LookupError
-        why = str(error) if named else f"{type(error).__name__}: {text_of(error)}"
+        named = type(error) is LookupError
+        why = text_of(error) if named else f"{type_name(error)}: {text_of(error)}"
         return StateUnreadable(
             f"the stored state of {self.entity_type} {entity_id!r:.100}, version {version}: {why}",
             entity_type=self.entity_type,

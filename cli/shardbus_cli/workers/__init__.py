@@ -21,8 +21,9 @@ it. The unit is ready when all of its workers are; it then writes the `ready:` l
 
 Run. A worker that ends is restarted after 0.5 s; the pause doubles with each end, up to 30 s, and
 is 0.5 s again for a worker that was ready for a minute. The seeds of a restarted worker include the
-other workers, so that it does not form another cluster. A worker that ends with 0 left by order and
-is not restarted. A worker that cannot start at all (exit codes 2 and 3) ends the unit.
+other workers, so that it does not form another cluster. A worker that reports that it leaves, and
+ends with 0, left by order and is not restarted. A worker that cannot start at all (exit codes 2 and
+3) ends the unit. The code of a worker that was ready never does: a handler may have chosen it.
 
 Leave. All workers leave, so no shard should move from one to another. First the supervisor closes
 each worker: the worker is cordoned, and reports when the whole cluster knows. Then the supervisor

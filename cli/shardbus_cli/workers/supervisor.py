@@ -9,7 +9,6 @@ Source: docs/reference/cli.md.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from shardbus.config.settings import Settings
+from shardbus.guarded_log import GuardedLog
 from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
@@ -29,7 +29,7 @@ from shardbus_cli.workers.prefixed_output import PrefixedOutput
 from shardbus_cli.workers.process import WorkerProcess
 from shardbus_cli.workers.worker_group import WorkerGroup, WorkerStage
 
-log = logging.getLogger("shardbus.workers")
+log = GuardedLog("shardbus.workers")
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 """The address for requests to a worker that listens on every interface."""
@@ -147,6 +147,8 @@ class UnitSupervisor:
                 self._handle(worker_group.WorkerReady(number))
             case "closed":
                 self._handle(worker_group.WorkerClosed(number))
+            case "leaves":
+                self._handle(worker_group.WorkerLeaves(number))
             case _:
                 log.warning("worker %d sent an unknown report", number)
 

@@ -5,16 +5,20 @@
                    │ after the pause       │ it ended
                    └───── RESTING <────────┴──> GONE    left by order, or the unit ends
 
-    ended with            before the unit was ready        afterwards
-    0                     GONE                             GONE
-    2, 3                  the unit ends with that code     the same
-    another code          the unit ends with that code     RESTING, then restarted
+    ended with            before it was READY              once it was READY
+    0, and it has left    GONE                             GONE
+    2, 3 as it starts     the unit ends with that code
+    another code          the unit ends with that code,    RESTING, then restarted
+                          if it was never ready itself;
+                          else RESTING, then restarted
     a signal              RESTING, then restarted          the same
 
 While the unit starts, a failure ends it, because the operator waits for the result. Later, workers
-are restarted. The pause before a restart is 0.5 s; it doubles with each end, up to 30 s, and is 0.5
-s again after a worker was READY for a minute. Restarts never stop: the other workers serve, and
-readiness names the missing one.
+are restarted. A worker that was READY runs handlers, and a handler may end its process with any
+code (`os._exit`): then that code says nothing about the unit. So 0 counts as left by order only if
+the worker has reported that it leaves. The pause before a restart is 0.5 s; it doubles with each
+end, up to 30 s, and is 0.5 s again after a worker was READY for a minute. Restarts never stop: the
+other workers serve, and readiness names the missing one.
 
 When the unit leaves, every worker first receives `close`: it takes no more shards, and reports when
 the whole cluster knows. When all have reported, or after 5 s, all receive `leave` at the same time.
@@ -87,6 +91,13 @@ class WorkerClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeaves:
+    """A worker has begun to leave, or its membership has ended."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker's process has ended; a negative `code` is a signal."""
 
@@ -99,7 +110,9 @@ class LeaveUnit:
     """Let the unit leave; a second one stops it at once."""
 
 
-Event = StartUnit | WorkerServing | WorkerReady | WorkerClosed | WorkerExited | LeaveUnit
+Event = (
+    StartUnit | WorkerServing | WorkerReady | WorkerClosed | WorkerLeaves | WorkerExited | LeaveUnit
+)
 
 
 # Effects
@@ -162,6 +175,8 @@ class WorkerState:
     until: float = 0.0
     ends: int = 0
     starts: int = 0
+    leaves: bool = False
+    """It has reported that it leaves."""
 
 
 class WorkerGroup:
@@ -195,6 +210,9 @@ class WorkerGroup:
             case WorkerClosed(number):
                 self._open.discard(number)
                 return self._leave_if_closed(now)
+            case WorkerLeaves(number):
+                self.states[number].leaves = True
+                return []
             case WorkerExited(number, code):
                 return self._on_exited(number, code, now)
             case LeaveUnit():
@@ -241,6 +259,7 @@ class WorkerGroup:
     def _start(self, number: int) -> SpawnWorker:
         state = self.states[number]
         state.stage, state.starts = WorkerStage.STARTING, state.starts + 1
+        state.leaves = False
         return SpawnWorker(number, again=state.starts > 1)
 
     def _on_serving(self, number: int, seconds: float) -> list[Effect]:
@@ -267,9 +286,10 @@ class WorkerGroup:
             return [*self._leave_if_closed(now), *self._on_gone(FAILED if code < 0 else code)]
         if code == OK and before is WorkerStage.STARTING:
             code = FAILED
-        if code == OK:
+        if code == OK and state.leaves:
             return self._on_gone(OK)
-        if code in PERMANENT or (code > 0 and not self.announced):
+        failed = before is WorkerStage.STARTING and code in PERMANENT
+        if failed or (before is not WorkerStage.READY and code > 0 and not self.announced):
             self._code = code
             return self._all_leave(now)
         if before is WorkerStage.READY and now - state.ready_at >= RAN_WELL_S:

@@ -46,6 +46,7 @@ from functools import partial
 from typing import Any, cast
 
 from shardbus.config.settings import DowningSettings
+from shardbus.error_text import described, plain
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split
@@ -149,6 +150,10 @@ def lease_majority(split: Split, minority_delay: float) -> Decision:
     return _ask_lease(split, rule, f"no minority: {counted}")
 
 
+WHY_MAX = 500
+"""Characters of what a user's function says, or raises."""
+
+
 def user_strategy(split: Split, name: str, rule: Rule) -> Decision:
     """Decide by the user's function. The side goes if the function fails or returns anything
     invalid."""
@@ -162,9 +167,10 @@ def user_strategy(split: Split, name: str, rule: Rule) -> Decision:
             DowningOutcome.DOWN_OURSELVES: _down_ourselves,
             DowningOutcome.ASK_LEASE: _ask_lease,
         }[outcome]
-    except Exception as error:
-        return _down_ourselves(split, name, f"the strategy failed: {type(error).__name__}: {error}")
-    return follow(split, name, str(reason))
+        why = plain(str(reason), WHY_MAX)
+    except BaseException as error:
+        return _down_ourselves(split, name, f"the strategy failed: {described(error, WHY_MAX)}")
+    return follow(split, name, why)
 
 
 def unstable(split: Split, rule: str, seconds: float) -> Decision:

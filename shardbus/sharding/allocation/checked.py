@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from shardbus.error_text import described, shown
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move, fill
 from shardbus.sharding.events import Note
 from shardbus.sharding.table import ShardTable
+
+WHY_MAX = 500
+"""Characters of a fault in a note."""
 
 
 class CheckedStrategy:
@@ -40,8 +44,8 @@ class CheckedStrategy:
         try:
             found = self.strategy.allocate(table, loads, shards, candidates)
             homes = {s: node for s in shards if (node := found.get(s)) is not None and node in able}
-        except Exception as error:
-            self._complain(f"allocate raised {type(error).__name__}: {error}")
+        except BaseException as error:
+            self._complain(f"allocate raised {described(error, WHY_MAX)}")
         else:
             if lost := [shard for shard in shards if shard not in homes]:
                 self._complain(f"allocate gave no candidate for shard {lost[0]!r}")
@@ -66,13 +70,13 @@ class CheckedStrategy:
                 if fits and move.source != move.target and move.shard not in in_flight:
                     moves.setdefault(move.shard, move)
                 else:
-                    self._complain(f"rebalance returned an impossible move: {move}")
-        except Exception as error:
-            self._complain(f"rebalance raised {type(error).__name__}: {error}")
+                    self._complain(f"rebalance returned an impossible move: {shown(move, WHY_MAX)}")
+        except BaseException as error:
+            self._complain(f"rebalance raised {described(error, WHY_MAX)}")
             return []
         return list(moves.values())
 
     def _complain(self, what: str) -> None:
         if what != self._last:
             self._last = what
-            self._note(Note("strategy_failed", what[:500]))
+            self._note(Note("strategy_failed", what[:WHY_MAX]))

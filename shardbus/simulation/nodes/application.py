@@ -3,7 +3,7 @@
 Three entity types, for the three ways of keeping state: `plain` keeps nothing, `kept` saves its
 state with each message, `remembered` is restarted by itself. In runs with instances there is a
 fourth, `spread`, whose entities run several times. Each reports to the checker. In some runs their
-starts wait or fail, and their ends wait.
+starts wait or fail, and their ends wait; in others their handlers fail, in every way.
 
 Senders live in nodes and in clients. Each sends messages in bursts, tells and asks mixed, to drawn
 entities, until it is stopped or its process ends. `NodeOptions` has the counts. In a dense run some
@@ -15,12 +15,14 @@ Source: docs/simulation.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
 from shardbus.app import ShardBus
+from shardbus.entities.context import Context
 from shardbus.entities.entity_type import StopReason
 from shardbus.entity import Entity, handler
 from shardbus.errors import RequestError
@@ -45,6 +47,32 @@ class NotReady(Exception):
     """A planned failure of an entity's start."""
 
 
+class UnprintableFailure(Exception):
+    """A planned failure of a handler, without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class HandlerPanic(BaseException):
+    """A planned failure of a handler that is no Exception."""
+
+
+FAILURES: tuple[Callable[[], BaseException], ...] = (
+    NotReady,
+    UnprintableFailure,
+    HandlerPanic,
+    SystemExit,
+    GeneratorExit,
+    StopIteration,
+    StopAsyncIteration,
+    asyncio.CancelledError,
+    lambda: ValueError("caf\udce9" * 10_000),
+    lambda: BaseExceptionGroup("both", [SystemExit(1), UnprintableFailure()]),
+)
+"""What failing handlers raise. Not KeyboardInterrupt: in this process it is the user's."""
+
+
 @dataclass
 class MessageCount:
     """The state of a `kept` entity: the number of messages it has handled."""
@@ -61,6 +89,7 @@ class SimApplication:
         self.bus = ShardBus("test")
         self._thinks, self._waits_s = load.thinks, load.waits_s
         self._slow_starts, self._failing_starts = load.slow_starts, load.failing_starts
+        self._failing_handlers, self.failed = load.failing_handlers, 0
         self._declare(load)
 
     def _declare(self, load: NodeOptions) -> None:
@@ -73,14 +102,14 @@ class SimApplication:
             @handler
             async def take(self, sender: str, seq: int) -> int:
                 with application.checker.places.handler(self.context, asyncio.current_task()):
-                    application.checker.on_handled(self.context, sender, seq)
-                    await application.handle_slowly()
+                    message = application.checker.on_handled(self.context, sender, seq)
+                    await application.end_slowly(message)
                 return seq
 
             @handler
             def note(self, sender: str, seq: int) -> int:
                 application.checker.places.begins(self.context)
-                application.checker.on_handled(self.context, sender, seq)
+                application.handled(self.context, sender, seq)
                 return seq
 
         class Slow(Plain):
@@ -110,7 +139,7 @@ class SimApplication:
             @handler
             async def take(self, sender: str, seq: int) -> int:
                 with application.checker.places.handler(self.context, asyncio.current_task()):
-                    application.checker.on_handled(self.context, sender, seq)
+                    application.handled(self.context, sender, seq)
                     self.state.count += 1
                     await self.save()
                     application.checker.on_saved(self.context, self.state.count)
@@ -119,7 +148,7 @@ class SimApplication:
             @handler
             def note(self, sender: str, seq: int) -> int:
                 application.checker.places.begins(self.context)
-                application.checker.on_handled(self.context, sender, seq)
+                application.handled(self.context, sender, seq)
                 return seq
 
         starts = self._slow_starts or self._failing_starts
@@ -157,6 +186,17 @@ class SimApplication:
         if self._failing_starts and self.dice.random() < self._failing_starts:
             raise NotReady
 
+    def handled(self, context: Context, sender: str, seq: int) -> None:
+        """Record that an entity handles a message, and fail, as the options say."""
+        self.fail_sometimes(self.checker.on_handled(context, sender, seq))
+
+    def fail_sometimes(self, message: SentMessage) -> None:
+        """Raise, as the options say, what code may raise, when a handler has a message."""
+        if self._failing_handlers and self.dice.random() < self._failing_handlers:
+            self.failed += 1
+            self.checker.on_raised(message)
+            raise self.dice.choice(FAILURES)()
+
     async def wait_sometimes(self) -> None:
         """Wait, as the options say, when an entity starts or ends."""
         if self._slow_starts and self.dice.random() < self._slow_starts:
@@ -166,6 +206,11 @@ class SimApplication:
         """Wait in some handlers. Most return at once."""
         if self.dice.random() < self._thinks:
             await asyncio.sleep(self.dice.uniform(0.0, self._waits_s))
+
+    async def end_slowly(self, message: SentMessage) -> None:
+        """Wait in some handlers, and fail, as the options say."""
+        await self.handle_slowly()
+        self.fail_sometimes(message)
 
 
 class SimSender:

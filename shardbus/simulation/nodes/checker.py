@@ -131,6 +131,8 @@ class DeliveryChecker:
         self._fences: dict[tuple[str, str], int] = {}
         self._denied: dict[tuple[Line, int], str] = {}
         self._epochs: dict[str, tuple[int, NodeId]] = {}
+        self._failed_tells: Counter[SimProcess] = Counter()
+        """By sender: tells that were handled, and failed."""
         self._ends = UncleanExits(world)
         self.places = OnePlace(world, self._broken, self._overlap)
         world.store.on_stale = lambda what: self._broken("I1", what)
@@ -202,8 +204,8 @@ class DeliveryChecker:
                 )
         self._fences[key] = max(activation.fence, self._fences.get(key, 0))
 
-    def on_handled(self, activation: Context, sender: str, seq: int) -> None:
-        """Record that an entity handles a message."""
+    def on_handled(self, activation: Context, sender: str, seq: int) -> SentMessage:
+        """Record that an entity handles a message. Returns it."""
         self._note(activation, f"took {sender} {seq}")
         line = (sender, activation.entity_type, activation.entity_id)
         message = self._open.get((line, seq))
@@ -212,7 +214,7 @@ class DeliveryChecker:
             raise self._broken("I2", f"{line} {seq} is handled at {activation.node} and {why}")
         if activation.entity_type in self._unordered:
             self._on_unordered(message)
-            return
+            return message
         within = self._within.get((line, activation.fence), 0)
         if seq <= within:
             raise self._broken("I2", f"{line} {seq} after {within} at {activation.node}")
@@ -230,6 +232,12 @@ class DeliveryChecker:
         self.handled += 1
         message.handled = True
         self._close(message)
+        return message
+
+    def on_raised(self, message: SentMessage) -> None:
+        """Record that the handler of a message raises. If it was told, its sender is to know."""
+        if not message.asked:
+            self._failed_tells[message.by] += 1
 
     def _on_unordered(self, message: SentMessage) -> None:
         """Record a message of a type without an order: only that it comes once."""
@@ -334,6 +342,7 @@ class DeliveryChecker:
         if any(one.ended_badly for one in self._processes()):
             return ""
         dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
+        dropped += self._failed_tells
         missing = {one: tells - one.refused_tells for one, tells in dropped.items()}
         spare = sum(max(0, one.refused_tells - dropped[one]) for one in self._processes())
         for process, tells in missing.items():

@@ -112,6 +112,8 @@ class NodeOptions:
     """The part of starts and of ends that wait."""
     failing_starts: float = 0.0
     """The part of starts that fail."""
+    failing_handlers: float = 0.0
+    """The part of messages whose handler raises, anything that code may raise."""
     hurried: bool = False
     buffer_size: int = 100_000
     mailbox: int = 10_000
@@ -170,6 +172,7 @@ class NodeOptions:
         rows = f" --instances {self.instances}" if self.instances else ""
         kills = f" --kill-at {self.kill_at}" if self.kill_at else ""
         own = f" --sharding --load {self.density}{forced}{mode}{homes}{rows}{kills}"
+        own += f" --failing-handlers {self.failing_handlers:g}" if self.failing_handlers else ""
         return self.faults.command() + own
 
 
@@ -184,12 +187,13 @@ def draw_node_options(
     homes: str = "ask",
     instances: int = 0,
     kill_at: str = "",
+    failing_handlers: float = 0.0,
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
     there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
-    way of homes and the number of instances change no other option; with a direct mode, shards move
-    more often. With kills at phases, most runs have no other fault that ends, separates or stops
-    nodes."""
+    way of homes, the number of instances and the part of handlers that fail change no other option;
+    with a direct mode, shards move more often. With kills at phases, most runs have no other fault
+    that ends, separates or stops nodes."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -225,7 +229,7 @@ def draw_node_options(
         thin = _split(thin, dice)
     if handoff != "buffer":
         thin = _moving(thin, handoff)
-    thin = replace(thin, homes=homes, instances=instances)
+    thin = replace(thin, homes=homes, instances=instances, failing_handlers=failing_handlers)
     if kill_at:
         thin = _killing(thin, kill_at, at_least=KILLS_NODES if nodes is None else 1)
     dice = Random(f"density {seed}")

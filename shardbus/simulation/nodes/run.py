@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
+from shardbus.error_text import described
 from shardbus.membership.member import Status
 from shardbus.node.node import Node
 from shardbus.sharding.coordinator.coordinator import Coordinator
@@ -389,7 +390,8 @@ def errors_logged(found: list[str]) -> Iterator[None]:
 def describe(record: logging.LogRecord) -> str:
     """Describe a record with an exception in one line."""
     error = record.exc_info[1] if record.exc_info else None
-    return f"{record.name}: {record.getMessage()}: {type(error).__name__}: {error}"
+    what = "" if error is None else described(error)
+    return f"{record.name}: {record.getMessage()}: {what}"
 
 
 def simulate_nodes(load: NodeOptions) -> RunOutcome:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ import zmq
 from zmq.utils import z85
 
 from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
 from shardbus.transport.identities import Identity, authorize_by, read_allowed, read_key
 from shardbus.transport.permissions import Permissions, Role, authorize
 from shardbus.transport.secret_file import read_secrets
@@ -53,7 +53,7 @@ SILENT = (0, errno.EAGAIN, errno.EINTR, errno.EINPROGRESS, errno.ETIMEDOUT)
 other process stands still, or its loop is blocked. The value is the error of libzmq's last read;
 EAGAIN was seen, and EPIPE where the other side has other keys."""
 
-log = logging.getLogger("shardbus.keys")
+log = GuardedLog("shardbus.keys")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ Source: docs/security.md; RFC 27 of ZeroMQ (ZAP).
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils import z85
 
+from shardbus.guarded_log import GuardedLog
 from shardbus.transport.log_limiter import log as frame_log
 from shardbus.transport.zmq.curve import ZAP_DOMAIN, Keyring
 
@@ -45,7 +45,7 @@ BURST, REFILL_PER_S = 512, 20.0
 ADDRESSES_MAX = 4096
 LOG_EVERY_S = 10.0
 
-log = logging.getLogger("shardbus.keys")
+log = GuardedLog("shardbus.keys")
 
 
 class HandshakeLimit:

@@ -150,7 +150,7 @@ def test_the_receiver_says_what_does_not_fit(payload: bytes, text: str) -> None:
     with pytest.raises(Exception) as found:  # noqa: PT011
         m.decoders[payload[0]](payload)
     with pytest.raises(SchemaError, match=text):
-        raise unreadable("add", m.decoders, found.value)  # type: ignore[arg-type]
+        raise unreadable("add", m.decoders, payload, found.value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from shardbus_cli.workers.worker_group import (
     WorkerClosed,
     WorkerExited,
     WorkerGroup,
+    WorkerLeaves,
     WorkerReady,
     WorkerServing,
     WorkerStage,
@@ -137,10 +138,33 @@ def test_a_worker_that_never_stays_is_started_again_for_ever() -> None:
 
 def test_a_worker_that_left_by_order_is_not_restarted() -> None:
     machine = ready(2)
-    assert after(machine, WorkerExited(0, 0)) == []
+    assert after(machine, WorkerLeaves(0), WorkerExited(0, 0)) == []
     assert machine.deadline() is None
     assert machine.ready
-    assert after(machine, WorkerExited(1, 0)) == [EndUnit(0)]
+    assert after(machine, WorkerLeaves(1), WorkerExited(1, 0)) == [EndUnit(0)]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 7, 255])
+def test_no_exit_code_of_a_worker_that_was_ready_ends_the_unit(code: int) -> None:
+    machine = ready(2)
+    assert after(machine, WorkerExited(1, code)) == [RestartLater(1, code, 0.5)]
+    assert machine.tick(0.5) == [SpawnWorker(1, again=True)]
+    assert not machine.leaving
+
+
+@pytest.mark.parametrize("code", [0, 2, 3, 255])
+def test_no_handler_of_a_worker_that_is_ready_first_ends_the_unit(code: int) -> None:
+    machine = WorkerGroup(2)
+    after(machine, StartUnit(), WorkerServing(0, 40.0), WorkerReady(0), WorkerServing(1, 40.0))
+    assert after(machine, WorkerExited(0, code)) == [RestartLater(0, code, 0.5)]
+
+
+def test_a_worker_that_left_once_is_restarted_as_any_other() -> None:
+    machine = ready(2)
+    after(machine, WorkerLeaves(1), WorkerExited(1, -9))
+    machine.tick(0.5)
+    after(machine, WorkerServing(1, 40.0), WorkerReady(1))
+    assert after(machine, WorkerExited(1, 0)) == [RestartLater(1, 0, 1.0)]
 
 
 def test_all_close_before_the_first_leaves() -> None:
@@ -202,6 +226,8 @@ def test_a_second_signal_stops_all_at_once() -> None:
 
 def test_the_first_signal_to_a_unit_that_ends_by_itself_does_not_hurry_it() -> None:
     machine = ready(2)
+    after(machine, WorkerExited(1, -9))
+    machine.tick(0.5)
     after(machine, WorkerExited(1, 3))
     assert after(machine, LeaveUnit()) == []
     assert after(machine, LeaveUnit()) == [CommandWorker(0, "stop")]
