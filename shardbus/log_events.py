@@ -116,6 +116,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("run", "a task of this process has stopped the loop, which goes on"): _event("loop_stopped"),
     ("run", "the cluster's secret is as it was"): _event("secret_unchanged"),
     ("run", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
+    ("session", "dropped a Hold: %s may not send it"): _event("message_not_allowed", "peer"),
     ("session_loss", "%d messages of %r may be lost: no acknowledgement came"): _event(
         "messages_unconfirmed", "count entity_type"
     ),
