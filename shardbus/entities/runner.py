@@ -48,7 +48,7 @@ import contextvars
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from types import NoneType
 from typing import Any, cast
 
@@ -105,11 +105,13 @@ Arrive = Callable[[str, bytes, int], Activation | None]
 message does not belong here, takes it and returns None."""
 
 Row = tuple[str, bytes, int, Activation | None]
-"""A message of a run: entity id, payload, correlation id, and the activation if there is one."""
+"""A message of a run: entity id, payload, correlation id, and the activation, if there was one when
+the run began. Of one that has left memory since then `busy` is true."""
 Rows = Iterator[Row]
-Run = tuple[Arrive, Invoker, Session | None, int, Chain, list[Any] | None]
-"""What the messages of a run share: what starts an entity, the method, the asker, deadline, chain,
-and the payloads that are decoded, the next one last; None: they are decoded one by one."""
+Run = tuple[Find, Arrive, Invoker, Session | None, int, Chain, list[Any] | None]
+"""What the messages of a run share: what finds and what starts an entity, the method, the asker,
+deadline, chain, and the payloads that are decoded, the next one last; None: they are decoded one by
+one."""
 
 AHEAD_MIN, AHEAD_MAX = 8, 1024
 """Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
@@ -135,28 +137,26 @@ class StateReplaced(Exception):
     runner."""
 
 
-def sliced(
+def rows_of(
     find: Find,
     ids: Sequence[str],
     payloads: Sequence[bytes],
     corrs: int | Sequence[int],
-    begin: int = 0,
-    end: int | None = None,
-) -> Sequence[Rows]:
-    """Return the messages of a run from `begin` to `end` in slices of `RUN_SLICE`. `corrs`: the
-    same for all, or one each. `find` is called for each when its turn comes."""
-    if end is None:
-        end = len(ids)
-        if end <= RUN_SLICE:
-            marks = repeat(corrs) if isinstance(corrs, int) else corrs
-            # `strict` as a keyword costs as much as the call
-            return (zip(ids, payloads, marks, map(find, ids)),)  # noqa: B905
-    slices = []
-    for at in range(begin, end, RUN_SLICE):
-        part = slice(at, min(at + RUN_SLICE, end))
-        some, marks = ids[part], repeat(corrs) if isinstance(corrs, int) else corrs[part]
-        slices.append(zip(some, payloads[part], marks, map(find, some), strict=False))
-    return slices
+) -> Rows:
+    """Return the messages of a run. `corrs`: the same for all, or one each. The activations of many
+    are looked up together: the processor waits for the memory of several at once."""
+    marks = repeat(corrs) if isinstance(corrs, int) else corrs
+    found: Iterable[Activation | None] = map(find, ids)
+    if len(ids) >= AHEAD_MIN:
+        found = [*found]
+    # `strict` as a keyword costs as much as the call
+    return zip(ids, payloads, marks, found)  # noqa: B905
+
+
+def _slices(rows: Rows, count: int) -> Iterator[Rows]:
+    """Yield slices of the rows of a run of `count` messages."""
+    for _ in range(0, count, RUN_SLICE):
+        yield islice(rows, RUN_SLICE)
 
 
 def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
@@ -254,6 +254,7 @@ class EntityRunner:
         """Activations that would go on if the gate were open, each with what it would do."""
         self.gate.on_open(self._resume_some)
         self.kind, self.settings, self.loop = kind, settings, loop
+        self._plain = kind.plain
         self.activation: Activation | None = None
         """The entity that handles a message at this very moment; below, the message."""
         self.run_header: RunHeader | None = None
@@ -290,100 +291,106 @@ class EntityRunner:
 
     def deliver(
         self,
+        find: Find,
         arrive: Arrive,
         invoker: Invoker,
         session: Session | None,
-        slices: Iterable[Rows],
+        rows: Rows,
+        count: int,
         deadline: int,
         chain: Chain = (),
         ahead: list[Any] | None = None,
-        count: int = 0,
     ) -> None:
-        """Handle a run of `count` messages, in slices (`sliced`). `ahead`: the payloads of the
-        whole run as `read_ahead` has decoded them."""
+        """Handle a run of `count` messages (`rows_of`). `ahead`: their payloads as `read_ahead` has
+        decoded them."""
         outer = self.activation, self.run_header, self.payload, self.corr
         diverted, self._diverted = self._diverted, 0
         self.run_header = (invoker, session, chain)
-        run: Run = (arrive, invoker, session, deadline, chain, ahead)
+        run: Run = (find, arrive, invoker, session, deadline, chain, ahead)
         fresh, call_each = self._eager.base.copy, self._call_each
         entered = self._eager.enter()
         try:
-            for rows in slices:
-                if self.gate.is_shut():
-                    self._hold_run(run, rows)
-                elif invoker.is_async:
-                    self._deliver_async(run, rows)
-                else:
-                    more = True
-                    while more:
-                        context = fresh()
-                        more = context.run(call_each, run, rows, context)
+            if invoker.is_async:
+                for some in _slices(rows, count):
+                    if self.gate.is_shut():
+                        self._hold_run(run, rows)
+                    else:
+                        self._deliver_async(run, some)
+            else:
+                while (context := fresh()).run(call_each, run, rows, count, context):
+                    pass
         finally:
             self._eager.leave(entered)
             self.counts.begun += count - self._diverted
             self._diverted = diverted
             self.activation, self.run_header, self.payload, self.corr = outer
 
-    def _call_each(self, run: Run, rows: Rows, context: contextvars.Context) -> bool:
+    def _call_each(self, run: Run, rows: Rows, count: int, context: contextvars.Context) -> bool:
         """Handle the rest of the rows in this context. Returns True if rows may be left, which need
         another context."""
-        arrive, invoker, session, _, _, ahead = run
+        find, arrive, invoker, session, _, _, ahead = run
         function, single, one = invoker.function, invoker.single, invoker.one
         if ahead is not None:
             single = one = None
-        eager, tick, plain = self._eager, self.tick, self.kind.plain
+        eager, tick, plain = self._eager, self.tick, self._plain
+        is_shut = self.gate.is_shut
         untouched = eager.base
         task = eager.task
         task.context, task.coroutine = context, None
         attributes, before = task.__dict__, references(task)
         sure, finished = invoker.returns_values, NoneType
-        for entity_id, payload, corr, activation in rows:
-            if activation is None:
-                activation = arrive(entity_id, payload, corr)
+        slices = (rows,) if count <= RUN_SLICE else _slices(rows, count)
+        for some in slices:
+            if is_shut():
+                self._hold_run(run, rows)
+                return False
+            for entity_id, payload, corr, activation in some:
                 if activation is None or activation.busy:
-                    self._divert(run, activation, payload, corr)
-                    if not plain:
-                        continue
-                    eager.replace()  # the constructor may have left traces
+                    activation = find(entity_id)
+                    arrives = activation is None
+                    if activation is None:
+                        activation = arrive(entity_id, payload, corr)
+                    if activation is None or activation.busy:
+                        self._divert(run, activation, payload, corr)
+                        if not (arrives and plain):
+                            continue
+                        eager.replace()  # the constructor may have left traces
+                        return True
+                activation.used = tick
+                self.activation, self.payload, self.corr = activation, payload, corr
+                try:
+                    if single is not None:
+                        value = function(activation.entity, single(payload)[0])
+                    elif one is not None:
+                        value = function(activation.entity, one(payload))
+                    elif ahead is not None:
+                        value = function(activation.entity, ahead.pop())
+                    else:
+                        value = function(activation.entity, *invoker.decoders[payload[0]](payload))
+                except BaseException as e:
+                    self._ended(run, activation, payload, corr, error=e)
                     return True
-            elif activation.busy:
-                self._divert(run, activation, payload, corr)
-                continue
-            activation.used = tick
-            self.activation, self.payload, self.corr = activation, payload, corr
-            try:
-                if single is not None:
-                    value = function(activation.entity, single(payload)[0])
-                elif one is not None:
-                    value = function(activation.entity, one(payload))
-                elif ahead is not None:
-                    value = function(activation.entity, ahead.pop())
-                else:
-                    value = function(activation.entity, *invoker.decoders[payload[0]](payload))
-            except BaseException as e:
-                self._ended(run, activation, payload, corr, error=e)
-                return True
-            if not sure and value is not None and type(value) is not finished:
-                if is_unfinished(value):
-                    self._finish_answer(run, activation, payload, corr, value, context)
+                if not sure and value is not None and type(value) is not finished:
+                    if is_unfinished(value):
+                        self._finish_answer(run, activation, payload, corr, value, context)
+                        return True
+                    finished = type(value)
+                try:
+                    traces = references(task) != before or attributes or context != untouched
+                except BaseException:  # of the `__eq__` of a variable's value
+                    traces = True
+                if traces:
+                    self._ended(run, activation, payload, corr, value)
                     return True
-                finished = type(value)
-            try:
-                traces = references(task) != before or attributes or context != untouched
-            except BaseException:  # of the `__eq__` of a variable's value
-                traces = True
-            if traces:
-                self._ended(run, activation, payload, corr, value)
-                return True
-            if session is not None:
-                answer(activation, invoker, value, session, corr)
-            if activation.stopping is not None or activation.mailbox:
-                self.settle(activation)
+                if session is not None:
+                    answer(activation, invoker, value, session, corr)
+                if activation.stopping is not None or activation.mailbox:
+                    self.settle(activation)
         return False
 
     def _divert(self, run: Run, activation: Activation | None, payload: bytes, corr: int) -> None:
         """Queue a message of a run for a busy entity. None: the message belongs elsewhere."""
-        _, invoker, session, deadline, chain, ahead = run
+        _, _, invoker, session, deadline, chain, ahead = run
         self._diverted += 1
         if ahead is not None:
             ahead.pop()
@@ -415,28 +422,28 @@ class EntityRunner:
         """Handle the rest of the rows in this context. Once a task has `carried` this coroutine on,
         return the result of the handler that waited. Otherwise return True if rows may be left,
         which need another context."""
-        arrive, invoker, session, _, _, ahead = run
+        find, arrive, invoker, session, _, _, ahead = run
         function, single, one = invoker.function, invoker.single, invoker.one
         if ahead is not None:
             single = one = None
-        eager, tick, plain = self._eager, self.tick, self.kind.plain
+        eager, tick, plain = self._eager, self.tick, self._plain
         untouched = eager.base
         task = eager.task
         task.context = context
         attributes, before = task.__dict__, references(task)
         sure, finished = invoker.returns_values, NoneType
         for entity_id, payload, corr, activation in rows:
-            if activation is None:
-                activation = arrive(entity_id, payload, corr)
+            if activation is None or activation.busy:
+                activation = find(entity_id)
+                arrives = activation is None
+                if activation is None:
+                    activation = arrive(entity_id, payload, corr)
                 if activation is None or activation.busy:
                     self._divert(run, activation, payload, corr)
-                    if not plain:
+                    if not (arrives and plain):
                         continue
                     eager.replace()  # the constructor may have left traces
                     return True
-            elif activation.busy:
-                self._divert(run, activation, payload, corr)
-                continue
             activation.used = tick
             self.activation, self.payload, self.corr = activation, payload, corr
             try:
@@ -479,15 +486,17 @@ class EntityRunner:
         handler's, as long as each waits: so do the handlers of most runs in which one has waited.
         Runs in a context of its own, in which payloads are decoded. Returns True if rows may be
         left, because one did not wait."""
-        arrive, invoker, _, _, _, ahead = run
+        find, arrive, invoker, _, _, _, ahead = run
         eager, function, tick = self._eager, invoker.function, self.tick
         fresh = eager.base.copy
         carry_on, done = self.running_handlers.carry_on, self._carried
         for entity_id, payload, corr, found in rows:
-            activation = found or arrive(entity_id, payload, corr)
+            activation = found
             if activation is None or activation.busy:
-                self._divert(run, activation, payload, corr)
-                continue
+                activation = find(entity_id) or arrive(entity_id, payload, corr)
+                if activation is None or activation.busy:
+                    self._divert(run, activation, payload, corr)
+                    continue
             activation.used = tick
             self.activation, self.payload, self.corr = activation, payload, corr
             eager.task.context = context = fresh()
@@ -523,7 +532,7 @@ class EntityRunner:
     ) -> None:
         """Answer a message of a run whose handler has ended in its first step by raising, or with
         traces in its task or context, and give later handlers another task."""
-        _, invoker, session, deadline, chain, _ = run
+        _, _, invoker, session, deadline, chain, _ = run
         error = self._eager.replace(value, error)
         if error is not None:
             if self._raised(activation, invoker, payload, error, session, corr):
@@ -816,10 +825,10 @@ class EntityRunner:
 
     def _hold_run(self, run: Run, rows: Rows) -> None:
         """Queue messages of a run."""
-        arrive, invoker, session, deadline, chain, _ = run
-        for entity_id, payload, corr, found in rows:
+        find, arrive, invoker, session, deadline, chain, _ = run
+        for entity_id, payload, corr, _ in rows:
             self._diverted += 1
-            activation = found or arrive(entity_id, payload, corr)
+            activation = find(entity_id) or arrive(entity_id, payload, corr)
             if activation is not None:
                 activation.used = self.tick
                 message = Message(invoker, payload, session, corr, deadline, chain)
@@ -850,10 +859,13 @@ class EntityRunner:
         if self.gate.closed:
             self._hold(activation, partial(self._start_held, activation, chain))
             return
-        if self.kind.plain:
+        if self._plain:
             outer, self.activation = self.activation, None
             try:
-                self._construct(activation)
+                if self._eager.depth:  # it belongs to the message that starts it
+                    self._supervisor.construct(activation)
+                else:
+                    self._eager.call(self._supervisor.construct, activation)
             except BaseException as e:
                 raise_interrupt(e)
                 if self._supervisor.gives_up(activation, e):
@@ -868,15 +880,6 @@ class EntityRunner:
             finally:
                 self.activation = outer
         self._begin(activation, chain)
-
-    def _construct(self, activation: Activation) -> None:
-        """Make the object of an entity: in a run under the task of the message that starts it, and
-        in its context."""
-        construct = self._supervisor.construct
-        if self._eager.inside:
-            construct(activation)
-        else:
-            self._eager.call(construct, activation)
 
     def _stopped_in_start(self, activation: Activation) -> None:
         """End an entity that stopped in its constructor. Its `on_stop` does not run."""

@@ -229,12 +229,12 @@ class Ref(Addressed):
         return self._router, self.entity_id
 
     def __getattr__(self, name: str) -> Call:
-        if name.startswith("_"):
+        if name == "_interface":  # of a reference that was not made by its class
             raise AttributeError(name)
-        router = self._router
         method = self._interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
+        router = self._router
         kind = Call if router.tracing is None else TracedCall
         call = kind(router, self.entity_id, self._route, method, self._timeout_ms)
         setattr(self, name, call)  # an access to __dict__ would create a dict for each reference

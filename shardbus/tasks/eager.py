@@ -51,7 +51,7 @@ from typing import Any, Protocol
 
 from shardbus.error_text import is_a
 from shardbus.tasks.batch_answer import BatchAnswer
-from shardbus.tasks.internals import enter_task, leave_task, register_task
+from shardbus.tasks.internals import current_task, enter_task, leave_task, register_task
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.tasks.light_future import Callback, LightFuture
 
@@ -304,7 +304,7 @@ class EagerRunner:
     comparison stands in the loops of the runner because a call would double its time.
     """
 
-    __slots__ = ("_depth", "_spare", "adopt", "base", "gate", "loop", "outside", "owner", "task")
+    __slots__ = ("_spare", "adopt", "base", "depth", "gate", "loop", "outside", "owner", "task")
 
     def __init__(
         self,
@@ -323,7 +323,8 @@ class EagerRunner:
         """The eager task of the next first step."""
         self._spare: EagerTask | None = None
         """An unused eager task, for first steps inside others."""
-        self._depth = 0
+        self.depth = 0
+        """Above 0 between `enter` and `leave`."""
 
     def unused(self) -> EagerTask:
         """Return an eager task for a first step. A constructor in Python would cost as much again
@@ -341,20 +342,20 @@ class EagerRunner:
         """Make an eager task current: first steps follow. Calls nest, and may come from inside a
         task. Returns the argument of `leave`."""
         loop, interrupted = self.loop, None
-        outer = asyncio.current_task(loop)
+        outer = current_task(loop)
         if outer is not None:
             leave_task(loop, outer)
-        if self._depth:
+        if self.depth:
             interrupted, self.task = self.task, self._spare or self.unused()
             self._spare = None
-        self._depth += 1
+        self.depth += 1
         enter_task(loop, self.task)
         return outer, interrupted
 
     def leave(self, entered: Entered) -> None:
         """End what `enter` began."""
         outer, interrupted = entered
-        self._depth -= 1
+        self.depth -= 1
         leave_task(self.loop, self.task)
         if interrupted is not None:
             self._spare, self.task = self.task, interrupted
@@ -377,11 +378,6 @@ class EagerRunner:
         task.coroutine = task.changed = None
         task.settle(None if error is not None else value, error)
         return error
-
-    @property
-    def inside(self) -> bool:
-        """True between `enter` and `leave`."""
-        return self._depth > 0
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return the result of a plain function, which is called as a first step of its own."""

@@ -7,9 +7,18 @@ Source: `asyncio.tasks` and `asyncio.events` of Python 3.11 to 3.14.
 
 from __future__ import annotations
 
+import sys
 from asyncio import AbstractEventLoop, events, tasks
 from collections.abc import Callable
 from typing import Any
+
+current_task: Callable[[AbstractEventLoop], Any]
+"""Return the current task of a loop, None without one: as `asyncio.current_task`, which is no
+compiled function before Python 3.12."""
+if sys.version_info < (3, 12):
+    current_task = tasks._current_tasks.get  # type: ignore[attr-defined]
+else:
+    current_task = tasks.current_task
 
 enter_task: Callable[[AbstractEventLoop, Any], None] = tasks._enter_task
 """Make a task the current one of a loop. There must be none."""

@@ -14,7 +14,7 @@ from shardbus.entities.entity_type import StopReason
 from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
-from shardbus.entities.runner import read_ahead, sliced
+from shardbus.entities.runner import read_ahead, rows_of
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.transport.asks import fail_of, failure
@@ -298,8 +298,9 @@ class Bench:
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
         ids, payloads, corrs = zip(*rows, strict=True)
-        slices = sliced(host.active.get, ids, payloads, corrs)
-        host.runner.deliver(arrive, invoker, asker, slices, deadline, (), ahead, len(rows))
+        find, count = host.active.get, len(rows)
+        run = rows_of(find, ids, payloads, corrs)
+        host.runner.deliver(find, arrive, invoker, asker, run, count, deadline, (), ahead)
 
     # ---- state
 
