@@ -10,7 +10,7 @@ instead of dropping it the node slows its sender down:
     a quarter of the room is free again ──> the sender goes on
 
 So a mailbox exceeds its bound by at most one batch for each session (the node's session with itself
-has up to 4 MiB), and a slow entity slows down to its own pace those that tell it, and no others.
+has up to 4 MiB), and a slow entity slows its senders down to its own pace, and no others.
 
 **Bytes.** Over three quarters of `mailbox_bytes`, a mailbox is full as well if it holds more than
 its share of the last quarter, which all mailboxes that are not empty have in equal parts. So

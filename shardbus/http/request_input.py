@@ -130,7 +130,7 @@ def _half(text: str, at: int) -> ConfigError:
 
 
 def _check_depth(text: str) -> None:
-    """Check the levels of a JSON text. Few have so many brackets that it matters."""
+    """Check the levels of a JSON text. Most have too few brackets to need it."""
     if text.count("[") + text.count("{") <= DEPTH_MAX:
         return
     depth = 0

@@ -31,7 +31,7 @@ _decode_any = msgspec.msgpack.Decoder().decode
 
 
 def check_nesting(payload: bytes, most: int = NESTING_MAX) -> None:
-    """Check that an encoded value has at most so many levels.
+    """Check that an encoded value has at most `most` levels.
 
     Raises:
         Misfit: it has more.

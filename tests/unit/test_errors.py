@@ -39,7 +39,7 @@ SITES = {
     "entities/host": {"Unhandled": 1},
     "entities/runner": {"EntityFailed": 4, "MailboxFull": 1, "Unhandled": 1},
     "entities/running_handlers": {"ReentrancyError": 1},
-    "entities/state_changes": {"AskTimeout": 1},
+    "entities/state_changes": {"AskTimeout": 1, "EntityFailed": 1},
     "entities/stopping": {"EntityFailed": 1},
     "entity": {"Unhandled": 1},
     "node/dispatch": {"UnknownEntityType": 4},
@@ -74,7 +74,7 @@ SITES = {
     "transport/send_buffer": {"BufferFull": 1},
     "transport/session": {"EntityFailed": 1, "MessageTooLarge": 1, "NodeLost": 1},
     "wire/rejections": {"Rejection": 1, "SchemaError": 2},
-    "wire/schema": {"SchemaError": 9},
+    "wire/schema": {"SchemaError": 10},
     "wire/stored_state": {"SchemaError": 1, "StateUnreadable": 1},
 }
 """How many places of a module make an error of a class. Whoever changes a number reads the rows of
