@@ -15,7 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 STARTS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
 WATCHED = {
-    "shardbus/task_set.py TaskSet.spawn": "goes through `watch`",
+    "shardbus/task_set.py _task": "`spawn` hands it to `watch`",
+    "shardbus/client/regions.py ClientRegions.batch": "`ended` takes the error, which `not_sent`"
+    " has counted",
+    "shardbus/client/unknown_types.py HeldMessage.send": "it waits for room, which never fails",
+    "shardbus/node/run.py run_to_end": "`run_until_complete` returns its result",
     "shardbus/http/server.py Server.start": "one goes through `watch`; the other only waits for an"
     " event, and `start` waits for it",
     "shardbus/node/shutdown_phases.py Phases.run": "`_guarded` logs every error; `mine.result()`"

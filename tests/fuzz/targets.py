@@ -439,7 +439,7 @@ DECODERS: tuple[Target, ...] = (
     Target(
         "payload",
         _payload,
-        (msgspec.MsgspecError, LookupError, UnicodeDecodeError, RecursionError),
+        (msgspec.MsgspecError, LookupError, SchemaError),
         _payloads(),
         share=15,
     ),

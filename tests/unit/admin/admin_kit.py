@@ -81,7 +81,7 @@ class Host:
         self.parts: list[list[tuple[str, str]]] = []
         self.takes_limits = True
         self.state_sizes = SimpleNamespace(total=250)
-        self.deaf = SimpleNamespace(count=0, named=dict)
+        self.deaf = SimpleNamespace(count=0, named=list)
         self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes())
         self.counts = SimpleNamespace(unreadable={"7": "no migration", "8": "of another node"})
 

@@ -150,6 +150,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
         f"sharding.types.{PAGE}.retry_interval": "9.0",
     }
     assert found["types"][PAGE] == {
+        "deaf": [],
         "coordinator": str(ME),
         "epoch": 3,
         "registered": True,
