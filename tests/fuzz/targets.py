@@ -439,7 +439,7 @@ DECODERS: tuple[Target, ...] = (
     Target(
         "payload",
         _payload,
-        (msgspec.MsgspecError, LookupError, SchemaError),
+        (msgspec.MsgspecError, LookupError, UnicodeDecodeError, SchemaError),
         _payloads(),
         share=15,
     ),
