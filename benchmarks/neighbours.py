@@ -49,6 +49,12 @@ async def flood(client: AsyncClient, entity_id: str, burst: int, payload: bytes)
             await asyncio.sleep(0)
 
 
+def idle(client: AsyncClient, n: int) -> Any:
+    """Return a reference to an idle entity."""
+    ref: Any = client.ref(Line, f"idle-{n}")
+    return ref.within(30)
+
+
 async def asked(client: AsyncClient, seconds: float) -> list[float]:
     """Ask idle entities for this time, some at once; return how long each ask took."""
     took: list[float] = []
@@ -56,7 +62,7 @@ async def asked(client: AsyncClient, seconds: float) -> list[float]:
 
     async def ask(at: int) -> None:
         while (begun := time.perf_counter()) < end:
-            await client.ref(Line, f"idle-{at % IDLE}").within(30).put(0)
+            await idle(client, at % IDLE).put(0)
             took.append(time.perf_counter() - begun)
             at += ASKERS
             await asyncio.sleep(0.001)
@@ -91,9 +97,7 @@ async def run(kind: str, slices: int, seconds: float) -> dict[str, Any]:
         AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name) as client,
     ):
         await host.ask("expect 0")
-        await asyncio.gather(
-            *(client.ref(Line, f"idle-{n}").within(30).put(0) for n in range(IDLE))
-        )
+        await asyncio.gather(*(idle(client, n).put(0) for n in range(IDLE)))
         await asked(client, 0.5)
         for _ in range(slices):
             quiet += await asked(client, seconds)

@@ -217,7 +217,7 @@ async def run_in_thread(
         RuntimeError: the handler raised StopIteration, which a coroutine cannot raise. Any other:
             the error of the handler.
     """
-    run = contextvars.copy_context().run
+    run: Callable[..., Any] = contextvars.copy_context().run
     loop = asyncio.get_running_loop()
     value, error = await loop.run_in_executor(pool, run, _outcome_of, function, entity, *args)
     if error is not None and is_a(error, StopIteration):
