@@ -430,7 +430,8 @@ class EntityRunner:
         untouched = eager.base
         task = eager.task
         task.context = context
-        attributes, before = task.__dict__, references(task)
+        # As an attribute: from 3.14 on some loads of a local are no reference.
+        attributes, before = task.__dict__, references(eager.task)
         sure, finished = invoker.returns_values, NoneType
         for entity_id, payload, corr, activation in rows:
             if activation is None or activation.busy:
@@ -469,7 +470,7 @@ class EntityRunner:
                 self._ended(run, activation, payload, corr, error=e)
                 return True
             try:
-                traces = references(task) != before or attributes or context != untouched
+                traces = references(eager.task) != before or attributes or context != untouched
             except BaseException:  # of the `__eq__` of a variable's value
                 traces = True
             if traces:
