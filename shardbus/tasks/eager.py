@@ -19,7 +19,8 @@ long as any code keeps it. After a first step its caller looks for traces in the
 to it, an attribute, or a change by a method, such as a callback, a name, a request to cancel, or a
 place in a weak dict. A method that changes it refers to it in `changed`, so that the number of
 references to the task shows all of these but attributes. The number is compared with the one before
-the step in the same frame, since interpreters differ. A task with traces gets the outcome of its
+the step in the same frame, since interpreters differ. A weak reference that stands in no set or
+dict shows at the end of the run only (`leave`). A task with traces gets the outcome of its
 handler, and its callbacks are called. A first step runs in a copy of the context in which the
 eager runner was made, not in the one in which the message arrived; a copy that equals the original
 after the step serves the next one. So no handler sees a variable that another one has set.
@@ -357,6 +358,9 @@ class EagerRunner:
         outer, interrupted = entered
         self.depth -= 1
         leave_task(self.loop, self.task)
+        if self.task.__weakref__ is not None:
+            self.task.settle(None, None)
+            self.task = self.unused()
         if interrupted is not None:
             self._spare, self.task = self.task, interrupted
         if outer is not None:

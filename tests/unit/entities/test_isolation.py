@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import pytest
 
@@ -91,7 +91,7 @@ class Tasks(Entity):
 
     def keep(self, how: str) -> object:
         task: Any = asyncio.current_task()
-        known = any(ref() is task for ref in self.watched.keyrefs())  # `in` would leave a trace
+        known = any(key() is task for key in self.watched.keyrefs())  # `in` would leave a trace
         before = [color.get(), known, task.get_name(), getattr(task, "note", "")]
         match how:
             case "list":
@@ -204,7 +204,16 @@ async def test_a_handler_that_cancels_itself_fails_its_message(bench: Bench, met
 
 
 class Quiet(Entity):
-    """Handlers that look at their task and leave no trace."""
+    """Handlers that look at their task and leave no trace, or only a weak reference."""
+
+    seen: ClassVar[list[ReferenceType[Any]]] = []
+
+    @handler
+    def weakly(self) -> bool:
+        task = asyncio.current_task()
+        known = any(reference() is task for reference in self.seen)
+        self.seen.append(ref(task))
+        return known
 
     @handler
     def plain(self) -> int:
@@ -223,3 +232,12 @@ async def test_handlers_without_traces_share_a_task(method: str) -> None:
     rows = [(f"e{i}", ()) for i in range(50)]
     for _ in range(3):
         assert len(set(await asyncio.gather(*bench.ask_many(method, *rows)))) == 1
+
+
+async def test_a_task_with_a_weak_reference_serves_no_later_run() -> None:
+    bus = ShardBus("test")
+    bus.entity(name="quiet")(Quiet)
+    bench = Bench(bus)
+    Quiet.seen.clear()
+    assert [await bench.ask("a", "weakly") for _ in range(3)] == [False] * 3
+    assert all(reference() is None or reference().done() for reference in Quiet.seen)
