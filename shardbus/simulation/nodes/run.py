@@ -56,6 +56,9 @@ from shardbus.transport.session import Session
 
 QUIET_WITHIN = 90.0
 """Seconds: longer than the longest wait in a node, that for a Flush without an answer."""
+REPORTED_WITHIN = 4.0
+"""Seconds from the last failed message until its sender has the report, also by way of a node that
+has forwarded it."""
 SOME_MORE_S = 3.0
 """Seconds for which senders go on after the faults."""
 
@@ -137,6 +140,8 @@ class NodeRun:
         for sender in self.senders:
             sender.stopped = True
         self._until(self._not_quiet, QUIET_WITHIN, "I11")
+        if self.load.failing_handlers:
+            self._advance(REPORTED_WITHIN)
         self._verdict()
         self._counts = self.checker.counts()
         for client in world.clients.values():
