@@ -426,8 +426,7 @@ class EntityRunner:
         function, single, one = invoker.function, invoker.single, invoker.one
         if ahead is not None:
             single = one = None
-        eager, tick, plain = self._eager, self.tick, self._plain
-        untouched = eager.base
+        eager, tick, plain, untouched = self._eager, self.tick, self._plain, self._eager.base
         task = eager.task
         task.context = context
         # As an attribute: from 3.14 on some loads of a local are no reference.
