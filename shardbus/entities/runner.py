@@ -69,7 +69,12 @@ from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
-from shardbus.entities.running_handlers import RunHeader, RunningHandlers
+from shardbus.entities.running_handlers import (
+    NONE_LEFT,
+    RunHeader,
+    RunningHandlers,
+    current_of,
+)
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.supervision import StateLoader, Supervisor
 from shardbus.entities.unfinished_work import finish, is_unfinished
@@ -135,22 +140,6 @@ RESUMED_MAX = 256
 class StateReplaced(Exception):
     """An operator has replaced the state of the entity, which starts again. Never leaves the
     runner."""
-
-
-def rows_of(
-    find: Find,
-    ids: Sequence[str],
-    payloads: Sequence[bytes],
-    corrs: int | Sequence[int],
-) -> Rows:
-    """Return the messages of a run. `corrs`: the same for all, or one each. The activations of many
-    are looked up together: the processor waits for the memory of several at once."""
-    marks = repeat(corrs) if isinstance(corrs, int) else corrs
-    found: Iterable[Activation | None] = map(find, ids)
-    if len(ids) >= AHEAD_MIN:
-        found = [*found]
-    # `strict` as a keyword costs as much as the call
-    return zip(ids, payloads, marks, found)  # noqa: B905
 
 
 def _slices(rows: Rows, count: int) -> Iterator[Rows]:
@@ -256,10 +245,9 @@ class EntityRunner:
         self.kind, self.settings, self.loop = kind, settings, loop
         self._plain = kind.plain
         self.activation: Activation | None = None
-        """The entity that handles a message at this very moment; below, the message."""
+        """The entity that handles a message at this very moment."""
         self.run_header: RunHeader | None = None
-        self.payload = b""
-        self.corr = 0
+        """The run of this message."""
         self._diverted = 0
         """Messages of the current run that no handler got there: they wait, or belong elsewhere."""
         self.tick = 0
@@ -295,17 +283,25 @@ class EntityRunner:
         arrive: Arrive,
         invoker: Invoker,
         session: Session | None,
-        rows: Rows,
-        count: int,
+        ids: Sequence[str],
+        payloads: Sequence[bytes],
+        corrs: int | Sequence[int],
         deadline: int,
         chain: Chain = (),
         ahead: list[Any] | None = None,
     ) -> None:
-        """Handle a run of `count` messages (`rows_of`). `ahead`: their payloads as `read_ahead` has
-        decoded them."""
-        outer = self.activation, self.run_header, self.payload, self.corr
+        """Handle a run of messages. `corrs`: the same correlation id for all, or one each. `ahead`:
+        the payloads as `read_ahead` has decoded them."""
+        count, left = len(ids), iter(payloads)
+        marks = repeat(corrs) if isinstance(corrs, int) else corrs
+        found: Iterable[Activation | None] = map(find, ids)
+        if count >= AHEAD_MIN:
+            # Together: the processor waits for the memory of several at once.
+            found = [*found]
+        rows = zip(ids, left, marks, found)  # noqa: B905 (`strict` costs as much as the call)
+        outer = self.activation, self.run_header
         diverted, self._diverted = self._diverted, 0
-        self.run_header = (invoker, session, chain)
+        self.run_header = (invoker, session, chain, payloads, corrs, left)
         run: Run = (find, arrive, invoker, session, deadline, chain, ahead)
         fresh, call_each = self._eager.base.copy, self._call_each
         entered = self._eager.enter()
@@ -323,7 +319,7 @@ class EntityRunner:
             self._eager.leave(entered)
             self.counts.begun += count - self._diverted
             self._diverted = diverted
-            self.activation, self.run_header, self.payload, self.corr = outer
+            self.activation, self.run_header = outer
 
     def _call_each(self, run: Run, rows: Rows, count: int, context: contextvars.Context) -> bool:
         """Handle the rest of the rows in this context. Returns True if rows may be left, which need
@@ -357,7 +353,7 @@ class EntityRunner:
                         eager.replace()  # the constructor may have left traces
                         return True
                 activation.used = tick
-                self.activation, self.payload, self.corr = activation, payload, corr
+                self.activation = activation
                 try:
                     if single is not None:
                         value = function(activation.entity, single(payload)[0])
@@ -445,7 +441,7 @@ class EntityRunner:
                     eager.replace()  # the constructor may have left traces
                     return True
             activation.used = tick
-            self.activation, self.payload, self.corr = activation, payload, corr
+            self.activation = activation
             try:
                 if one is not None:
                     coroutine = function(activation.entity, one(payload))
@@ -498,7 +494,7 @@ class EntityRunner:
                     self._divert(run, activation, payload, corr)
                     continue
             activation.used = tick
-            self.activation, self.payload, self.corr = activation, payload, corr
+            self.activation = activation
             eager.task.context = context = fresh()
             coroutine = None
             try:
@@ -572,8 +568,7 @@ class EntityRunner:
         """Return the message that an entity handles; None if it handles none."""
         if self.activation is not activation or self.run_header is None:
             return activation.task.message if activation.task is not None else None
-        invoker, session, chain = self.run_header
-        return invoker, self.payload, session, self.corr, chain
+        return current_of(self.run_header)
 
     # ---- single messages
 
@@ -698,9 +693,9 @@ class EntityRunner:
         invoker, payload, session, corr, _, chain = message
         if corr != OWN and invoker.name != OUTCOME and work is None:
             self.counts.begun += 1
-        outer = self.activation, self.run_header, self.payload, self.corr
-        self.activation, self.run_header = activation, (invoker, session, chain)
-        self.payload, self.corr = payload, corr
+        outer = self.activation, self.run_header
+        self.activation = activation
+        self.run_header = (invoker, session, chain, (payload,), corr, NONE_LEFT)
         eager, coroutine = self._eager, work
         entered = eager.enter()
         try:
@@ -733,7 +728,7 @@ class EntityRunner:
                 )
         finally:
             eager.leave(entered)
-            self.activation, self.run_header, self.payload, self.corr = outer
+            self.activation, self.run_header = outer
         if not invoker.returns_values and is_unfinished(value):
             return self._run(activation, message, finish(value))
         if session is not None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import Context
 from itertools import count
+from operator import length_hint
 from typing import Any, NamedTuple, Protocol
 
-from shardbus.entities.activation import Activation, Message
+from shardbus.entities.activation import Activation, Current, Message
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.reentrancy import CallChain
@@ -26,17 +27,35 @@ from shardbus.tasks.waiters import eager_task_waiting_for
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 
-RunHeader = tuple[Invoker, Session | None, Chain]
-"""What the messages of a run share: the method, the asker, and the entities that wait."""
+RunHeader = tuple[
+    Invoker, Session | None, Chain, Sequence[bytes], int | Sequence[int], Iterator[bytes]
+]
+"""A run of messages: the method, the asker, the entities that wait, the payloads, the correlation
+ids (or the one of all), and the iterator that takes the payloads: it shows which message is being
+handled, so that nothing has to be noted for each."""
+
+NONE_LEFT: Iterator[bytes] = iter(())
+"""The iterator of a run whose last message is being handled."""
 
 
-class CurrentMessage(Protocol):
-    """The message that the runner handles at this very moment."""
+def place_of(header: RunHeader) -> int:
+    """Return the place in its run of the message that is being handled."""
+    return len(header[3]) - length_hint(header[5]) - 1
+
+
+def current_of(header: RunHeader) -> Current:
+    """Return the message of a run that is being handled."""
+    invoker, session, chain, payloads, corrs, _ = header
+    at = place_of(header)
+    corr = corrs if isinstance(corrs, int) else corrs[at]
+    return invoker, payloads[at], session, corr, chain
+
+
+class CurrentRun(Protocol):
+    """The entity that the runner calls at this very moment, and the run of its message."""
 
     activation: Activation | None
     run_header: RunHeader | None
-    payload: bytes
-    corr: int
 
 
 class RunningHandler(NamedTuple):
@@ -58,7 +77,7 @@ class RunningHandlers:
         self,
         entity_type: str,
         loop: asyncio.AbstractEventLoop,
-        current: CurrentMessage,
+        current: CurrentRun,
         gate: SuspensionGate,
     ) -> None:
         self.eager = EagerRunner(loop, self, gate)
@@ -120,8 +139,7 @@ class RunningHandlers:
         if eager.activation is None:
             eager.activation, header = activation, current.run_header
             if header is not None and current.activation is activation:
-                invoker, session, chain = header
-                eager.message = (invoker, current.payload, session, current.corr, chain)
+                eager.message = current_of(header)
             if self._first is not None:
                 eager.call_chain = self._first_chain(activation)
                 self._first = None
@@ -160,7 +178,7 @@ class RunningHandlers:
         activation, header = self._current.activation, self._current.run_header
         if activation is None or header is None:
             return None
-        mark = (activation, header, self._current.payload, self._current.corr)
+        mark = (activation, header, place_of(header))
         return RunningHandler(self._type, activation.key, _shown(header[0]), mark)
 
     def entity(self, eager: EagerTask) -> tuple[str, Activation] | None:
@@ -196,17 +214,16 @@ class RunningHandlers:
         first = self._first_chain(activation)
         if first is None:
             first = self._new(activation, header[2])
-            self._first = (activation, header, self._current.corr, first)
+            self._first = (activation, header, place_of(header), first)
         return first
 
     def _first_chain(self, activation: Activation) -> CallChain | None:
         """Return the call chain of the message being handled, if it has asked in its first step."""
         if self._first is None:
             return None
-        asker, header, corr, chain = self._first
-        current = self._current
-        same = asker is activation and header is current.run_header and corr == current.corr
-        return chain if same else None
+        asker, header, place, chain = self._first
+        same = asker is activation and header is self._current.run_header
+        return chain if same and place == place_of(header) else None
 
     def _new(self, activation: Activation, chain: Chain) -> CallChain:
         return CallChain((self._type, activation.key), next(self._numbers), chain)

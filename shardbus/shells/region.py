@@ -36,7 +36,7 @@ from shardbus.entities.reentrancy import (
     TracedNodeInstanceRouter,
     TracedNodeRouter,
 )
-from shardbus.entities.runner import Arrive, read_ahead, rows_of
+from shardbus.entities.runner import Arrive, read_ahead
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, NodeLost, Refused, Unhandled, UnknownEntityType
@@ -292,8 +292,8 @@ class RegionShell:
                 self._deliver_sampled(arrive, invoker, None, run, via, 0, (), ahead)
             else:
                 ids = run.ids
-                find, rows = self._find, rows_of(self._find, ids, run.payloads, via)
-                self._deliver(find, arrive, invoker, None, rows, len(ids), 0, (), ahead)
+                find, payloads = self._find, run.payloads
+                self._deliver(find, arrive, invoker, None, ids, payloads, via, 0, (), ahead)
         finally:
             mailbox_limits.handed_out()
         if mailbox_limits.met:
@@ -334,8 +334,10 @@ class RegionShell:
             self._deliver_sampled(arrive, invoker, session, run, run.corrs, deadline, chain, ahead)
         else:
             ids = run.ids
-            find, rows = self._find, rows_of(self._find, ids, run.payloads, run.corrs)
-            self._deliver(find, arrive, invoker, session, rows, len(ids), deadline, chain, ahead)
+            find, payloads, corrs = self._find, run.payloads, run.corrs
+            self._deliver(
+                find, arrive, invoker, session, ids, payloads, corrs, deadline, chain, ahead
+            )
 
     def _deliver_sampled(
         self,
@@ -358,10 +360,11 @@ class RegionShell:
             parts = [(0, at, invoker), (at, at + 1, timed), (at + 1, len(ids), invoker)]
         for begin, end, by in parts:
             if begin < end:
-                part, count = slice(begin, end), end - begin
+                part, some = slice(begin, end), payloads[begin:end]
                 marks = corrs if isinstance(corrs, int) else corrs[part]
-                rows = rows_of(find, ids[part], payloads[part], marks)
-                self._deliver(find, arrive, by, session, rows, count, deadline, chain, ahead)
+                self._deliver(
+                    find, arrive, by, session, ids[part], some, marks, deadline, chain, ahead
+                )
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Deliver a message that another node, or this node's router, forwards."""

@@ -14,7 +14,7 @@ from shardbus.entities.entity_type import StopReason
 from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
-from shardbus.entities.runner import read_ahead, rows_of
+from shardbus.entities.runner import read_ahead
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.transport.asks import fail_of, failure
@@ -298,9 +298,8 @@ class Bench:
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
         ids, payloads, corrs = zip(*rows, strict=True)
-        find, count = host.active.get, len(rows)
-        run = rows_of(find, ids, payloads, corrs)
-        host.runner.deliver(find, arrive, invoker, asker, run, count, deadline, (), ahead)
+        find, deliver = host.active.get, host.runner.deliver
+        deliver(find, arrive, invoker, asker, ids, payloads, corrs, deadline, (), ahead)
 
     # ---- state
 
