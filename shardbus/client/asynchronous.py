@@ -19,7 +19,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
@@ -226,8 +226,14 @@ class AsyncClient:
             ConfigError: the class is no entity class, or the id is not valid.
         """
         router = self.routers.get(kind) or self._regions.of_class(kind).sender
-        interface = getattr(kind, "__shardbus_interface__", None)
-        return cast("E", reference(router, entity_id, self.timeout_ms, interface))
+        declared: Any = kind
+        found: Any
+        try:
+            interface = declared.__shardbus_interface__
+        except AttributeError:
+            interface = None
+        found = reference(router, entity_id, self.timeout_ms, interface)
+        return found  # type: ignore[no-any-return]
 
     def region(self, kind: type) -> Region:
         """Return the type's region, which finds the entity of a message by the class's

@@ -333,7 +333,7 @@ class EntityRunner:
         untouched = eager.base
         task = eager.task
         task.context, task.coroutine = context, None
-        attributes, before = task.__dict__, references(task)
+        attributes, before, traces = task.__dict__, references(task), False
         sure, finished = invoker.returns_values, NoneType
         slices = (rows,) if count <= RUN_SLICE else _slices(rows, count)
         for some in slices:
@@ -372,7 +372,8 @@ class EntityRunner:
                         return True
                     finished = type(value)
                 try:
-                    traces = references(task) != before or attributes or context != untouched
+                    if references(task) != before or attributes or context != untouched:
+                        traces = True
                 except BaseException:  # of the `__eq__` of a variable's value
                     traces = True
                 if traces:
@@ -426,7 +427,7 @@ class EntityRunner:
         task = eager.task
         task.context = context
         # As an attribute: from 3.14 on some loads of a local are no reference.
-        attributes, before = task.__dict__, references(eager.task)
+        attributes, before, traces = task.__dict__, references(eager.task), False
         sure, finished = invoker.returns_values, NoneType
         for entity_id, payload, corr, activation in rows:
             if activation is None or activation.busy:
@@ -465,7 +466,8 @@ class EntityRunner:
                 self._ended(run, activation, payload, corr, error=e)
                 return True
             try:
-                traces = references(eager.task) != before or attributes or context != untouched
+                if references(eager.task) != before or attributes or context != untouched:
+                    traces = True
             except BaseException:  # of the `__eq__` of a variable's value
                 traces = True
             if traces:

@@ -343,7 +343,7 @@ class Supervisor:
         """Make the object; its `context` is there before `__init__` runs."""
         cls: Any = self._kind.cls
         entity = cls.__new__(cls)
-        entity.context = activation.context_now()
+        entity.context = activation if activation.extras is None else activation.context_now()
         entity.__init__()
         activation.entity = entity
 

@@ -91,7 +91,7 @@ class InstanceCall(Addressed):
     """One handler of one entity with instances: call it to ask, or use `tell`."""
 
     __slots__ = (
-        "_counts",
+        "_count",
         "_id",
         "_key",
         "_method",
@@ -112,7 +112,7 @@ class InstanceCall(Addressed):
     ) -> None:
         self._sender, self._id, self._picked, self._method = sender, entity_id, picked, method
         self._router, self._timeout_ms = sender.router, timeout_ms
-        self._key, self._counts = sender.key(method.name), method.counts
+        self._key, self._count = sender.key(method.name), method.count
         self._packed = method.pack
 
     def _address(self) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ class InstanceCall(Addressed):
     def tell(self, *args: Any, **kwargs: Any) -> Any:
         """Send without an answer. Returns an awaitable that waits while the send buffer is full.
         Raises as `Call.tell`."""
-        if kwargs or len(args) not in self._counts:
+        if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
             payload = self._method.encode(args, kwargs)
         else:
             try:

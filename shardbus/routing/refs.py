@@ -84,8 +84,7 @@ class Call(Addressed):
     """One handler of one entity: call it to ask, or use `tell`."""
 
     __slots__ = (
-        "_counts",
-        "_decode",
+        "_count",
         "_id",
         "_key",
         "_method",
@@ -99,9 +98,9 @@ class Call(Addressed):
         self, router: Router, entity_id: str, route: ShardRoute, method: Method, timeout_ms: int
     ) -> None:
         self._router, self._id, self._route, self._method = router, entity_id, route, method
-        self._timeout_ms, self._decode = timeout_ms, method.decode_result
+        self._timeout_ms = timeout_ms
         self._key = router.key(method.name)
-        self._counts, self._packed = method.counts, method.pack
+        self._count, self._packed = method.count, method.pack
 
     def _address(self) -> tuple[Any, ...]:
         return self._router, self._id, self._method.name
@@ -111,7 +110,7 @@ class Call(Addressed):
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return the arguments as bytes. The slow path names an argument that does not fit."""
-        if not kwargs and len(args) in self._counts:
+        if not kwargs and (len(args) == self._count or len(args) in self._method.counts):
             try:
                 packed = self._packed  # calling the attribute takes longer
                 return packed(args)
@@ -126,7 +125,11 @@ class Call(Addressed):
             TypeError: the arguments do not fit the handler. SchemaError: one cannot be serialized.
         """
         return self._router.ask(
-            self._key, self._id, self._pack(args, kwargs), self._timeout_ms, self._decode
+            self._key,
+            self._id,
+            self._pack(args, kwargs),
+            self._timeout_ms,
+            self._method.decode_result,
         )
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +138,7 @@ class Call(Addressed):
         Raises:
             BufferFull: the buffer for shards without a home is full, or the send buffer is.
         """
-        if kwargs or len(args) not in self._counts:
+        if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
             payload = self._method.encode(args, kwargs)
         else:
             try:
@@ -179,12 +182,19 @@ class TracedCall(Call):
             context = tracing.parent()
             if context is not None:
                 return router.ask_traced(
-                    self._key, self._id, payload, self._timeout_ms, self._decode, context
+                    self._key,
+                    self._id,
+                    payload,
+                    self._timeout_ms,
+                    self._method.decode_result,
+                    context,
                 )
-        return router.ask_untraced(self._key, self._id, payload, self._timeout_ms, self._decode)
+        return router.ask_untraced(
+            self._key, self._id, payload, self._timeout_ms, self._method.decode_result
+        )
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) not in self._counts:
+        if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
             payload = self._method.encode(args, kwargs)
         else:
             try:
@@ -339,9 +349,7 @@ def arguments(router: Sender, handler: str, args: tuple[Any, ...]) -> bytes:
     """Encode the arguments of a handler that is named by a string: by its annotations, if the
     sender knows them."""
     known = router.interface.methods.get(handler)
-    if known is not None and len(args) in known.counts:
-        return known.encode(args, {})
-    return encode_arguments(args)
+    return encode_arguments(args) if known is None else known.encode_positional(args)
 
 
 def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
@@ -364,6 +372,11 @@ def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> asyncio.Fut
 
 def pack(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """Return key and payload of a message for `receive`, or with `args` for a named handler."""
+    if args and message.__class__ is str:
+        handler: Any = message
+        known = router.interface.methods.get(handler)
+        encode = encode_arguments if known is None else known.encode_positional
+        return router.key(handler), encode(args)
     method, payload = method_and_payload(message, args)
     return router.key(method), payload
 

@@ -51,6 +51,20 @@ ABANDONED = "abandoned"
 FLUSH_TIMEOUT_MS = 60_000
 
 
+class KeyTable(dict[str, Key]):
+    """The keys of the methods of one entity type, each made when it is first looked up."""
+
+    __slots__ = ("_type",)
+
+    def __init__(self, entity_type: str) -> None:
+        super().__init__()
+        self._type = entity_type
+
+    def __missing__(self, method: str) -> Key:
+        key = self[method] = (self._type, check_method(method))
+        return key
+
+
 class ShardRoute:
     """The route to one shard: `out` is the session to its home, None if that is unknown."""
 
@@ -174,20 +188,14 @@ class Router:
         """What a tell returns while there is room: one finished future for all."""
         self.done.set_result(None)
         self._machine_timer = MachineTimer(region.deadline, self._tick)
-        self._keys: dict[str, Key] = {}
+        self.key: Callable[[str], Key] = KeyTable(interface.name).__getitem__
+        """Returns the key of a method; always the same object."""
         self._forms: dict[type, tuple[Key, Pack]] = {}
         self._shards, self._shard_of = interface.shards, interface.shard_of
 
     def trace_with(self, tracer: Any) -> None:
         """Use this tracer; None in a process without tracing."""
         self.tracing = tracer
-
-    def key(self, method: str) -> Key:
-        """Return the key of a method; always the same object."""
-        key = self._keys.get(method)
-        if key is None:
-            key = self._keys[method] = (self.interface.name, check_method(method))
-        return key
 
     def shard_of(self, entity_id: str) -> str:
         """Return the shard of an entity.

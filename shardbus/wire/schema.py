@@ -76,6 +76,8 @@ def encode_arguments(args: tuple[Any, ...]) -> bytes:
         SchemaError: a value cannot be sent. Nothing was sent.
     """
     try:
+        if len(args) == 1 and type(args[0]) in SCALARS:  # most have one
+            return pack_value(args)
         _check_objects(args)
         payload = pack_value(args)
         if len(payload) > NESTING_MAX:
@@ -354,6 +356,8 @@ class Method:
     decoders: Mapping[int, Decode]
     """First byte of the argument array to the function that decodes an array of that length."""
     decode_result: Decode
+    count: int
+    """The largest number of arguments, the usual one."""
     counts: frozenset[int]
     """Possible numbers of positional arguments."""
     pack: Pack
@@ -372,6 +376,24 @@ class Method:
         """
         if kwargs or len(args) not in self.counts:
             args = self._bind(args, kwargs)
+        return self._encode(args)
+
+    def encode_positional(self, args: tuple[Any, ...]) -> bytes:
+        """Encode the arguments of a call of the handler by its name. If they are too few or too
+        many, its node says so.
+
+        Raises:
+            SchemaError: a value cannot be sent.
+        """
+        if len(args) == self.count or len(args) in self.counts:
+            try:
+                packed = self.pack
+                return packed(args)
+            except BaseException:  # encoding again names the argument
+                return self._encode(args)
+        return encode_arguments(args)
+
+    def _encode(self, args: tuple[Any, ...]) -> bytes:
         try:
             return self.pack(args)
         except BaseException as e:  # a class of the application's may raise anything
@@ -412,11 +434,12 @@ def method(name: str, function: Callable[..., Any]) -> Method:
     result = hints.get("return", Any)
     encode_result = answer_encoder(shape_of(f"handler {name}: return", result))
     pack = argument_packer([p.name for p in parameters], shapes, required)
-    counts = frozenset(range(required, len(parameters) + 1))
+    count = len(parameters)
+    counts = frozenset(range(required, count + 1))
     alone = counts == {1}
     read_all = reader_of_many(types[0], decoder, argument=True) if alone else None
     return Method(
-        name, parameters, decoders, decoder(result), counts, pack, encode_result, read_all
+        name, parameters, decoders, decoder(result), count, counts, pack, encode_result, read_all
     )
 
 
