@@ -484,7 +484,7 @@ class EntityRunner:
         handler's, as long as each waits: so do the handlers of most runs in which one has waited.
         Runs in a context of its own, in which payloads are decoded. Returns True if rows may be
         left, because one did not wait."""
-        find, arrive, invoker, _, _, _, ahead = run
+        find, arrive, invoker, session, _, chain, ahead = run
         eager, function, tick = self._eager, invoker.function, self.tick
         fresh = eager.base.copy
         carry_on, done = self.running_handlers.carry_on, self._carried
@@ -516,7 +516,8 @@ class EntityRunner:
                 self._ended(run, activation, payload, corr, error=e)
                 return True
             activation.busy = True
-            carry_on(activation, coroutine, waits_for, done, context)
+            message = (invoker, payload, session, corr, chain)
+            carry_on(activation, coroutine, waits_for, done, context, message)
         return False
 
     def _ended(

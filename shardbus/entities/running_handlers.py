@@ -131,14 +131,17 @@ class RunningHandlers:
         waits_for: Any,
         done: Callable[[EagerTask], None],
         context: Context,
+        message: Current | None = None,
     ) -> None:
         """Let the current eager task go on where the first step stopped, in the context of that
         step. `done` is called at its end, and must first ask whether the task has `ended` by
-        itself."""
+        itself. `message`: the one that the step has handled, if the caller has it at hand."""
         eager, current = self.eager.task, self._current
         if eager.activation is None:
             eager.activation, header = activation, current.run_header
-            if header is not None and current.activation is activation:
+            if message is not None:
+                eager.message = message
+            elif header is not None and current.activation is activation:
                 eager.message = current_of(header)
             if self._first is not None:
                 eager.call_chain = self._first_chain(activation)
