@@ -486,6 +486,7 @@ class EntityRunner:
         left, because one did not wait."""
         find, arrive, invoker, session, _, chain, ahead = run
         eager, function, tick = self._eager, invoker.function, self.tick
+        single = invoker.single if ahead is None else None
         fresh = eager.base.copy
         carry_on, done = self.running_handlers.carry_on, self._carried
         for entity_id, payload, corr, found in rows:
@@ -497,14 +498,16 @@ class EntityRunner:
                     continue
             activation.used = tick
             self.activation = activation
-            eager.task.context = context = fresh()
-            coroutine = None
+            task, coroutine = eager.task, None
+            task.context = context = fresh()
             try:
-                if ahead is not None:
+                if single is not None:
+                    coroutine = function(activation.entity, single(payload)[0])
+                elif ahead is not None:
                     coroutine = function(activation.entity, ahead.pop())
                 else:
                     coroutine = invoked(invoker, activation.entity, payload)
-                eager.task.coroutine = coroutine
+                task.coroutine = coroutine
                 waits_for = context.run(coroutine.send, None)
             except StopIteration as e:
                 if coroutine is not None:
