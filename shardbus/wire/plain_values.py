@@ -1,9 +1,9 @@
 """Values without a declared type: which of them arrive as they are.
 
 Without a declared type the receiver makes what MessagePack has: None, bool, int, float, str, bytes,
-a list, a dict, an aware datetime as its moment in UTC. A tuple arrives as a list, unless it is a
-key; a bytearray as bytes. Everything else would arrive as one of these without notice, a set as a
-list, a UUID as a text, a dataclass as a dict, so it is refused. A subclass counts as another class.
+a list, a dict, an aware datetime as its moment in UTC. Everything else would arrive as one of these
+without notice, a tuple or a set as a list, a UUID as a text, a dataclass as a dict, so it is
+refused; but a tuple that is a key arrives as such. A subclass counts as another class.
 
 The check goes level by level, and looks at the classes of all values of a level at once, because
 this runs in C. Only a value that is not plain is looked at piece by piece, to name the place.
@@ -22,9 +22,9 @@ from shardbus.wire.misfit import Misfit
 from shardbus.wire.nesting import NESTING_MAX, too_deep
 
 SCALARS = frozenset((type(None), bool, int, float, str, bytes))
-_LEAVES = SCALARS | {bytearray, memoryview, msgspec.msgpack.Ext}
+_LEAVES = SCALARS | {msgspec.msgpack.Ext}
 _are_scalars = SCALARS.issuperset
-_COLLECTIONS = frozenset((dict, list, tuple))
+_COLLECTIONS = frozenset((dict, list))
 _are_plain = (SCALARS | _COLLECTIONS).issuperset
 
 
@@ -73,7 +73,7 @@ def _check(value: Any, room: int) -> None:
     kind = type(value)
     if kind in _LEAVES:
         return
-    if not room and (kind is dict or kind is list or kind is tuple):
+    if not room and (kind is dict or kind is list):
         raise too_deep()
     if kind is dict:
         if not _are_scalars(map(type, value)):
@@ -81,7 +81,7 @@ def _check(value: Any, room: int) -> None:
                 _check_key(key, room - 1)
         if not _are_scalars(map(type, value.values())):
             _check_each(value.items(), ".{}", room - 1)
-    elif kind is list or kind is tuple:
+    elif kind is list:
         if not _are_scalars(map(type, value)):
             _check_each(enumerate(value), "[{}]", room - 1)
     elif kind is not datetime or value.tzinfo is None:
