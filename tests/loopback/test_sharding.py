@@ -185,7 +185,7 @@ async def test_S2_35_a_minimum_of_a_role_reaches_the_coordinators_of_its_types()
         shells = [node.singletons["counter"].coordinator for node in nodes.all]
         await until(lambda: any(shell.machine for shell in shells), "a coordinator")
         machine = next(shell.machine for shell in shells if shell.machine)
-        assert machine._settings.min_members == 2
+        assert machine._registry._cluster_minimum == 2
 
 
 # Who leaves
