@@ -59,9 +59,7 @@ class MembershipView:
         mine = self.member(self.me)
         return mine.status if mine else None
 
-    def oldest(
-        self, role: str = "", able: Callable[[Member], bool] | None = None
-    ) -> Member | None:
+    def oldest(self, role: str = "", able: Callable[[Member], bool] | None = None) -> Member | None:
         """Return the oldest working member with that role, among those that are `able`. A member
         that leaves does not count. A member that stops with the whole cluster does."""
         up = [m for m in self.members if m.status in WORKING and m.has_role(role)]

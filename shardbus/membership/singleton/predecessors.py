@@ -205,6 +205,4 @@ class Predecessors:
         return member.node not in self._without and member.may_have_type(self._name)
 
     def _takes_part(self, member: Member) -> bool:
-        return (
-            bool(member.up_number) and member.has_role(self._role) and self.may_have_type(member)
-        )
+        return bool(member.up_number) and member.has_role(self._role) and self.may_have_type(member)

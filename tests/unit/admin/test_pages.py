@@ -430,7 +430,9 @@ async def test_a_type_that_older_members_do_not_have_keeps_no_node_from_being_re
     """A rollout that waited for this node would never reach them."""
     node.region.coordinator, node.region.router.region.registered = None, False
     assert node.view is not None
-    node.view = replace(node.view, members=tuple(replace(m, roles=("web",)) for m in node.view.members))
+    node.view = replace(
+        node.view, members=tuple(replace(m, roles=("web",)) for m in node.view.members)
+    )
     node.without_type = ("web",)
     if what == "hosts":
         node.region.settings = replace(node.region.settings, role="web")
