@@ -1,9 +1,9 @@
 """The entity types that a member's application has, as the member announces them.
 
-During a rollout the members of one cluster have different types. A type is coordinated by the oldest
-member that has it, and hosted only by members that have it. So each member announces its types, in
-its `features`, which never change and reach every node with the member itself. Two nodes that know
-a member agree on its types.
+During a rollout the members of one cluster have different types. A type is coordinated by the
+oldest member that has it, and hosted only by members that have it. So each member announces its
+types, in its `features`, which never change and reach every node with the member itself. Two nodes
+that know a member agree on its types.
 
     types:0vQr9kTzXw4B...    the codes of types, CODE_CHARACTERS each; as many features as needed
 

@@ -15,8 +15,8 @@ An older node is *awaited* as long as its instance may run and it can still anno
     silent for too long           no longer
 
 Members without the entity type take no part, as those without the role: by what they announce, or
-by their answer (`TypeMissing`). Neither changes while a member lives, so two nodes disagree on it at
-most until both have the answer; meanwhile the one without it starts nothing.
+by their answer (`TypeMissing`). Neither changes while a member lives, so two nodes disagree on it
+at most until both have the answer; meanwhile the one without it starts nothing.
 
 With a `removal_margin`, no instance starts within that margin after an older node was downed
 without proof of death, so that its instance has time to stop. The margin counts from when this node
