@@ -63,7 +63,9 @@ class MembershipView:
         """Return the oldest working member with that role, among those that are `able`. A member
         that leaves does not count. A member that stops with the whole cluster does."""
         up = [m for m in self.members if m.status in WORKING and m.has_role(role)]
-        return min(up if able is None else filter(able, up), key=age_order, default=None)
+        if able is not None:
+            up = [m for m in up if able(m)]
+        return min(up, key=age_order, default=None)
 
     def role_leader(self, role: str) -> NodeId | None:
         """Return the first reachable member with that role, in the leader's order."""
