@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.app import ShardBus
-from shardbus.entity import Entity
-from shardbus.errors import UnknownEntityType
-from shardbus.handlers import handler
+from shardbus import Entity, ShardBus, UnknownEntityType, handler
 from shardbus.membership import known_types
 from shardbus.node.node import Node
 from tests.loopback.nodes import QUICK, Nodes, ready
