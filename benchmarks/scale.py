@@ -125,7 +125,7 @@ def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
 def spread(world: Large, dice: Random) -> float:
     """Give one node a new epoch; return the seconds until all have it."""
     epoch = int(1000 * world.now)
-    world.deliver(dice.choice(list(world.nodes.values())), ev.RecordEpoch("scale", epoch))
+    world.deliver(dice.choice(list(world.nodes.values())), ev.RecordEpochs({"scale": epoch}))
     taken = world.until_all(lambda p: p.machine.gossip.epochs.get("scale") == epoch)
     world.until_all(lambda p: p.machine.gossip.converged())
     return taken

@@ -190,9 +190,10 @@ def behaviour(method: F) -> F:
 
 def behaviours_of(cls: type) -> list[Callable[..., Any]]:
     """Return the behaviours of a class, the nearest of each name."""
-    names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
-    methods = (inspect.getattr_static(cls, name) for name in names)
-    return [method for method in methods if hasattr(method, BEHAVIOUR_MARK)]
+    nearest: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        nearest.update(vars(base))
+    return [method for method in nearest.values() if hasattr(method, BEHAVIOUR_MARK)]
 
 
 def current_behaviour(

@@ -570,13 +570,13 @@ class AdminPages:
                 continue
             known = region.coordinator is not None and region.router.region.registered
             detail = f"coordinator {region.coordinator}" if known else "not registered yet"
-            if not known and region.stranger is not None and region.stranger == region.coordinator:
-                detail = region.missing
-            role, coordinator_role = region.settings.role, region.coordinator_role
-            if self._lacks(role):
-                known, detail = True, f"no member hosts it: none is up with role {role!r}"
-            elif not known and self._lacks(coordinator_role):
-                detail = f"no member coordinates it: none is up with role {coordinator_role!r}"
+            singleton = self._node.singletons[name]
+            if why := singleton.why_no_member(region.settings.role):
+                known, detail = True, f"no member hosts it: {why}"
+            elif not known and (why := singleton.why_no_member(region.coordinator_role)):
+                # A rollout that waited for this node would never reach those that lack the type.
+                known = not self._lacks(region.coordinator_role)
+                detail = f"no member coordinates it: {why}"
             counts = (not wanted or name in wanted) and not (ends and self._was_ready)
             checks[f"coordinator:{name}"] = Check(known or not counts, detail)
         self._was_ready = self._was_ready or all(check.ok for check in checks.values())
@@ -850,14 +850,14 @@ class AdminPages:
             unreachable_for=node.loop.time() - since if since is not None else None,
             phi=phis.get(at) if at is not None else None,
             waiting=region.router.region.buffered[0],
-            missing="" if region.coordinator is not None else self._no_coordinator(region),
+            missing="" if region.coordinator is not None else self._no_coordinator(region.table),
             decision=f"`{downing.strategy}` decides once membership has been stable for "
             f"{downing.stable_after:g} s",
         )
 
-    @staticmethod
-    def _no_coordinator(region: RegionShell) -> str:
-        return region.missing if region.stranger is not None else "none is known here"
+    def _no_coordinator(self, region: RegionShell) -> str:
+        why = self._node.singletons[region.name].why_no_member(region.coordinator_role)
+        return why or "none is known here"
 
     async def _of_home(self, home: Home | None, question: str, *arguments: object) -> Any:
         """The answer of an entity's home; empty if it is of an older release, which does not know

@@ -14,6 +14,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.config.validation import check_leases
 from shardbus.entities.entity_type import EVERY_TYPE, EntityType
 from shardbus.errors import ConfigError
+from shardbus.membership.known_types import TYPES_MAX
 from shardbus.sharding.handoff_modes import MODES, check_mode
 from shardbus.sharding.instances import Instances
 
@@ -38,6 +39,11 @@ def settings_by_type(
     Raises:
         ConfigError: a node with these settings could not host the types, or only send to them.
     """
+    if len(types) > TYPES_MAX:
+        raise ConfigError(
+            f"the application declares {len(types)} entity types, at most {TYPES_MAX} are possible",
+            hint="entities of one kind are one type, however many there are",
+        )
     _check_names("node.proxies", settings.node.proxies, types, every=True)
     _check_names("http.ready_types", settings.http.ready_types, types)
     chosen: dict[str, ShardingSettings] = {}

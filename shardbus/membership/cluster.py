@@ -229,7 +229,7 @@ class ClusterMembership:
                 | ev.SetService()
                 | ev.PrepareForShutdown()
                 | ev.YieldSeniority()
-                | ev.RecordEpoch()
+                | ev.RecordEpochs()
                 | ev.SetMeta()
             ):
                 self._apply_command(event, now)

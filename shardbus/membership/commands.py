@@ -7,7 +7,7 @@
     SetService          cordoned, draining or open; the coordinators act on it
     PrepareForShutdown  up                   -> preparing, all members; the leader does the rest
     YieldSeniority      this node becomes the youngest; its coordinators move to the next oldest
-    RecordEpoch         a coordinator's epoch, for all nodes
+    RecordEpochs        the epochs of coordinators, for all nodes
     SetMeta             bytes of the application, for all nodes
 
 Each command is one step from a copy of the state to the next, or a refusal. Any member accepts it;
@@ -18,11 +18,18 @@ Source: S1.25, S1.61, S1.62, S3.34, S3.41, B.12, B.152, N.11.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.gossip import META_BYTES_MAX, META_MAX, META_NAME_MAX, Gossip
+from shardbus.membership.gossip import (
+    EPOCHS_MAX,
+    META_BYTES_MAX,
+    META_MAX,
+    META_NAME_MAX,
+    Gossip,
+)
 from shardbus.membership.member import WORKING, Status, age_order
 from shardbus.membership.reachability import Flag
 
@@ -34,7 +41,7 @@ Command = (
     | ev.SetService
     | ev.PrepareForShutdown
     | ev.YieldSeniority
-    | ev.RecordEpoch
+    | ev.RecordEpochs
     | ev.SetMeta
 )
 MAY_LEAVE = (Status.JOINING, Status.WEAKLY_UP, Status.UP, Status.PREPARING_FOR_SHUTDOWN)
@@ -48,10 +55,8 @@ def apply_command(gossip: Gossip, me: NodeId, command: Command, now: float) -> t
             return _prepare_for_shutdown(gossip, me)
         case ev.YieldSeniority():
             return _yield_seniority(gossip, me), ""
-        case ev.RecordEpoch(entity_type, epoch):
-            if me not in gossip.members:
-                return gossip, ""
-            return gossip.with_epoch(me, entity_type, epoch), ""
+        case ev.RecordEpochs(epochs):
+            return _record_epochs(gossip, me, epochs)
         case ev.SetMeta(name, data):
             return _set_meta(gossip, me, name, data)
         case ev.Quarantine(node):
@@ -117,6 +122,18 @@ def _prepare_for_shutdown(gossip: Gossip, me: NodeId) -> tuple[Gossip, str]:
     if gossip.stopping:
         return gossip, ""
     return gossip, "no member is up"
+
+
+def _record_epochs(gossip: Gossip, me: NodeId, epochs: Mapping[str, int]) -> tuple[Gossip, str]:
+    """Record these epochs. A name that has none yet is refused once there are `EPOCHS_MAX`: the
+    store has its epoch nevertheless."""
+    if me not in gossip.members:
+        return gossip, ""
+    new = [name for name in epochs if name not in gossip.epochs]
+    refused = new[max(EPOCHS_MAX - len(gossip.epochs), 0) :]
+    recorded = {name: epoch for name, epoch in epochs.items() if name not in refused}
+    refusal = f"{EPOCHS_MAX} entity types have had coordinators already" if refused else ""
+    return gossip.with_epochs(me, recorded), refusal
 
 
 def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossip, str]:

@@ -5,6 +5,7 @@ Source: docs/architecture.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardbus.ids import Address, NodeId
@@ -158,11 +159,10 @@ class LeaseResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordEpoch:
-    """A coordinator of this type works under this epoch."""
+class RecordEpochs:
+    """The coordinators of these types work under these epochs."""
 
-    entity_type: str
-    epoch: int
+    epochs: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ Event = (
     | PrepareForShutdown
     | YieldSeniority
     | LeaseResult
-    | RecordEpoch
+    | RecordEpochs
     | SetMeta
     | SetVitals
 )

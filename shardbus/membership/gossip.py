@@ -62,6 +62,9 @@ ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
 """An unreachable member in one of these statuses does not block convergence, and has no vote."""
 
 
+EPOCHS_MAX = 4000
+"""Names in `epochs`, those of former entity types included: none is ever forgotten. The writing
+node checks it. A state with some more is valid, because concurrent writers may exceed it."""
 META_MAX = 64
 META_NAME_MAX = 128
 META_BYTES_MAX = 4096
@@ -114,11 +117,15 @@ class Gossip:
         return self._changed(observer, reachability=reachability)
 
     def with_epoch(self, by: NodeId, entity_type: str, epoch: int) -> Gossip:
-        """Record a coordinator epoch that `by` has seen. Return the same object if it is not
-        higher."""
-        if epoch <= self.epochs.get(entity_type, 0):
-            return self
-        return self._changed(by, epochs={**self.epochs, entity_type: epoch})
+        """Record one epoch; as `with_epochs`."""
+        return self.with_epochs(by, {entity_type: epoch})
+
+    def with_epochs(self, by: NodeId, epochs: Mapping[str, int]) -> Gossip:
+        """Record coordinator epochs that `by` has seen, by entity type. Return the same object if
+        none is higher."""
+        known = self.epochs
+        higher = {name: epoch for name, epoch in epochs.items() if epoch > known.get(name, 0)}
+        return self._changed(by, epochs={**known, **higher}) if higher else self
 
     def with_meta(self, by: NodeId, name: str, data: bytes) -> Gossip:
         """Write these bytes under that name. Return the same object if the bytes are already

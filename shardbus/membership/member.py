@@ -28,6 +28,7 @@ from enum import Enum
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
+from shardbus.membership.known_types import may_have
 
 
 class Status(Enum):
@@ -183,6 +184,10 @@ class Member:
     def has_role(self, role: str) -> bool:
         """True if the member has the role, or if `role` is empty."""
         return not role or role in self.roles
+
+    def may_have_type(self, entity_type: str) -> bool:
+        """True unless the member has announced its entity types, and this is none of them."""
+        return may_have(self.features, entity_type)
 
 
 def _service_order(member: Member) -> tuple[int, str]:

@@ -10,7 +10,7 @@ Source: B.20-B.22.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardbus.ids import Address, NodeId
@@ -59,10 +59,12 @@ class MembershipView:
         mine = self.member(self.me)
         return mine.status if mine else None
 
-    def oldest(self, role: str = "") -> Member | None:
-        """Return the oldest working member with that role. A member that leaves does not count. A
-        member that stops with the whole cluster does."""
+    def oldest(self, role: str = "", able: Callable[[Member], bool] | None = None) -> Member | None:
+        """Return the oldest working member with that role, among those that are `able`. A member
+        that leaves does not count. A member that stops with the whole cluster does."""
         up = [m for m in self.members if m.status in WORKING and m.has_role(role)]
+        if able is not None:
+            up = [m for m in up if able(m)]
         return min(up, key=age_order, default=None)
 
     def role_leader(self, role: str) -> NodeId | None:
@@ -75,6 +77,15 @@ class MembershipView:
             and (m.node == self.me or m.node not in self.unreachable)
         ]
         return min(able, key=leader_order).node if able else None
+
+    def same_members(self, other: MembershipView) -> bool:
+        """True if both views show the same members, in the same states."""
+        return (
+            self.members == other.members
+            and self.unreachable == other.unreachable
+            and self.terminated == other.terminated
+            and self.quarantined == other.quarantined
+        )
 
     @property
     def stopping(self) -> bool:

@@ -219,7 +219,7 @@ class Dispatcher:
         region, sender, kind = self._regions.get(name), session.tag, type(message)
         if region is None:
             if kind is messages.Register:
-                self._describe(session, name)  # so that its region can log the reason
+                self._describe(session, name)  # so that its node looks for another coordinator
             self._endpoint.count_drop("unknown_type")
         elif region.table is not region:
             self._not_allowed(session, message)  # the outermost type has the machines
@@ -231,7 +231,8 @@ class Dispatcher:
             elif asked.shards:
                 self._singletons[name].coordinator.received(sender, asked)
         elif kind is TypeInfo:
-            region.unknown_at(sender)
+            if not message.known:
+                self._singletons[name].type_missing(sender)
         elif kind in HANDOVER:
             self._singletons[name].received(sender, message)
         elif kind in FOR_COORDINATOR:

@@ -35,7 +35,8 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.founding import FOUNDING
 from shardbus.membership.joining import STORE_IDENTITY
-from shardbus.membership.member import Member, Status
+from shardbus.membership.known_types import announced
+from shardbus.membership.member import FEATURES, Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
 from shardbus.membership.view import (
     HandlingResumed,
@@ -65,15 +66,16 @@ from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
-from shardbus.sharding.coordinator.registry import with_role_minimum
+from shardbus.sharding.coordinator.registry import cluster_minimum
 from shardbus.sharding.messages import Home
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.discovery import Discovery
 from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.pod_deletion_cost import PodDeletionCost
 from shardbus.shells.region import RegionShell, check_own_table, region_of
-from shardbus.shells.singleton import HOSTING, SingletonShell
+from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.state_expiry import EXPIRE_STATES, StateExpiry
+from shardbus.shells.type_members import HOSTING, TypeMembers
 from shardbus.shells.vitals import VitalsSampler
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
@@ -172,6 +174,8 @@ class Node:
         """Members that are unreachable, and since when, on the clock of the loop."""
         self._departed: dict[NodeId, None] = {}
         """Nodes that were members a moment ago, and may still forward messages."""
+        self._claimed: dict[str, int] = {}
+        """The epochs that coordinators here have claimed in this turn of the loop."""
         self._leases, self._reassertions = TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
         self._discovery: Discovery | None = None
@@ -291,7 +295,6 @@ class Node:
         strategy = strategy_for(
             name, self.settings.sharding, chosen, entity_type.strategy, self._ring
         )
-        required = with_role_minimum(chosen, self.settings.cluster.role_min_members)
         states = self.states if self.tracer is None else self.tracer.keeper(self.states)
         region = RegionShell(
             entity_type, chosen, self, states, self.ref, hosts=hosts, within=within
@@ -303,12 +306,14 @@ class Node:
         if (instances is not None and instances.follows_load) or isinstance(strategy, LeastLoad):
             self._by_load[name] = chosen
 
+        cluster_settings = self.settings.cluster
+        least = cluster_minimum(cluster_settings, chosen.role)
+
         def make() -> Coordinator:
             layout = entity_type.interface.layout
             instances = entity_type.interface.instances
-            return Coordinator(name, self.me, layout, required, strategy, instances)
+            return Coordinator(name, self.me, layout, chosen, strategy, instances, least)
 
-        cluster_settings = self.settings.cluster
         margin = cluster_settings.downing.down_removal_margin
         waits = cluster_settings.singleton
         self.singletons[name] = SingletonShell(region, make, self, margin, waits)
@@ -347,6 +352,7 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
             zone=settings.zone,
+            features=(*FEATURES, *announced(self.types)),
         )
         shared = fingerprint(self.settings.cluster)
         kind = shared["store.url"] = family(self.settings.store.url)
@@ -488,7 +494,8 @@ class Node:
         self.cluster.post(cluster.LeaseResult(wanted.name, granted))
 
     def _on_view(self, view: MembershipView) -> None:
-        before, self._suspects = self._peers, set(self.view.unreachable if self.view else ())
+        former, before = self.view, self._peers
+        self._suspects = set(former.unreachable if former else ())
         self.view, now = view, self.loop.time()
         since = self.unreachable_since
         self.unreachable_since = {node: since.get(node, now) for node in view.unreachable}
@@ -508,14 +515,23 @@ class Node:
         zones = {member.node: member.zone for member in view.members if member.zone}
         for region in self.regions.values():
             region.set_zones(zones)
-        for singleton in self.singletons.values():
-            singleton.update(view)
+        self._update_singletons(former, view)
         if self.pod_cost is not None:
             self.pod_cost.on_view(view)
         ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
         if ready and not self.cluster_stops.done():
             self.cluster_stops.set_result(None)
         self.dispatcher.notify_clients()
+
+    def _update_singletons(self, former: MembershipView | None, view: MembershipView) -> None:
+        """Update the singletons that a new view concerns: all of them if it shows other members,
+        otherwise those of the types with another epoch."""
+        same = former is not None and view.same_members(former)
+        epochs = former.epochs if former is not None else {}
+        members = TypeMembers(view)
+        for name, singleton in self.singletons.items():
+            if not same or view.epochs.get(name) != epochs.get(name):
+                singleton.update(members)
 
     def _died(self, node: NodeId) -> bool:
         """True if a removed member was lost, and did not leave."""
@@ -603,7 +619,9 @@ class Node:
         region, member = self.regions.get(entity_type), self._peers.get(node)
         if region is None or node == self.me or node in self._departed:
             return True
-        return member is not None and member.has_role(region.coordinator_role)
+        if member is None or not member.may_have_type(entity_type):
+            return False
+        return member.has_role(region.coordinator_role)
 
     def _on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None:
         kind, wanted = gossip.kind_of(body), JOIN_REQUESTS if asked is None else JOIN_ANSWERS
@@ -665,8 +683,15 @@ class Node:
 
     def epoch_claimed(self, entity_type: str, epoch: int) -> None:
         """Spread the epoch of a coordinator on this node, and register the region here with it."""
-        self.cluster.post(cluster.RecordEpoch(entity_type, epoch))
+        if not self._claimed:
+            self.loop.call_soon(self._record_epochs)
+        self._claimed[entity_type] = epoch
         self.regions[entity_type].router.handle(events.CoordinatorAt(self.me))
+
+    def _record_epochs(self) -> None:
+        """Spread the epochs of this turn in one version of the gossip state."""
+        claimed, self._claimed = self._claimed, {}
+        self.cluster.post(cluster.RecordEpochs(claimed))
 
     def note(self, entity_type: str, note: events.Note) -> None:
         """Count and log a machine's note."""

@@ -177,7 +177,6 @@ class RegionShell:
         self.sampling = LoadSampling(self.router.shard_of, loop.time, self.times)
         self._marks = self.sampling.marks
         self._coordinator: NodeId | None = None
-        self._stranger: NodeId | None = None
         self.drained: asyncio.Future[None] = loop.create_future()
         self.relayed_messages = 0
         self._stop_reason = StopReason.HANDOFF
@@ -229,15 +228,6 @@ class RegionShell:
     @coordinator.setter
     def coordinator(self, node: NodeId | None) -> None:
         self.table._coordinator = node
-
-    @property
-    def stranger(self) -> NodeId | None:
-        """A node that should run the coordinator, and does not know the type."""
-        return self.table._stranger
-
-    @stranger.setter
-    def stranger(self, node: NodeId | None) -> None:
-        self.table._stranger = node
 
     @property
     def coordinator_role(self) -> str:
@@ -596,17 +586,6 @@ class RegionShell:
             )
 
     # ---- the node's side
-
-    def unknown_at(self, node: NodeId) -> None:
-        """Log that the node which should run the coordinator does not know this type."""
-        if self.stranger != node:
-            self.stranger = node
-            log.warning("messages of %r wait for a coordinator: %s", self.name, self.missing)
-
-    @property
-    def missing(self) -> str:
-        """The reason why there is no coordinator, for people."""
-        return f"{self.stranger} does not know entity type {self.name!r}: is it an older version?"
 
     def shutdown(self) -> asyncio.Future[None]:
         """Hand off every shard; done when none runs here."""

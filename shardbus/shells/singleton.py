@@ -5,8 +5,10 @@
         │                  │  └────────────started, ended─────────────────┘
         └──the oldest──────┴──> the region, which registers there
 
-The coordinator belongs to the oldest of the nodes with the type's role, or with `coordinator_role`
-if that is set; then a node may coordinate a type that it does not host.
+The coordinator belongs to the oldest of the nodes that have the type and its role, or
+`coordinator_role` if that is set; then a node may coordinate a type that it does not host. Which
+nodes have it they announce (`membership.known_types`); one that does not announces it by its answer
+to the first registration.
 
 A region turns to the next oldest node as soon as membership shows it, though the leaving
 coordinator may still rule. The next coordinator keeps what regions send until it rules.
@@ -28,10 +30,9 @@ from urllib.parse import quote
 from shardbus.config.settings import SingletonSettings
 from shardbus.entities.supervision import StateLoader
 from shardbus.ids import NodeId
-from shardbus.membership.member import WORKING, Service, Status
+from shardbus.membership.member import Member
 from shardbus.membership.singleton import messages
 from shardbus.membership.singleton.singleton import Singleton
-from shardbus.membership.view import MembershipView
 from shardbus.routing.refs import start_entity
 from shardbus.sharding import events
 from shardbus.sharding.coordinator.coordinator import Coordinator
@@ -40,14 +41,9 @@ from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.leases import LeaseShell
 from shardbus.shells.overrides import OverridesStore
 from shardbus.shells.region import RegionShell
+from shardbus.shells.type_members import TypeMembers
 from shardbus.store.protocol import StateStore
 from shardbus.transport.machine_timer import MachineTimer
-
-HOSTING = (*WORKING, Status.LEAVING)
-"""Members in these statuses host shards."""
-
-REGISTERING = (*HOSTING, Status.EXITING)
-"""Members in these statuses have regions that register; a new coordinator waits for each."""
 
 LEASED = ("singleton", "both")
 
@@ -96,6 +92,8 @@ class SingletonShell:
             self._leases = LeaseShell(node.store, str(node.me), settings, self)
         self._epoch: int | None = None
         """Of a coordinator that waits for the lease."""
+        self._members: TypeMembers | None = None
+        """Those of the last view."""
         self._ended = False
         """The coordinator has ended, and the lease is being released."""
         self.coordinator = CoordinatorShell(
@@ -111,36 +109,46 @@ class SingletonShell:
         self._region, self._node = region, node
         self._machine_timer = MachineTimer(self.singleton.deadline, self._tick)
 
-    def update(self, view: MembershipView) -> None:
+    def update(self, members: TypeMembers) -> None:
         """Apply a new view of membership. While the whole cluster stops, the coordinator keeps its
         members: no shard gets a new home."""
-        region, name = self._region, self._region.name
-        epoch = view.epochs.get(name, 0)
-        live = tuple(m.node for m in view.members if m.status in REGISTERING)
-        way_out = (Status.LEAVING, Status.EXITING)
-        closed = {m.node: m.service for m in view.members if m.service is not Service.OPEN}
-        unfit = tuple(m.node for m in view.members if m.status in way_out or m.node in closed)
-        silent = tuple(n for n in view.unreachable if n in live and n not in unfit)
-        if not set(live) <= {*unfit, *silent}:  # a silent node would not start a shard now
-            unfit += silent
-        draining = tuple(node for node in closed if closed[node] is Service.DRAINING)
-        arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
-        unsettled = bool(view.unreachable) or arriving
-        versions = {m.node: m.version for m in view.members if m.has_role(region.settings.role)}
-        zones = {m.node: m.zone for m in view.members if m.zone}
-        members = events.MembersChanged(live, unfit, unsettled, draining, versions, zones)
-        if view.stopping:
+        region, view, may_have = self._region, members.view, self.singleton.may_have_type
+        self._members = members
+        epoch = view.epochs.get(region.name, 0)
+        if members.stopping:
             self.coordinator.freeze()
         else:
-            self.coordinator.update(members, epoch)
-        self._handle(messages.MembershipSeen(view, view.stopping))
+            having = [m for m in view.members if may_have(m)]
+            self.coordinator.update(members.of(region.settings.role, having), epoch)
+        self._handle(messages.MembershipSeen(view, members.stopping))
         if epoch:
             region.router.handle(events.EpochSeen(epoch))
-        oldest = view.oldest(region.coordinator_role)
-        node = oldest.node if oldest is not None and view.status in REGISTERING else None
+        oldest = self.oldest(region.coordinator_role) if members.registers else None
+        node = oldest.node if oldest is not None else None
         if node != region.coordinator:
             region.coordinator = node
             region.router.handle(events.CoordinatorAt(node))
+
+    def oldest(self, role: str) -> Member | None:
+        """Return the oldest working member with that role that may have the type."""
+        if self._members is None:
+            return None
+        return self._members.view.oldest(role, self.singleton.may_have_type)
+
+    def why_no_member(self, role: str) -> str:
+        """Return why no working member with this role may have the type; empty if one may, or if
+        every member has the role."""
+        if not role or self._members is None or self.oldest(role) is not None:
+            return ""
+        if self._members.view.oldest(role) is None:
+            return f"none is up with role {role!r}"
+        return f"those with role {role!r} do not have this type: are they of an older version?"
+
+    def type_missing(self, node: NodeId) -> None:
+        """Leave out a node that does not have the type."""
+        self._handle(messages.TypeMissing(node))
+        if self._members is not None:
+            self.update(self._members)
 
     def received(self, sender: NodeId, message: messages.Message) -> None:
         """Handle a message of another node's singleton."""

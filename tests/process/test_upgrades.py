@@ -3,13 +3,15 @@ and downwards: every message is handled once, in order.
 
 There is no release yet that is older. The neighbour is this tree with a membership protocol one
 higher that still speaks this one, and without a feature: its decoder refuses what a build with the
-feature says to its like. Its greetings of sessions say neither versions nor features.
+feature says to its like. Its greetings of sessions say neither versions nor features, and its nodes
+do not announce their entity types.
 
 With a wheel in `NEIGHBOUR`, as `make test-upgrade` sets it, the neighbour is that wheel.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import zipfile
@@ -18,6 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from shardbus import AsyncClient, UnknownEntityType
 from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_ledger import Ledger, Load
@@ -40,6 +43,7 @@ CHANGES = (
         "FEATURES: tuple[str, ...] = (VITALS,)",
         "FEATURES: tuple[str, ...] = ()",
     ),
+    ("shardbus/node/node.py", "            features=(*FEATURES, *announced(self.types)),\n", ""),
     ("shardbus/wire/gossip.py", "    vitals: WireVitals | None = None\n", ""),
     (
         "shardbus/wire/gossip.py",
@@ -166,3 +170,83 @@ async def test_neighbours_say_to_each_other_only_what_both_can_read(
     for node in nodes:
         assert await dropped(node) == []
         assert "unreachable" not in node.err.read_text(), node.err.read_text()[-2000:]
+
+
+RELEASES = "tests.process.releases:bus"
+
+
+async def homes(client: AsyncClient, entity_type: str, count: int = 24) -> set[str]:
+    """The addresses of the nodes that answer for entities of this type."""
+    asked = (client.call(entity_type, f"e{i}", "where") for i in range(count))
+    return {answer.partition("#")[0] for answer in await asyncio.gather(*asked)}
+
+
+class Rollout:
+    """Three nodes of a release that has the type `former`, and the next, which has `latest` in its
+    place."""
+
+    def __init__(self, lab: Processes, **neighbour: str) -> None:
+        self.lab = lab
+        self.before = {"app": RELEASES, "APP_TYPES": "former", **neighbour}
+        self.after = {"app": RELEASES, "APP_TYPES": "latest"}
+        self.old: list[NodeProcess] = []
+        self.new: list[NodeProcess] = []
+
+    async def begin(self) -> None:
+        self.old = await self.lab.cluster(3, settings=("node.version=1",), **self.before)
+
+    async def step(self, *, surge: bool) -> None:
+        """Replace the oldest node: start the new one first, as the shipped Deployment does, or stop
+        the old one first, as a restart of its unit of systemd."""
+        options = {"settings": ("node.version=2",), **self.after}
+        leaving = self.old.pop(0)
+        if surge:
+            self.new.append(await self.lab.start(**options))
+            assert await leaving.terminate() == 0
+        else:
+            assert await leaving.terminate() == 0
+            self.new.append(await self.lab.start(port=leaving.port, **options))
+
+    async def check(self) -> None:
+        """Each type answers on the nodes that have it, and nowhere else."""
+        for entity_type, nodes in (("former", self.old), ("latest", self.new)):
+            if nodes:
+                async with self.lab.client(*nodes) as client:
+                    assert await homes(client, entity_type) <= {node.address for node in nodes}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("surge", [True, False], ids=["deployment", "systemd"])
+async def test_a_release_with_a_new_and_without_an_old_type_rolls_out_under_load(
+    lab: Processes, redis_url: str, surge: bool
+) -> None:
+    lab.store = redis_url
+    rollout = Rollout(lab)
+    await rollout.begin()
+    async with lab.client() as a, lab.client() as b:
+        load = Load(a, b)
+        await load.rounds(5)
+        await rollout.check()
+        for _ in range(3):
+            await rollout.step(surge=surge)
+            await rollout.check()
+            await load.rounds(5)
+        await load.end()
+        assert a.lost_messages == 0
+    async with lab.client(*rollout.new) as client:
+        with pytest.raises(UnknownEntityType):
+            await client.call("former", "e1", "where")
+    for node in lab.live:
+        assert await node.terminate() == 0
+    load.assert_exact(Ledger(lab.folder))
+
+
+@pytest.mark.long
+async def test_a_new_type_is_ready_beside_nodes_that_do_not_announce_theirs(
+    lab: Processes, neighbour: str
+) -> None:
+    rollout = Rollout(lab, PYTHONPATH=neighbour)
+    await rollout.begin()
+    await rollout.step(surge=True)
+    await rollout.check()
+    assert len(rollout.old) == 2

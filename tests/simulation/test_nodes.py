@@ -18,7 +18,7 @@ from shardbus.config.settings import ClusterSettings
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.errors import StaleEpoch, StoreUnavailable
 from shardbus.ids import Address, NodeId
-from shardbus.membership.events import RecordEpoch
+from shardbus.membership.events import RecordEpochs
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.network import SimPubSub, partition
 from shardbus.simulation.membership.options import Options
@@ -178,7 +178,7 @@ def test_a_machine_that_was_not_told_to_join_yet_waits_for_nothing_and_may() -> 
     world.run(0.1)
     world.pause("n2", 2.0)
     world.enter(process, "n1")
-    world.deliver(process, RecordEpoch("a", 1))
+    world.deliver(process, RecordEpochs({"a": 1}))
     world.run(3.0)
     assert process.seeds
     world.close()

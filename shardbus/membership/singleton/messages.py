@@ -78,6 +78,14 @@ class HandOverReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeMissing:
+    """This node has answered that it does not have the entity type, so it takes no part. Members
+    that announce their types need not answer."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceStarted:
     """The instance works under this epoch."""
 
@@ -98,7 +106,14 @@ class MembershipEnded:
     gracefully: bool
 
 
-Event = MembershipSeen | HandOverReceived | InstanceStarted | InstanceStopped | MembershipEnded
+Event = (
+    MembershipSeen
+    | HandOverReceived
+    | TypeMissing
+    | InstanceStarted
+    | InstanceStopped
+    | MembershipEnded
+)
 
 # Out of the machine.
 

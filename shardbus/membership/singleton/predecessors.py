@@ -14,6 +14,10 @@ An older node is *awaited* as long as its instance may run and it can still anno
     proved dead, or downed        not at all
     silent for too long           no longer
 
+Members without the entity type take no part, as those without the role: by what they announce, or
+by their answer (`TypeMissing`). Neither changes while a member lives, so two nodes disagree on it
+at most until both have the answer; meanwhile the one without it starts nothing.
+
 With a `removal_margin`, no instance starts within that margin after an older node was downed
 without proof of death, so that its instance has time to stop. The margin counts from when this node
 first saw it unreachable or Down, because the node that downed it may have waited as long already.
@@ -59,6 +63,8 @@ class Predecessors:
         has stopped."""
         self._departures: dict[NodeId, Departure] = {}
         self._silent: dict[NodeId, None] = {}
+        self._without: dict[NodeId, None] = {}
+        """The nodes that have answered that they do not have the type."""
         self._lost: dict[NodeId, tuple[Member, float]] = {}
         """The nodes that were cut off or downed without proof of death, and since when."""
 
@@ -74,8 +80,14 @@ class Predecessors:
         for member in filter(self._takes_part, before.members):
             if member.node not in members:
                 self._on_gone(member, before, now)
-        for node in [node for node in self._announced if node not in members]:
-            del self._announced[node]
+        for gathered in (self._announced, self._without):
+            for node in [node for node in gathered if node not in members]:
+                del gathered[node]
+
+    def on_type_missing(self, node: NodeId) -> None:
+        """Leave this node out from now on."""
+        self._without[node] = None
+        self._departures.pop(node, None)
 
     def on_message(self, sender: NodeId, message: ho.Message) -> bool:
         """Apply what the message announces. False if its sender has no part in this singleton."""
@@ -143,7 +155,10 @@ class Predecessors:
         up = [
             m
             for m in self.view.members
-            if m.status in WORKING and m.has_role(self._role) and m.node not in self._announced
+            if m.status in WORKING
+            and m.has_role(self._role)
+            and self.may_have_type(m)
+            and m.node not in self._announced
         ]
         return min(up, key=age_order).node if up else None
 
@@ -185,5 +200,9 @@ class Predecessors:
             return False
         return age_order(member) < age_order(mine)
 
+    def may_have_type(self, member: Member) -> bool:
+        """True unless the member is known not to have the entity type."""
+        return member.node not in self._without and member.may_have_type(self._name)
+
     def _takes_part(self, member: Member) -> bool:
-        return bool(member.up_number) and member.has_role(self._role)
+        return bool(member.up_number) and member.has_role(self._role) and self.may_have_type(member)

@@ -13,6 +13,7 @@ confirmed that its instance has stopped:
                                    ENDED <──over, late── HANDING_OVER <────────┘
     and to ENDED at once from every state: a node that leaves without an instance, or is downed.
 
+- *Members without the entity type* take no part. So the oldest that has it rules.
 - *Which nodes are awaited* is decided in `predecessors`: older members that leave, not dead ones.
 - *While it waits*, the next oldest prepares its instance, up to the claim of an epoch. The leaving
   node keeps working until it is asked. What remains of the gap is one round trip and one claim.
@@ -41,7 +42,7 @@ from typing import assert_never
 
 from shardbus.config.settings import SingletonSettings
 from shardbus.ids import NodeId
-from shardbus.membership.member import Status
+from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as ho
 from shardbus.membership.singleton.predecessors import WAY_OUT, Predecessors
 from shardbus.membership.view import MembershipView
@@ -109,7 +110,7 @@ class Singleton:
     """One node's part in one singleton. `handle`, `deadline`, `tick`, `check`.
 
     Args:
-        name: the key of its epochs in the view's `epochs`.
+        name: the entity type; only members that may have it take part.
         me: this node.
         role: only members with it take part; empty is all.
         removal_margin: seconds, see `predecessors`; 0 is off.
@@ -147,6 +148,10 @@ class Singleton:
         """True if an instance here is being handed over and has not stopped yet."""
         return self.state in (SingletonState.WAS_OLDEST, SingletonState.HANDING_OVER)
 
+    def may_have_type(self, member: Member) -> bool:
+        """True unless the member is known not to have the entity type."""
+        return self._predecessors.may_have_type(member)
+
     def handle(self, event: ho.Event, now: float) -> list[ho.Effect]:
         """Handle one event."""
         match event:
@@ -155,6 +160,8 @@ class Singleton:
                 self._on_view(view, now)
             case ho.HandOverReceived(sender, message):
                 self._on_message(sender, message)
+            case ho.TypeMissing(node):
+                self._predecessors.on_type_missing(node)
             case ho.InstanceStarted(epoch):
                 self._predecessors.epoch = max(self.epoch, epoch)
             case ho.InstanceStopped():

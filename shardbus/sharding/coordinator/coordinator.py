@@ -100,13 +100,14 @@ class Coordinator:
         settings: ShardingSettings,
         strategy: AllocationStrategy,
         instances: Instances | None = None,
+        cluster_minimum: int = 0,
     ) -> None:
         self.entity_type = entity_type
         self._rows = InstanceRows(instances) if instances is not None else None
         self._settings = settings
         self._layout = layout
         self._epoch_claim = EpochClaim(layout, settings.coordinator_failure_backoff)
-        self._registry = Registry(settings.min_members)
+        self._registry = Registry(settings.min_members, cluster_minimum)
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
         live, proxy = self._registry.is_live, self._registry.is_proxy

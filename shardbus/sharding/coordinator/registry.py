@@ -13,8 +13,10 @@ one that hosts.
 A new coordinator allocates nothing before every live node has registered, or a grace is over. The
 grace is `waiting_for_state_timeout`; it is `LOSS_PATIENCE` times longer if the store has lost the
 table, for then the reports of regions are all that is left, and a shard given away could be running
-elsewhere. Nor does the first coordinator allocate before `min_members` regions have registered, so
-that not all shards land on the first one.
+elsewhere. Nor does the first coordinator allocate before `sharding.min_members` regions have
+registered, so that not all shards land on the first one; nor before as many as the cluster's own
+minimum asks for (`cluster.min_members`, or the minimum of the type's role), or as many as there are
+members that may host the type, if these are fewer: others may not have it.
 
 A registration waits until membership shows its node, and while a write is under way, for it may
 change what is to be written. Then it is compared with the table. A shard that both have counts as
@@ -28,10 +30,9 @@ docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection
 
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
 from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.ledger import Ledger
@@ -52,23 +53,21 @@ UNKNOWN = order_of("")
 """The order of a node whose version is not known."""
 
 
-def with_role_minimum(
-    settings: ShardingSettings, role_min_members: Mapping[str, int]
-) -> ShardingSettings:
-    """Raise `min_members` to the minimum of the role that hosts the type, if it has one."""
-    least = role_min_members.get(settings.role, 0) if settings.role else 0
-    return replace(settings, min_members=max(settings.min_members, least))
+def cluster_minimum(settings: ClusterSettings, role: str) -> int:
+    """Return the minimum of the role that hosts a type, or of the cluster if every member does."""
+    return settings.role_min_members.get(role, 1) if role else settings.min_members
 
 
 class Registry:
     """The nodes of one coordinator."""
 
     __slots__ = (
-        "_arriving", "_early", "_enough", "_live", "_min_members", "_mixed", "_orders", "_unfit",
-        "_versions", "draining", "grace_until", "known", "registered", "shutting_down",
+        "_arriving", "_cluster_minimum", "_early", "_enough", "_live", "_min_members", "_mixed",
+        "_orders", "_unfit", "_versions", "draining", "grace_until", "known", "registered",
+        "shutting_down",
     )  # fmt: skip
 
-    def __init__(self, min_members: int) -> None:
+    def __init__(self, min_members: int, cluster_minimum: int = 0) -> None:
         self.known = False
         """Whether membership has reported."""
         self.registered: dict[NodeId, bool] = {}
@@ -85,7 +84,7 @@ class Registry:
         self._orders: dict[NodeId, Order] = {}
         self._mixed = False
         self._early: dict[NodeId, Register] = {}
-        self._min_members = min_members
+        self._min_members, self._cluster_minimum = min_members, cluster_minimum
         self._enough = False
 
     def is_live(self, node: NodeId) -> bool:
@@ -168,11 +167,17 @@ class Registry:
             return "membership is not known yet"
         if self.is_incomplete(now):
             return "regions are registering with a new coordinator"
-        regions = sum(not proxy for proxy in self.registered.values())
-        self._enough = self._enough or regions >= self._min_members
-        if not self._enough:
-            return f"{regions} of {self._min_members} regions have registered"
+        if not self._enough and (why := self._too_few()):
+            return why
+        self._enough = True
         return "" if self.candidates() else "no region may take shards"
+
+    def _too_few(self) -> str:
+        """Return how many regions have registered and must; empty if enough have."""
+        regions = sum(not proxy for proxy in self.registered.values())
+        able = sum(not self.registered.get(node, False) for node in self._versions)
+        least = max(self._min_members, min(self._cluster_minimum, able))
+        return "" if regions >= least else f"{regions} of {least} regions have registered"
 
     def unsettled(self) -> str:
         """Return why nothing may be rebalanced now, though shards get homes; empty if it may."""

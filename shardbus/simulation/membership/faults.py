@@ -215,7 +215,7 @@ class Faults:
             self.epoch += 1
             kind = self.dice.choice(ENTITY_TYPES)
             self.world.trace.mark(self.world.now, victim.name, f"sees epoch {self.epoch} of {kind}")
-            self.world.deliver(victim, ev.RecordEpoch(kind, self.epoch))
+            self.world.deliver(victim, ev.RecordEpochs({kind: self.epoch}))
             self.world.deliver(victim, ev.SetMeta(kind, b"%d" % self.epoch))
 
     # -- walls ---------------------------------------------------------------------------------

@@ -156,11 +156,21 @@ class FakeNode:
             override=self._override,
             stop_shards=self._stop_shards,
         )
-        self.singletons = {PAGE: SimpleNamespace(coordinator=self.shell)}
+        self.without_type: tuple[str, ...] = ()
+        """Roles whose members do not have the type."""
+        self.singletons = {
+            PAGE: SimpleNamespace(coordinator=self.shell, why_no_member=self._why_no_member)
+        }
         self.failure: Exception | None = None
         self.still_stopping: list[str] = []
         self.patience = 0.0
         self.cordoned = False
+
+    def _why_no_member(self, role: str) -> str:
+        if role in self.without_type:
+            return "they do not have this type"
+        lacking = role and self.view is not None and self.view.oldest(role) is None
+        return f"none is up with role {role!r}" if lacking else ""
 
     def describe_rejoining(self) -> str:
         return self.rejoining
@@ -198,8 +208,6 @@ class FakeNode:
             coordinator=ME,
             coordinator_role="",
             entity_type=SimpleNamespace(interface=interface, states=None),
-            stranger=None,
-            missing="the type is unknown there",
             sampling=SimpleNamespace(hot_spots=SimpleNamespace(row=lambda: {"messages": 3.0})),
             shutdown=lambda: self.posted.append("shutdown"),
         )

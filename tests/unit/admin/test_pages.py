@@ -384,11 +384,7 @@ async def test_readiness_needs_every_region_to_be_registered(
     node.region.router.region.registered = False
     check = pages.readiness()[f"coordinator:{PAGE}"]
     assert (check.ok, check.detail) == (False, "not registered yet")
-    node.region.stranger = node.region.coordinator
-    assert pages.readiness()[f"coordinator:{PAGE}"].detail == "the type is unknown there"
-    node.region.stranger = PEER
-    assert pages.readiness()[f"coordinator:{PAGE}"].detail == "not registered yet"
-    node.region.coordinator, node.region.stranger = None, None
+    node.region.coordinator = None
     assert not ready(pages)
 
 
@@ -425,6 +421,25 @@ async def test_a_type_without_hosts_keeps_no_node_from_being_ready(
     check = pages.readiness()[f"coordinator:{PAGE}"]
     assert not check.ok
     assert "no member coordinates it" in check.detail
+
+
+@pytest.mark.parametrize("what", ["hosts", "coordinates"])
+async def test_a_type_that_older_members_do_not_have_keeps_no_node_from_being_ready(
+    node: FakeNode, pages: AdminPages, what: str
+) -> None:
+    """A rollout that waited for this node would never reach them."""
+    node.region.coordinator, node.region.router.region.registered = None, False
+    assert node.view is not None
+    node.view = replace(
+        node.view, members=tuple(replace(m, roles=("web",)) for m in node.view.members)
+    )
+    node.without_type = ("web",)
+    if what == "hosts":
+        node.region.settings = replace(node.region.settings, role="web")
+    else:
+        node.region.coordinator_role = "web"
+    check = pages.readiness()[f"coordinator:{PAGE}"]
+    assert (check.ok, check.detail) == (True, f"no member {what} it: they do not have this type")
 
 
 # Checkup

@@ -533,8 +533,8 @@ def test_one_bad_link_costs_one_node_and_bad_cables_only_their_owner() -> None:
 def test_epochs_spread() -> None:
     net = Net(23)
     nodes = net.start(4)
-    net.deliver(nodes[3], ev.RecordEpoch("counter", 7))
-    net.deliver(nodes[2], ev.RecordEpoch("counter", 6))
+    net.deliver(nodes[3], ev.RecordEpochs({"counter": 7}))
+    net.deliver(nodes[2], ev.RecordEpochs({"counter": 6}))
     net.until(lambda: all(n.machine.view.epochs.get("counter") == 7 for n in nodes), AT_ONCE)
 
 

@@ -9,7 +9,7 @@ import pytest
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.commands import apply_command
-from shardbus.membership.gossip import Gossip
+from shardbus.membership.gossip import EPOCHS_MAX, Gossip
 from shardbus.membership.member import Status, age_order
 from tests.unit.membership.test_gossip import A, state
 
@@ -58,3 +58,23 @@ def test_what_an_operator_downs_is_kept_down_also_after_its_removal() -> None:
 def test_the_only_working_member_keeps_its_age() -> None:
     before = aged(a=Status.UP, b=Status.LEAVING)
     assert apply_command(before, A, ev.YieldSeniority(), 0.0)[0] is before
+
+
+def test_epochs_of_many_types_are_one_version() -> None:
+    before = aged(a=Status.UP)
+    after, refusal = apply_command(before, A, ev.RecordEpochs({"x": 3, "y": 1}), 0.0)
+    assert (after.epochs, refusal) == ({"x": 3, "y": 1}, "")
+    assert after.clock.counters[A] == before.clock.counters[A] + 1
+    assert apply_command(after, A, ev.RecordEpochs({"x": 2, "y": 1}), 0.0)[0] is after
+    higher, _ = apply_command(after, A, ev.RecordEpochs({"x": 2, "y": 7}), 0.0)
+    assert higher.epochs == {"x": 3, "y": 7}
+
+
+def test_names_beyond_the_bound_get_no_epoch_and_the_others_do() -> None:
+    full = {f"type-{i}": 1 for i in range(EPOCHS_MAX - 1)}
+    before, _ = apply_command(aged(a=Status.UP), A, ev.RecordEpochs(full), 0.0)
+    after, refusal = apply_command(
+        before, A, ev.RecordEpochs({"type-0": 2, "one": 5, "more": 6}), 0.0
+    )
+    assert refusal == f"{EPOCHS_MAX} entity types have had coordinators already"
+    assert after.epochs == {**full, "type-0": 2, "one": 5}

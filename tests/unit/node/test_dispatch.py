@@ -71,7 +71,6 @@ class Around:
             on_asks=lambda s, run: self.log.append(("asks", run)),
             on_relayed=lambda s, message: self.log.append(("relayed", message)),
             on_flush=lambda s, flush: self.log.append(("flush", flush)),
-            unknown_at=lambda node: self.log.append(("unknown at", node)),
             router=SimpleNamespace(
                 has_shard=lambda shard: shard in ("1", "2"),
                 handle=lambda event: self.log.append(("region", event)),
@@ -84,6 +83,7 @@ class Around:
         self.region.table = self.region
         singleton: Any = SimpleNamespace(
             received=lambda node, message: self.log.append(("singleton", node, message)),
+            type_missing=lambda node: self.log.append(("type missing", node)),
             coordinator=SimpleNamespace(
                 received=lambda node, message: self.log.append(("coordinator", node, message))
             ),
@@ -342,7 +342,9 @@ def test_a_region_of_an_unknown_type_is_answered_that_it_is_unknown(around: Arou
     assert session.sent == [TypeInfo(False, "", 0)]
     assert (around.log, around.counted) == ([], {"unknown_type": 2})
     around.control(session, TypeInfo(False, "", 0))
-    assert around.log == [("unknown at", PEER)]
+    assert around.log == [("type missing", PEER)]
+    around.control(session, TypeInfo(True, "crc32/2", 2))
+    assert around.log == [("type missing", PEER)], "it has the type"
 
 
 # Clients and departures

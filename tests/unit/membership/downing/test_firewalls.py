@@ -178,7 +178,7 @@ def test_who_wakes_late_does_not_decide_by_the_first_thing_it_hears() -> None:
     net.kill("n03", silent=True)
     net.until(lambda: bool(nodes[0].machine.view.unreachable), 15)
     late = net.now + 60.0
-    effects = nodes[0].machine.handle(ev.RecordEpoch("counter", 1), late)
+    effects = nodes[0].machine.handle(ev.RecordEpochs({"counter": 1}), late)
     assert effects
     notices = [e.event for e in effects if isinstance(e, ev.Notice)]
     assert [type(event) for event in notices] == [HandlingSuspended]

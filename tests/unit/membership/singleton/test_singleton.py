@@ -10,6 +10,7 @@ import pytest
 from shardbus.config.settings import SingletonSettings
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
+from shardbus.membership.known_types import announced
 from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as ho
 from shardbus.membership.singleton.singleton import (
@@ -616,3 +617,73 @@ def test_B34_one_that_is_reachable_again_and_leaves_has_no_margin() -> None:
     bench = Bench(seen(a=UP, me=UP), CUT, seen(a=UP, me=UP), margin=5.0)
     assert bench.do(seen(a=LEAVING, me=UP)) == ["HandOverToMe A", "PrepareInstance"]
     assert bench.hear(A, ho.HandOverDone(1)) == ["StartInstance 1"]
+
+
+# -- members without the entity type --------------------------------------------------------------
+
+OTHERS = announced(("another type",))
+
+
+def without(event: ho.MembershipSeen, *nodes: NodeId) -> ho.MembershipSeen:
+    """The same picture; these members do not have the entity type."""
+    members = tuple(
+        replace(one, features=OTHERS) if one.node in nodes else one for one in event.view.members
+    )
+    return replace(event, view=replace(event.view, members=members))
+
+
+def test_the_oldest_that_has_the_type_rules_beside_older_members() -> None:
+    assert Bench(without(ALL_UP, A)).state is SingletonState.OLDEST
+    assert Bench(ALL_UP).state is SingletonState.YOUNGER
+    first = Bench()
+    first.machine = Singleton("t", C, settings=WAITS)
+    younger = without(ALL_UP, A)
+    assert first.do(replace(younger, view=replace(younger.view, me=C))) == []
+
+
+def test_older_members_without_the_type_are_not_awaited_and_hand_nothing_over() -> None:
+    bench = Bench(without(A_LEAVES, A))
+    assert bench.state is SingletonState.OLDEST
+    assert bench.hear(A, ho.TakeOverFromMe(3)) == []
+    assert bench.machine.epoch == 0
+
+
+def test_the_last_that_has_a_removed_type_hands_it_to_none() -> None:
+    """It would wait for a request that the others never send."""
+    bench = Bench(without(seen(me=UP, c=UP, d=UP), C, D))
+    bench.do(ho.InstanceStarted(1))
+    assert bench.do(without(seen(me=LEAVING, c=UP, d=UP), C, D)) == ["RetireInstance"]
+    assert bench.do(ho.InstanceStopped()) == []
+
+
+def test_the_next_that_has_the_type_takes_over_from_the_oldest_that_had_it() -> None:
+    bench = Bench(without(seen(a=UP, me=UP, c=UP), C))
+    bench.wait(1.0)
+    bench = Bench(
+        without(seen(a=UP, me=UP, c=UP, d=UP), C), without(seen(a=UP, me=LEAVING, c=UP, d=UP), C)
+    )
+    assert bench.state is SingletonState.ENDED, "A rules"
+    bench = Bench(without(seen(me=UP, c=UP, d=UP), C))
+    bench.do(ho.InstanceStarted(1))
+    leaving = without(seen(me=LEAVING, c=UP, d=UP), C)
+    assert bench.do(leaving) == ["TakeOverFromMe D"], "C is older, and does not have it"
+
+
+def test_an_answer_that_the_type_is_missing_counts_as_an_announcement() -> None:
+    bench = Bench(ALL_UP)
+    assert bench.do(ho.TypeMissing(A)) == ["StartInstance 0"]
+    assert bench.do(ALL_UP) == []
+    assert bench.do(A_LEAVES) == []
+    assert bench.state is SingletonState.OLDEST
+
+
+def test_a_node_that_waits_for_an_older_one_begins_when_that_does_not_have_the_type() -> None:
+    bench = Bench(ALL_UP, A_LEAVES)
+    assert bench.state is SingletonState.BECOMING_OLDEST
+    assert bench.do(ho.TypeMissing(A)) == ["StartInstance 0"]
+
+
+def test_what_a_node_answered_is_forgotten_with_it() -> None:
+    bench = Bench(ALL_UP, ho.TypeMissing(A))
+    bench.do(seen(me=UP, c=UP))
+    assert not bench.machine._predecessors._without

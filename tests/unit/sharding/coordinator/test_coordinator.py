@@ -10,7 +10,7 @@ import pytest
 
 from shardbus.bounds import EPOCH_MAX
 from shardbus.config.loading import options
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import ClusterSettings, ShardingSettings
 from shardbus.errors import Refused
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
@@ -23,7 +23,7 @@ from shardbus.sharding.coordinator.ledger import CONFIRM_S, Ledger
 from shardbus.sharding.coordinator.moves import SLOW_S
 from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
 from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
-from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry, with_role_minimum
+from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry, cluster_minimum
 from shardbus.sharding.coordinator.starts import TRIES
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.intents import INTENT_MARK
@@ -47,11 +47,12 @@ class CoordinatorDriver:
         strategy: AllocationStrategy | None = None,
         floor: int = 0,
         instances: Instances | None = None,
+        cluster_minimum: int = 0,
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.now = 0.0
         self.coordinator = Coordinator(
-            "t", A, LAYOUT, self.settings, strategy or LeastShard(), instances
+            "t", A, LAYOUT, self.settings, strategy or LeastShard(), instances, cluster_minimum
         )
         self.writes: list[ev.Persist] = []
         self.taken = False
@@ -1416,25 +1417,67 @@ def test_S2_61_failed_writes_are_repeated_at_the_intervals_of_the_setting(settin
         assert len(driver.writes) == attempts + 1
 
 
-def test_S2_35_the_minimum_of_the_hosting_role_holds_back_allocation() -> None:
-    settings = with_role_minimum(ShardingSettings(role="db"), {"db": 2, "web": 9})
-    driver = CoordinatorDriver(settings)
+@pytest.mark.parametrize(("role", "expected"), [("", 3), ("db", 2), ("other", 1)])
+def test_S2_34_S2_35_a_type_has_the_minimum_of_its_role_or_of_the_cluster(
+    role: str, expected: int
+) -> None:
+    settings = ClusterSettings(min_members=3, role_min_members={"db": 2})
+    assert cluster_minimum(settings, role) == expected
+
+
+def versions_of(*nodes: NodeId) -> ev.MembersChanged:
+    """These members may host the type."""
+    return ev.MembersChanged(nodes, versions=dict.fromkeys(nodes, "1.0"))
+
+
+def test_S2_34_no_shard_gets_a_home_before_the_minimum_of_the_cluster_has_registered() -> None:
+    driver = CoordinatorDriver(live=(A, B, C), cluster_minimum=3)
+    driver.handle(versions_of(A, B, C))
+    driver.register(A, B)
+    driver.wait(60)
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "2 of 3 regions have registered"))]
+    driver.register(C)
+    assert list(driver.writes[-1].homes) == ["1"]
+
+
+def test_S2_34_fewer_members_that_may_host_the_type_are_enough() -> None:
+    """C does not have the type, or the type's role: another application, or an older version."""
+    driver = CoordinatorDriver(live=(A, B, C), cluster_minimum=3)
+    driver.handle(versions_of(A, B))
     driver.register(A)
     driver.wait(60)
-    reason = "1 of 2 regions have registered"
-    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "1 of 2 regions have registered"))]
     driver.register(B)
     assert list(driver.writes[-1].homes) == ["1"]
 
 
-@pytest.mark.parametrize(
-    ("role", "own", "expected"), [("", 1, 1), ("db", 1, 2), ("db", 3, 3), ("other", 1, 1)]
-)
-def test_S2_35_the_higher_minimum_of_type_and_role_counts(
-    role: str, own: int, expected: int
-) -> None:
-    settings = ShardingSettings(role=role, min_members=own)
-    assert with_role_minimum(settings, {"db": 2}).min_members == expected
+def test_S2_34_a_proxy_is_no_member_that_may_host() -> None:
+    driver = CoordinatorDriver(live=(A, B), cluster_minimum=2)
+    driver.handle(versions_of(A, B))
+    driver.register(A)
+    driver.register(B, proxy=True)
+    driver.wait(2.0)
+    driver.ask(A, "1")
+    assert list(driver.writes[-1].homes) == ["1"]
+
+
+def test_S2_34_a_member_that_ends_is_not_waited_for() -> None:
+    driver = CoordinatorDriver(live=(A, B), cluster_minimum=2)
+    driver.handle(versions_of(A, B))
+    driver.register(A)
+    driver.wait(60)
+    driver.ask(A, "1")
+    assert not driver.writes
+    driver.handle(versions_of(A))
+    assert list(driver.writes[-1].homes) == ["1"]
+
+
+def test_S2_34_the_minimum_of_a_type_counts_whatever_the_members_are() -> None:
+    driver = CoordinatorDriver(ShardingSettings(min_members=2), cluster_minimum=1)
+    driver.handle(versions_of(A))
+    driver.register(A)
+    driver.wait(60)
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "1 of 2 regions have registered"))]
 
 
 def test_proxies_do_not_count_for_the_minimum_of_regions() -> None:
