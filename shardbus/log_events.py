@@ -146,6 +146,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("coordinator", "the table of %r cannot be claimed: %s"): _event(
         "table_not_claimable", "entity_type error"
     ),
+    ("coordinator", "the strategy of %r was not called"): _event(
+        "strategy_not_called", "entity_type"
+    ),
     ("coordinator", "the table of %r was not claimed"): _event("table_not_claimed", "entity_type"),
     ("coordinator", "the table of %r cannot be checked: %s"): _event(
         "table_not_checked", "entity_type error"

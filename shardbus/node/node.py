@@ -62,7 +62,7 @@ from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.sharding import events
 from shardbus.sharding.allocation.circular import Ring
 from shardbus.sharding.allocation.least_load import LeastLoad
-from shardbus.sharding.allocation.selection import strategy_for
+from shardbus.sharding.allocation.selection import may_block, strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.registry import with_role_minimum
@@ -300,13 +300,16 @@ class Node:
         if within is not None:
             return
         instances = entity_type.interface.instances
-        if (instances is not None and instances.follows_load) or isinstance(strategy, LeastLoad):
+        by_load, threaded = isinstance(strategy, LeastLoad), may_block(strategy)
+        if by_load or threaded or (instances is not None and instances.follows_load):
             self._by_load[name] = chosen
 
         def make() -> Coordinator:
             layout = entity_type.interface.layout
             instances = entity_type.interface.instances
-            return Coordinator(name, self.me, layout, required, strategy, instances)
+            return Coordinator(
+                name, self.me, layout, required, strategy, instances, threaded=threaded
+            )
 
         cluster_settings = self.settings.cluster
         margin = cluster_settings.downing.down_removal_margin
