@@ -159,10 +159,12 @@ class Persisted:
 @dataclass(frozen=True, slots=True)
 class PersistFailed:
     """Answer to Persist. `definite_stale`: the store refused it, for another coordinator rules.
-    Otherwise it may or may not have been applied, and the same operation is tried again."""
+    Otherwise it may or may not have been applied, and the same operation is tried again. `why`: the
+    store's error."""
 
     op_id: int
     definite_stale: bool
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

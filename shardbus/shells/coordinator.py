@@ -403,7 +403,7 @@ class CoordinatorShell:
             self._handle_for(machine, events.PersistFailed(write.op_id, True))
         except StoreError as e:
             log.warning("the table of %r was not written: %s", self.entity_type, e)
-            self._handle_for(machine, events.PersistFailed(write.op_id, False))
+            self._handle_for(machine, events.PersistFailed(write.op_id, False, e.message))
         except Exception:
             log.exception("the table of %r was not written", self.entity_type)
             self._handle_for(machine, events.PersistFailed(write.op_id, False))

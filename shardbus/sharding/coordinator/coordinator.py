@@ -90,6 +90,8 @@ from shardbus.sharding.timers import Timers
 GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
 HOMES = "homes"
 """The question for the homes of homeless shards."""
+WHY_MAX = 300
+"""Characters of a store's error in the reason for which a shard has no home."""
 
 
 class Coordinator:
@@ -227,8 +229,8 @@ class Coordinator:
                 self._end_dead_nodes(now)
             case ev.Persisted(op_id):
                 self._on_persisted(op_id, now)
-            case ev.PersistFailed(op_id, definite_stale):
-                self._on_persist_failed(op_id, definite_stale, now)
+            case ev.PersistFailed():
+                self._on_persist_failed(event, now)
             case ev.EpochClaimed():
                 self._effects += self._epoch_claim.handle(event, now)
                 if self.state is CoordinatorState.RULING and self.table.epoch != self.epoch:
@@ -553,11 +555,12 @@ class Coordinator:
             if news := self._direct.news_for(node, homes):
                 self._outbox.add(node, HomeMessage.SHARD_HOMES, news)
 
-    def _on_persist_failed(self, op_id: int, stale: bool, now: float) -> None:
+    def _on_persist_failed(self, failed: ev.PersistFailed, now: float) -> None:
         writing = self._ledger.writing
-        if writing is None or writing.op_id != op_id:
+        if writing is None or writing.op_id != failed.op_id:
             return
-        if stale:
+        writing.why = failed.why[:WHY_MAX]
+        if failed.definite_stale:
             self._effects += self._epoch_claim.stop("the store has a newer epoch")
             return
         writing.attempts += 1
@@ -649,13 +652,20 @@ class Coordinator:
         return self._settled(shard) or self._direct.home_of(shard)
 
     def _answer(self, now: float) -> None:
-        reason = self._registry.why_not(now)
+        reason, calls, writing = (
+            self._registry.why_not(now),
+            self.rebalancing.calls,
+            self._ledger.writing,
+        )
+        waits = calls.waits() if calls is not None else ""
+        if not waits:
+            failed = f": {writing.why}" if writing is not None and writing.why else ""
+            waits = f"its home is being stored{failed}"
 
         def why_not(shard: str) -> str:
             if shard in self._moves.handoffs or shard in self._direct:
                 return "the shard is on the move"
-            waits = self.rebalancing.calls.waits() if self.rebalancing.calls is not None else ""
-            return reason or self._why_no_place(shard) or waits or "its home is being stored"
+            return reason or self._why_no_place(shard) or waits
 
         told = {} if self._versions is not None else self._registry.registered
         for asker, home in self._home_requests.answer(self._known, why_not, told.__contains__):

@@ -50,6 +50,8 @@ class PendingWrite:
     attempts: int = 0
     intents: dict[str, Home | None] = field(default_factory=dict)
     """The same for the intents of direct moves."""
+    why: str = ""
+    """Why the last attempt failed."""
 
     def stored(self) -> dict[str, tuple[NodeId, int] | None]:
         """Return the homes and the intents in the form that the store takes."""
