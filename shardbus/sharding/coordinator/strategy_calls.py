@@ -51,6 +51,8 @@ REST_S, REST_MAX_S = 10.0, 600.0
 REPEAT_S = 10.0
 """Seconds after which a strategy that has still not returned is reported again."""
 
+INSTEAD = "shards go to the regions with the fewest, and none moves for balance"
+
 T = TypeVar("T")
 Question = Callable[[AllocationStrategy], T]
 """Asks a strategy. It reads nothing that changes, for it runs in another thread."""
@@ -125,9 +127,9 @@ class StrategyCalls:
             self._late += 1
             self._asked, self._questions = {}, {}
         self._due = now + REPEAT_S
-        seconds = f" for {now - self._asked_at:.0f} s: shards go to the regions with the fewest"
-        method = self._calling.calling if self._calling is not None else ""
-        return [StrategyFault(method or ALLOCATE, "has not returned", seconds)]
+        method = (self._calling.calling if self._calling is not None else "") or ALLOCATE
+        since = f" for {now - self._asked_at:.0f} s: {INSTEAD}"
+        return [StrategyFault(method, "has not returned", since)]
 
     def on_answer(self, answered: StrategyAnswered, now: float) -> tuple[StrategyFault, ...]:
         """Take the answers for the next turn; return the faults of the calls."""
@@ -138,10 +140,8 @@ class StrategyCalls:
             self._answers = dict(answered.answers)
             self.state, self._due, self._late = CallState.IDLE, None, 0
         elif self.state is CallState.LATE:
-            self.state, self._due = (
-                CallState.RESTING,
-                now + doubling(REST_S, REST_MAX_S, self._late),
-            )
+            self.state = CallState.RESTING
+            self._due = now + doubling(REST_S, REST_MAX_S, self._late)
         return answered.faults
 
     def end_turn(self, now: float) -> list[AskStrategy]:
