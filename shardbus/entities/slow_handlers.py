@@ -132,7 +132,7 @@ class SlowHandlers:
         """Note for how many seconds the application's loop has not turned; 0: it turns."""
         before, self._stalled = self._stalled, seconds
         running = self._running() if seconds and self._blocked_after else None
-        self._other_done = seconds >= before > 0 and self._other_done or running is not None
+        self._other_done = (seconds >= before > 0 and self._other_done) or running is not None
         blocking = self._blocking
         if running is None:
             self._blocking = None

@@ -403,16 +403,19 @@ def _is_lease(answer: object) -> bool:
     return isinstance(answer, Lease)
 
 
-def _is_table(answer: Any) -> bool:
+def _is_table(answer: object) -> bool:
+    if not isinstance(answer, StoredTable):
+        return False
+    found: Any = answer  # what it has may be of any type
+    rows: Any = found.homes.items()
     return (
-        isinstance(answer, StoredTable)
-        and isinstance(answer.epoch, int)
-        and isinstance(answer.layout, str)
-        and all(
-            isinstance(shard, str) and isinstance(node, NodeId) and isinstance(fence, int)
-            for shard, (node, fence) in answer.homes.items()
-        )
+        isinstance(found.epoch, int) and isinstance(found.layout, str) and all(map(_is_row, rows))
     )
+
+
+def _is_row(row: Any) -> bool:
+    shard, (node, fence) = row
+    return isinstance(shard, str) and isinstance(node, NodeId) and isinstance(fence, int)
 
 
 def _is_page(answer: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.pages import AdminPages
 from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused

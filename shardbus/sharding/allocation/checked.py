@@ -6,7 +6,7 @@ possible is left out. Each fault names the method, and goes to the caller of the
 reports it (`strategy_faults`).
 
 A strategy is a plain function of its arguments. An answer that must be awaited is a fault like any
-other: nobody would await it.
+other.
 
 Source: S0.19, S2.63.
 """

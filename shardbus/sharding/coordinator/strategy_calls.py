@@ -19,8 +19,8 @@ StrategyAnswered. Until then the shards wait, and everything else goes on.
 - RESTING: it was late. It is not asked again for `REST_S`, twice as long each time in a row, so
   that a strategy which is always late does not cost each new shard another `ANSWER_S`.
 
-Whoever asks repeats the question in its later turns: `ask` returns the answer once it is there, for
-one turn. An answer may be older than the table, so the asker checks that it still fits.
+The coordinator repeats its question in later turns: `ask` returns the answer once it is there, for
+one turn. An answer may be older than the table, so the coordinator checks that it still fits.
 
 Not here: the checks of an answer (`allocation.checked`), and the thread (`shells.strategy_thread`).
 
