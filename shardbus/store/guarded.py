@@ -32,7 +32,7 @@ from inspect import isawaitable
 from threading import Thread
 from typing import Any, cast
 
-from shardbus.error_text import described, is_a, shown, type_name, written
+from shardbus.error_text import described, is_a, shown, text_of, type_name, written
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.outage import Outage
@@ -165,7 +165,7 @@ class GuardedStore:
         except BaseException as error:
             if is_a(error, StoreError, ConfigError):
                 raise
-            detail = f": {described(error, 500)}"
+            detail = f": {text_of(error, 500)}"
             raise self._fault(method, f"raised {type_name(error)}", detail) from error
 
     def _fault(self, method: str, kind: str, detail: str = "") -> StoreUnavailable:

@@ -212,7 +212,6 @@ class Rebalancing:
             if self._due is None or now < self._due:
                 return
             self._due = now + self._interval
-        self._registry.find_strangers(now)
         if self._registry.unsettled() or self._registry.why_not(now):
             return
         table = self._ledger.table

@@ -8,8 +8,7 @@ Registration shows which nodes run a region of this type. A region itself asks t
 While hosting nodes run several versions, a rollout is under way: the old ones will go soon. Shards
 that need a home get it among the candidates of the highest version, and nothing is rebalanced, so
 that no shard moves to a node that is about to go. A live node that has not registered yet counts as
-one that hosts, for `STRANGER_S`. After that it is a node of another application, which does not
-have the type, and whose version does not matter.
+one that hosts.
 
 A new coordinator allocates nothing before every live node has registered, or a grace is over. The
 grace is `waiting_for_state_timeout`; it is `LOSS_PATIENCE` times longer if the store has lost the
@@ -46,10 +45,6 @@ from shardbus.sharding.versions import Order, order_of
 LOSS_PATIENCE = 15.0
 """How many times longer the grace is when the store has lost the table."""
 
-STRANGER_S = 5.0
-"""Seconds after which a live node that has not registered does not have the type: a region
-registers as soon as its node is a member."""
-
 EARLY_MAX = 1000
 """Registrations kept for nodes that membership does not show yet."""
 
@@ -69,9 +64,8 @@ class Registry:
     """The nodes of one coordinator."""
 
     __slots__ = (
-        "_arriving", "_early", "_enough", "_live", "_min_members", "_mixed", "_orders",
-        "_strangers", "_unfit", "_unregistered", "_versions", "draining", "grace_until", "known",
-        "registered", "shutting_down",
+        "_arriving", "_early", "_enough", "_live", "_min_members", "_mixed", "_orders", "_unfit",
+        "_versions", "draining", "grace_until", "known", "registered", "shutting_down",
     )  # fmt: skip
 
     def __init__(self, min_members: int) -> None:
@@ -90,10 +84,6 @@ class Registry:
         self._versions: dict[NodeId, str] = {}
         self._orders: dict[NodeId, Order] = {}
         self._mixed = False
-        self._unregistered: dict[NodeId, float] = {}
-        """Live nodes that have not registered, and since when that is known."""
-        self._strangers: dict[NodeId, None] = {}
-        """Those that do not have the type."""
         self._early: dict[NodeId, Register] = {}
         self._min_members = min_members
         self._enough = False
@@ -184,14 +174,6 @@ class Registry:
             return f"{regions} of {self._min_members} regions have registered"
         return "" if self.candidates() else "no region may take shards"
 
-    def find_strangers(self, now: float) -> None:
-        """Find out which live nodes do not have the type: they have not registered for long."""
-        since = self._unregistered
-        missing = (node for node in self._live if node not in self.registered)
-        self._unregistered = {node: since.get(node, now) for node in missing}
-        late = (node for node, at in self._unregistered.items() if now - at >= STRANGER_S)
-        self._strangers = dict.fromkeys(late)
-
     def unsettled(self) -> str:
         """Return why nothing may be rebalanced now, though shards get homes; empty if it may."""
         if self._arriving:
@@ -199,9 +181,7 @@ class Registry:
         if not self._mixed:
             return ""
         hosting = {
-            order: node
-            for node, order in self._orders.items()
-            if not self.registered.get(node) and node not in self._strangers
+            order: node for node, order in self._orders.items() if not self.registered.get(node)
         }
         if len(hosting) < 2:
             return ""

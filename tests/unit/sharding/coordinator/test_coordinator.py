@@ -23,12 +23,7 @@ from shardbus.sharding.coordinator.ledger import CONFIRM_S, Ledger
 from shardbus.sharding.coordinator.moves import SLOW_S
 from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
 from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
-from shardbus.sharding.coordinator.registry import (
-    LOSS_PATIENCE,
-    STRANGER_S,
-    Registry,
-    with_role_minimum,
-)
+from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry, with_role_minimum
 from shardbus.sharding.coordinator.starts import TRIES
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.intents import INTENT_MARK
@@ -768,7 +763,7 @@ def test_B65_the_version_of_a_node_that_hosts_nothing_does_not_count() -> None:
         driver.home(shard)
     driver.handle(ev.MembersChanged((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
     driver.register(B)
-    assert driver.wait(STRANGER_S) == [], "C may be about to host"
+    assert driver.wait(60) == [], "C may be about to host"
     driver.register(C, proxy=True)
     assert "BeginHandOff" in {name for _, name in names(driver.wait(COALESCE_S))}
 
@@ -1622,21 +1617,3 @@ def test_a_shard_that_an_unknown_move_gave_to_a_living_node_lives_there() -> Non
     new = Home("2", B, home.fence + 1)
     driver.handle(ev.MessageReceived(A, msg.ShardMoved(A, (msg.ShardMove(home, new),))))
     assert driver.writes[-1].homes["2"] == (B, new.fence)
-
-
-@pytest.mark.parametrize("has_type", [False, True])
-def test_the_version_of_a_node_without_the_type_holds_up_no_balance(has_type: bool) -> None:
-    """It is a node of another application. A node that is late to register is not."""
-    driver = CoordinatorDriver(live=(A,))
-    driver.register(A)
-    for shard in "1234":
-        driver.home(shard)
-    versions = {A: "1.0", B: "1.0", C: "2.0"}
-    driver.handle(ev.MembersChanged((A, B, C), versions=versions))
-    driver.register(B, *([C] if has_type else []))
-    driver.wait(STRANGER_S - COALESCE_S)
-    assert driver.coordinator.rebalancing.why_not(), "it may still register"
-    driver.wait(2 * driver.settings.rebalance_interval)
-    held = driver.coordinator.rebalancing.why_not()
-    assert bool(held) is has_type
-    assert ("rebalance" in driver.notes) is not has_type
