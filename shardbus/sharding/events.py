@@ -182,7 +182,8 @@ class StopShards:
 
 @dataclass(frozen=True, slots=True)
 class StrategyAnswered:
-    """Answer to AskStrategy: the answer to each question, and what the strategy did wrong."""
+    """Answer to AskStrategy: the answer to each question, and what the strategy did wrong. Without
+    answers it was not called."""
 
     number: int
     answers: Mapping[Hashable, object]

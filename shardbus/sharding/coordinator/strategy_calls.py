@@ -8,16 +8,19 @@ shell calls the strategy in a thread, one call at a time for each type, and answ
 StrategyAnswered. Until then the shards wait, and everything else goes on.
 
     IDLE ──ask──> ASKED ──answered──> IDLE
-     ^              │ deadline
-     │ rested       v
-    RESTING <──answered── LATE
+     ^            │   │ deadline
+     │ rested     │   v
+     │    failed  │  LATE
+     │            v   │ answered
+     └───────── RESTING <┘
 
 - ASKED: the strategy has `ANSWER_S` for all questions of a turn.
 - LATE: it has not returned, and is not called a second time. Shards go to the regions with the
   fewest, at once, and none moves for balance: messages must not wait for a strategy, and a shard
   at another place than the best one answers. An answer that comes now is too late.
-- RESTING: it was late. It is not asked again for `REST_S`, twice as long each time in a row, so
-  that a strategy which is always late does not cost each new shard another `ANSWER_S`.
+- RESTING: it was late, or no thread could call it. It is not asked again for `REST_S`, twice as
+  long each time in a row, so that a strategy which is always late does not cost each new shard
+  another `ANSWER_S`.
 
 The coordinator repeats its question in later turns: `ask` returns the answer once it is there, for
 one turn. An answer may be older than the table, so the coordinator checks that it still fits.
@@ -136,10 +139,11 @@ class StrategyCalls:
         if answered.number != self._number or self._calling is None:
             return ()
         self._calling, self._asked = None, {}
-        if self.state is CallState.ASKED:
+        if self.state is CallState.ASKED and answered.answers:
             self._answers = dict(answered.answers)
             self.state, self._due, self._late = CallState.IDLE, None, 0
-        elif self.state is CallState.LATE:
+        else:
+            self._late += self.state is CallState.ASKED
             self.state = CallState.RESTING
             self._due = now + doubling(REST_S, REST_MAX_S, self._late)
         return answered.faults

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardbus.ids import NodeId
+from shardbus.sharding.allocation.checked import StrategyFault
 from shardbus.sharding.allocation.pinned import PinnedShards
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.coordinator.strategy_calls import (
@@ -158,6 +159,16 @@ def test_the_faults_of_a_call_come_with_its_answer() -> None:
     assert world.answer(0.1) == ("allocate raised SystemExit : 3",)
     assert world.turn(0.1, "1") == {"1": A}
     assert world.calls.state is CallState.IDLE
+
+
+def test_a_strategy_that_cannot_be_called_rests() -> None:
+    """No thread can be started. Another attempt at once would fail again, and so on."""
+    world = World()
+    world.turn(0.0, "1")
+    fault = StrategyFault("allocate", "was not called")
+    assert world.calls.on_answer(StrategyAnswered(1, {}, (fault,)), 0.1) == (fault,)
+    assert world.turn(0.1, "1") == {"1": A}
+    assert world.calls.deadline() == 0.1 + REST_S
 
 
 def test_an_answer_of_an_earlier_coordinator_is_ignored() -> None:
