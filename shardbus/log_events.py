@@ -61,6 +61,10 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ): _event("entity_deaf", f"{_ENTITY} seconds"),
     ("deferred", "piped work was not cancelled"): _event("work_not_cancelled"),
     ("slow_handlers", "%s of %s %r %s%s"): _event("slow_handler", f"method {_ENTITY} - -"),
+    (
+        "slow_handlers",
+        "code outside of a handler blocks the loop since %.1f s, at %s",
+    ): _event("other_code_blocks", "seconds place"),
     ("stopping", "%s %r did not stop in time: cut off"): _event("entity_cut_off", _ENTITY),
     ("stopping", "on_stop of %s %r failed"): _event("on_stop_failed", _ENTITY),
     ("supervision", "%s %r %s: %s: %s"): _event("entity_failed", f"{_ENTITY} - error_type error"),
@@ -145,6 +149,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("coordinator", "the table of %r was not loaded"): _event("table_not_loaded", "entity_type"),
     ("coordinator", "the table of %r cannot be claimed: %s"): _event(
         "table_not_claimable", "entity_type error"
+    ),
+    ("coordinator", "the strategy of %r was not called"): _event(
+        "strategy_not_called", "entity_type"
     ),
     ("coordinator", "the table of %r was not claimed"): _event("table_not_claimed", "entity_type"),
     ("coordinator", "the table of %r cannot be checked: %s"): _event(

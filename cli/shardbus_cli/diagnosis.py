@@ -80,6 +80,8 @@ ADVICE = {
     " `shardbus state check` reads all states of the type",
     "deaf-entity": "it takes no message, by a defect of shardbus; the home's log has the failure"
     " before it (`entity_deaf`): restart that node, and report what the log says",
+    "strategy-failed": "mend the allocation strategy of the class; meanwhile its shards go to the"
+    " regions with the fewest",
     "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
     " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
@@ -296,6 +298,8 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
             yield Finding("state-unreadable", kind, entity_id, f"does not start: {why}")
         for entity_id in row.get("deaf") or ():
             yield Finding("deaf-entity", kind, entity_id, "is busy, and nothing of it runs")
+        for method, what in row.get("strategy") or ():
+            yield Finding("strategy-failed", kind, method, what)
     coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
     if not coordinators and kind not in picture.cluster.get("coordinators", {}):
         yield Finding("no-coordinator", kind, "coordinator", "is missing")

@@ -314,6 +314,7 @@ class NodeAnswers:
                 "layout": shell.entity_type.interface.layout,
                 "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
                 "deaf": shell.host.deaf.named(),
+                "strategy": self._strategy_faults(name),
                 "unreadable": {
                     entity_id: why
                     for entity_id, why in shell.host.counts.unreadable.items()
@@ -389,14 +390,18 @@ class NodeAnswers:
             "changes": changes,
         }
 
-    def plan(self, name: str, add: int, remove: list[str]) -> dict[str, Any] | None:
+    async def plan(self, name: str, add: int, remove: list[str]) -> Any:
         """The moves that would follow if `add` nodes came and those in `remove` went."""
         coordinator = self._coordinator(name)
         if coordinator is None:
             return None
         if not 0 <= add <= NODES_MAX:
             raise ConfigError(f"a plan may add 0 to {NODES_MAX} nodes, not {add}")
-        seen = coordinator.plan(add, tuple(NodeId.parse(node) for node in remove))
+        call = coordinator.forecasting(add, tuple(NodeId.parse(node) for node in remove))
+        try:
+            seen = await self._shell(name).ask_strategy(coordinator, call)
+        except ShardBusError as e:
+            return _refusal(e)
         nodes = {**seen.before, **seen.after}
         return {
             "moves": [[shard, str(a), str(b)] for shard, (a, b) in seen.moved.items()],
@@ -412,6 +417,14 @@ class NodeAnswers:
             return None
         places = self._shell(name).overrides.places
         return {"places": {shard: str(place) for shard, place in places.items()}}
+
+    def _strategy_faults(self, name: str) -> list[list[str]]:
+        """The methods of the type's allocation strategy that fail, and how, if its coordinator is
+        here."""
+        coordinator = self._coordinator(name)
+        if coordinator is None or name not in self._node.singletons:
+            return []
+        return [list(row) for row in coordinator.rebalancing.faults.shown(self._node.loop.time())]
 
     # ---- commands to a coordinator on this node
 

@@ -326,8 +326,7 @@ class EntityRunner:
         another context."""
         find, arrive, invoker, session, _, _, ahead = run
         function, single, one = invoker.function, invoker.single, invoker.one
-        if ahead is not None:
-            single = one = None
+        single, one = (single, one) if ahead is None else (None, None)
         eager, tick, plain = self._eager, self.tick, self._plain
         is_shut = self.gate.is_shut
         untouched = eager.base
@@ -421,8 +420,7 @@ class EntityRunner:
         which need another context."""
         find, arrive, invoker, session, _, _, ahead = run
         function, single, one = invoker.function, invoker.single, invoker.one
-        if ahead is not None:
-            single = one = None
+        single, one = (single, one) if ahead is None else (None, None)
         eager, tick, plain, untouched = self._eager, self.tick, self._plain, self._eager.base
         task = eager.task
         task.context = context

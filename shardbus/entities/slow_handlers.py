@@ -5,7 +5,8 @@
              suspended, and which of its asks have no answer
     blocks   while the loop does not turn, the cluster thread checks every 250 ms which handler
              runs in it; the same handler all through `app_block_warning` is reported with the
-             thread's stack
+             thread's stack, and so is other code of the application that blocks it: a shard
+             function, a class that decodes a message, a callback
 
 Each such handler is counted once and reported by one warning. Of several of one type within 10 s
 only the first is reported; the next warning gives the number of the others. A handler that holds
@@ -85,6 +86,8 @@ class SlowHandlers:
         self._loop, self._blocked_after = loop, blocked_after
         self._thread = threading.get_ident()
         self._blocking: _BlockingHandler | None = None
+        self._other_done = False
+        """Other code is not reported in this stall: it was, or a handler has run in it."""
         self._stalled = 0.0
         self._quiet_until: dict[tuple[str, str], float] = {}
         self._unreported: Counter[tuple[str, str]] = Counter()
@@ -129,9 +132,11 @@ class SlowHandlers:
         """Note for how many seconds the application's loop has not turned; 0: it turns."""
         before, self._stalled = self._stalled, seconds
         running = self._running() if seconds and self._blocked_after else None
+        self._other_done = (seconds >= before > 0 and self._other_done) or running is not None
         blocking = self._blocking
         if running is None:
             self._blocking = None
+            self._check_other(seconds)
         elif blocking is None or blocking.running != running:
             self._blocking = _BlockingHandler(running, before if seconds > before else 0.0)
         elif not blocking.reported and seconds - blocking.since >= self._blocked_after:
@@ -139,6 +144,17 @@ class SlowHandlers:
             stack = walk_stack(sys._current_frames().get(self._thread))
             text = f"blocks the loop since {seconds - blocking.since:.1f} s, at "
             self._report(running, BLOCKED, text + " < ".join(places(stack)))
+
+    def _check_other(self, seconds: float) -> None:
+        """Report code outside of handlers, once for each time that it blocks the loop."""
+        if self._blocked_after and seconds >= self._blocked_after and not self._other_done:
+            self._other_done = True
+            stack = places(walk_stack(sys._current_frames().get(self._thread)))
+            log.warning(
+                "code outside of a handler blocks the loop since %.1f s, at %s",
+                seconds,
+                " < ".join(stack),
+            )
 
     def _running(self) -> RunningHandler | None:
         """Return the handler that the application's loop is running."""

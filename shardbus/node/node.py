@@ -63,7 +63,7 @@ from shardbus.routing.traced_sending import Tracer, open_tracing
 from shardbus.sharding import events
 from shardbus.sharding.allocation.circular import Ring
 from shardbus.sharding.allocation.least_load import LeastLoad
-from shardbus.sharding.allocation.selection import strategy_for
+from shardbus.sharding.allocation.selection import may_block, strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.registry import cluster_minimum
@@ -145,16 +145,7 @@ class Node:
         self.letters = DeadLetters(self._sender_of, self.environment.wall_clock)
         self.letters.keep_strangers(settings.sharding)
         self.rpc = NodeRpc(self._query_timeout, self._member_ids)
-        self.dispatcher = Dispatcher(
-            self.regions,
-            self.singletons,
-            self.rpc,
-            self.drops,
-            self.refused,
-            self.letters,
-            self.hosting_members,
-            self.may_coordinate,
-        )
+        self.dispatcher = self._make_dispatcher()
         self._by_load: dict[str, ShardingSettings] = {}
         """The types whose load is reported, with their settings."""
         self._ring = Ring()
@@ -181,6 +172,18 @@ class Node:
         self._discovery: Discovery | None = None
         self._claim: Lease | None = None
         """The store's claim to the cluster, as this node got it last."""
+
+    def _make_dispatcher(self) -> Dispatcher:
+        return Dispatcher(
+            self.regions,
+            self.singletons,
+            self.rpc,
+            self.drops,
+            self.refused,
+            self.letters,
+            self.hosting_members,
+            self.may_coordinate,
+        )
 
     # ---- start
 
@@ -303,7 +306,8 @@ class Node:
         if within is not None:
             return
         instances = entity_type.interface.instances
-        if (instances is not None and instances.follows_load) or isinstance(strategy, LeastLoad):
+        by_load, threaded = isinstance(strategy, LeastLoad), may_block(strategy)
+        if by_load or threaded or (instances is not None and instances.follows_load):
             self._by_load[name] = chosen
 
         cluster_settings = self.settings.cluster
@@ -312,7 +316,9 @@ class Node:
         def make() -> Coordinator:
             layout = entity_type.interface.layout
             instances = entity_type.interface.instances
-            return Coordinator(name, self.me, layout, chosen, strategy, instances, least)
+            return Coordinator(
+                name, self.me, layout, chosen, strategy, instances, least, threaded=threaded
+            )
 
         margin = cluster_settings.downing.down_removal_margin
         waits = cluster_settings.singleton

@@ -118,7 +118,7 @@ async def store_answers(name: str, settings: Settings) -> bool:
 
 
 async def _ask_store(url: str, name: str, timeout: float) -> None:
-    store = open_store(url, cluster=name, timeout=timeout)
+    store = open_store(url, cluster=name, timeout=timeout, guard=True)
     try:
         await store.start()
         await store.identity()

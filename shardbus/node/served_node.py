@@ -75,7 +75,7 @@ class ServedNode:
         self.bus, self.settings = bus, settings
         url = settings.store.url or default_url(bus.name)
         self.store_url = mask_url(url)
-        store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
+        store = open_store(url, cluster=bus.name, timeout=settings.store.timeout, guard=True)
         self.node = Node(bus.name, bus.types, settings, store, membership=membership)
         self.api = administer(self.node)
         http = with_tokens(settings.http)

@@ -13,6 +13,7 @@ Source: S0.11, S0.14, S2.22 to S2.24, S2.65.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shardbus.errors import (
@@ -189,13 +190,15 @@ class BufferedAsks:
             del self._asks[pending]
             pending.refuse(error)
 
-    def expire(self, tick: int) -> list[PendingMessage]:
-        """Fail those whose deadline has passed at this tick, and return them."""
+    def expire(self, tick: int, why_waiting: Callable[[str], str]) -> list[PendingMessage]:
+        """Fail those whose deadline has passed at this tick, and return them. `why_waiting` returns
+        why a shard has no home, if that is known."""
         late = [pending for pending in self._asks if pending.deadline <= tick]
         for pending in late:
             del self._asks[pending]
             text = f"no home for shard {pending.shard} of {self._entity_type!r} in time"
-            pending.refuse(AskTimeout(text))
+            why = why_waiting(pending.shard)
+            pending.refuse(AskTimeout(f"{text}: {why}" if why else text))
         return late
 
 

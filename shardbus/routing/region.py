@@ -131,9 +131,16 @@ class Region:
         return check_id("an entity id", entity_id)
 
 
+class UnsteadyShard(ConfigError):
+    """A shard function has returned two shards for one id. An entity would run in both."""
+
+
 def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a type's own `extract_shard_id` with checks: if it raises or returns no shard id, only
-    the sender of that message gets an error.
+    """Return a type's own `extract_shard_id` with checks: if it raises, returns no shard id, or
+    another one when it is called again, only the sender of that message gets an error.
+
+    It is called in the event loop, for an id whose route is not known. A thread would cost each of
+    these messages more than the function.
 
     Raises:
         ConfigError: (in the function that is returned) there is no shard for the id.
@@ -142,6 +149,7 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
     def shard_of(entity_id: str) -> str:
         try:
             shard: Any = given(entity_id)
+            again = given(entity_id)
         except BaseException as e:  # of the sender's message, in the node that it has come to
             raise ConfigError(
                 f"extract_shard_id of {name!r} failed for the id {entity_id!r}: {described(e)}",
@@ -150,6 +158,12 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
         if not issubclass(type(shard), str):
             raise ConfigError(
                 f"extract_shard_id of {name!r} gave {shown(shard, 60)}", hint="a shard id is a str"
+            )
+        if str.__eq__(shard, again) is not True:
+            raise UnsteadyShard(
+                f"extract_shard_id of {name!r} gave {shown(shard, 60)} and then {shown(again, 60)}"
+                f" for the id {entity_id!r}",
+                hint="a shard id depends on the entity id alone",
             )
         return check_id("a shard id", str.__str__(shard))
 
@@ -162,11 +176,17 @@ def layout_of(shard_of: Callable[[str], str], given: Callable[..., object], shar
 
     The module is left out, because the same file may be a script in one process and a module in
     another. A function whose results differ between processes, as any that uses `hash()`, has
-    another checksum in each, and is refused."""
+    another checksum in each, and is refused.
+
+    Raises:
+        UnsteadyShard: the results differ between two calls.
+    """
     found = []
     for sample in SAMPLES:
         try:
             found.append(shard_of(sample))
+        except UnsteadyShard:
+            raise
         except ConfigError:
             found.append("")
     name = getattr(given, "__qualname__", type(given).__qualname__).rpartition(".")[2]

@@ -504,7 +504,7 @@ class Router:
 
     def expire(self) -> int:
         """Fail the buffered asks whose deadline has passed. Returns how many."""
-        late = self.buffered_asks.expire(self._clock.tick)
+        late = self.buffered_asks.expire(self._clock.tick, self.table.region.why_waiting)
         for pending in late:
             self._note_failed(pending)
         if late:

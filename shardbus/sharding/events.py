@@ -16,11 +16,12 @@ Not here: the messages between regions and coordinators (`messages`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.checked import StrategyFault
 from shardbus.sharding.messages import CarriedEntity
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.region.route import BufferedMessage, Returned
@@ -158,10 +159,12 @@ class Persisted:
 @dataclass(frozen=True, slots=True)
 class PersistFailed:
     """Answer to Persist. `definite_stale`: the store refused it, for another coordinator rules.
-    Otherwise it may or may not have been applied, and the same operation is tried again."""
+    Otherwise it may or may not have been applied, and the same operation is tried again. `why`: the
+    store's error."""
 
     op_id: int
     definite_stale: bool
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +180,21 @@ class StopShards:
     shards: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StrategyAnswered:
+    """Answer to AskStrategy: the answer to each question, and what the strategy did wrong. Without
+    answers it was not called."""
+
+    number: int
+    answers: Mapping[Hashable, object]
+    faults: tuple[StrategyFault, ...] = ()
+
+
 CoordinatorEvent = (
     Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed
     | MembersChanged
     | MessageReceived | EpochSeen | ClaimLost | Persisted | PersistFailed | Rebalance | StopShards
-    | Overrides
+    | StrategyAnswered | Overrides
 )  # fmt: skip
 
 # Effects of the coordinator.
@@ -224,7 +237,18 @@ class ShardsStopped:
     shards: tuple[str, ...]
 
 
-CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | ShardsStopped | Note
+@dataclass(frozen=True, slots=True)
+class AskStrategy:
+    """Call this in a thread: it asks a strategy of the user's, and may never return. Only one is
+    under way at a time. Answer: what it returns."""
+
+    number: int
+    ask: Callable[[], StrategyAnswered]
+
+
+CoordinatorEffect = (
+    LoadTable | ClaimEpoch | Persist | Send | Stop | ShardsStopped | AskStrategy | Note
+)
 
 # Events of a region.
 

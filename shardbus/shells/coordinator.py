@@ -14,6 +14,8 @@ Regions may send requests before this node knows that it is next. They are kept 
 Overrides by operators (`overrides`) are read with the claim of an epoch, and written before they
 apply.
 
+A strategy of the user's is called in a thread (`strategy_thread`).
+
 A store call that takes longer than `updating_state_timeout` has failed, whatever timeouts the store
 itself has. Failed steps repeat: the machine repeats its writes and claims, and this shell repeats
 the start of remembered entities every `RETRY_S`.
@@ -31,6 +33,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from shardbus.bounds import EPOCH_SHIFT
+from shardbus.error_text import described
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -43,10 +46,13 @@ from shardbus.errors import (
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
 from shardbus.sharding import events, messages
+from shardbus.sharding.allocation.checked import StrategyFault
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.coordinator.strategy_calls import ANSWER_S
 from shardbus.sharding.overrides import Overrides
 from shardbus.shells.overrides import OverridesStore
+from shardbus.shells.strategy_thread import StrategyThread
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
 from shardbus.transport.machine_timer import MachineTimer
@@ -114,6 +120,8 @@ class CoordinatorShell:
         self._make, self._store, self._owner = make, store, owner
         self._overrides_store, self._override_lock = overrides, asyncio.Lock()
         self._tasks = TaskSet()
+        self.strategy_thread = StrategyThread(entity_type)
+        """Outlives the machines: a call of an earlier one may still stand still."""
         self._members: events.MembersChanged | None = None
         self._epoch_floor = 0
         self._retiring = False
@@ -215,6 +223,8 @@ class CoordinatorShell:
                     self._tasks.spawn(self._load(machine))
                 case events.ClaimEpoch(epoch=epoch, layout=layout):
                     self._tasks.spawn(self._claim(machine, epoch, layout))
+                case events.AskStrategy():
+                    self._tasks.spawn(self._ask_strategy(machine, effect))
                 case events.ShardsStopped(shards=shards):
                     for left, done in self._stops:
                         left.difference_update(shards)
@@ -233,6 +243,30 @@ class CoordinatorShell:
     def _handle_for(self, machine: Coordinator, event: events.CoordinatorEvent) -> None:
         if self.machine is machine:
             self.handle(event)
+
+    async def _ask_strategy(self, machine: Coordinator, asked: events.AskStrategy) -> None:
+        try:
+            answered = await self.strategy_thread.run(asked.ask)
+        except Exception as e:
+            log.exception("the strategy of %r was not called", self.entity_type)
+            fault = StrategyFault("allocate", "was not called", f": {described(e)}")
+            answered = events.StrategyAnswered(asked.number, {}, (fault,))
+        self._handle_for(machine, answered)
+
+    async def ask_strategy(self, machine: Coordinator, call: Callable[[], T]) -> T:
+        """Return what `call` returns, which asks the strategy of the type.
+
+        Raises:
+            Refused: the strategy is one of the user's, and has not answered in time.
+        """
+        if machine.rebalancing.calls is None:
+            return call()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await self.strategy_thread.run(call)
+        except TimeoutError:
+            what = f"the strategy of {self.entity_type!r} has not answered within {ANSWER_S:g} s"
+            raise Refused(what, hint="`shardbus doctor` shows what it does wrong") from None
 
     async def _load(self, machine: Coordinator) -> None:
         try:
@@ -369,7 +403,7 @@ class CoordinatorShell:
             self._handle_for(machine, events.PersistFailed(write.op_id, True))
         except StoreError as e:
             log.warning("the table of %r was not written: %s", self.entity_type, e)
-            self._handle_for(machine, events.PersistFailed(write.op_id, False))
+            self._handle_for(machine, events.PersistFailed(write.op_id, False, e.message))
         except Exception:
             log.exception("the table of %r was not written", self.entity_type)
             self._handle_for(machine, events.PersistFailed(write.op_id, False))

@@ -22,7 +22,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from urllib.parse import quote
 
+from shardbus.error_text import described
 from shardbus.errors import ConfigError
+from shardbus.store.guarded import GuardedStore
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import StateStore
 from shardbus.store.urls import (
@@ -32,14 +34,16 @@ from shardbus.store.urls import (
     mask_url,
     split_options,
 )
+from shardbus.tasks.interrupts import raise_interrupt
 
 ENTRY_POINTS = "shardbus.stores"
 DURABILITIES = ("disk", "cache")
 
 
-def open_store(url: str, *, cluster: str, timeout: float = 2.0) -> StateStore:
+def open_store(url: str, *, cluster: str, timeout: float = 2.0, guard: bool = False) -> StateStore:
     """Return the store that `url` names, not started yet. `timeout` bounds each of its calls, in
-    seconds.
+    seconds. With `guard`, as a node needs it, a plug-in is called in a thread, with a deadline
+    (`guarded`).
 
     Raises:
         ConfigError: the scheme is unknown, or the URL is wrong.
@@ -59,7 +63,8 @@ def open_store(url: str, *, cluster: str, timeout: float = 2.0) -> StateStore:
         return _open_redis(url, cluster, timeout)
     if scheme in POSTGRES_SCHEMES:
         return _open_postgres(url, cluster, timeout)
-    return _open_other(scheme, url, cluster, timeout)
+    store = _open_other(scheme, url, cluster, timeout)
+    return GuardedStore(store, mask_url(url), timeout) if guard else store
 
 
 def _open_sqlite(url: str, cluster: str, timeout: float) -> StateStore:
@@ -110,11 +115,22 @@ def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateSto
         raise ConfigError(f"store.url: no store is known by the scheme of {shown!r}", hint=_known())
     try:
         opener: Callable[..., StateStore] = entry.load()
-    except Exception as error:
+    except BaseException as error:
+        raise_interrupt(error)
         raise ConfigError(
-            f"store.url: the plugin {entry.value!r} for {scheme!r} cannot be loaded: {error!r}"
+            f"store.url: the plugin {entry.value!r} for {scheme!r} cannot be loaded:"
+            f" {described(error, 500)}"
         ) from error
-    return opener(url, cluster=cluster, timeout=timeout)
+    try:
+        return opener(url, cluster=cluster, timeout=timeout)
+    except ConfigError:
+        raise
+    except BaseException as error:
+        raise_interrupt(error)
+        raise ConfigError(
+            f"store.url: the plugin {entry.value!r} for {scheme!r} cannot open"
+            f" {mask_url(url)!r}: {described(error, 500)}"
+        ) from error
 
 
 def _known() -> str:

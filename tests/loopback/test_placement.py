@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.pages import AdminPages
 from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused
@@ -17,10 +19,12 @@ from shardbus.membership.events import SetService
 from shardbus.membership.member import Service
 from shardbus.node.node import Node
 from shardbus.sharding.allocation.strategies import Move
+from shardbus.sharding.coordinator import strategy_calls
 from shardbus.sharding.table import ShardTable
+from shardbus.shells import coordinator as coordinator_shell
 from tests.loopback.nodes import Nodes, hosts
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SHARDS = 12
 
@@ -314,6 +318,42 @@ async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: No
     assert sorted(found) == sorted(str(shard) for shard in range(SHARDS))
     assert {str(n.me) for where in found.values() for n in where} == {str(first.me), str(second.me)}
     assert first.notes[("counter", "strategy_failed")] == 1
+
+
+class Hangs(Chosen):
+    """Asks a service that does not answer until the test is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+        self.threads: list[int] = []
+
+    def allocate(self, *args: Any) -> dict[str, NodeId]:
+        self.threads.append(threading.get_ident())
+        self.go_on.wait(PATIENCE_S)
+        return super().allocate(*args)
+
+
+async def test_TS14_a_strategy_that_hangs_stops_no_loop_and_is_named(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy_calls, "ANSWER_S", 0.05)
+    monkeypatch.setattr(coordinator_shell, "ANSWER_S", 0.05)
+    own = Hangs()
+    first, second = await nodes.cluster(application(allocation=own), 2)
+    try:
+        await touch(nodes, range(SHARDS))
+        found = hosts(nodes.all, "counter")
+        assert {str(n.me) for at in found.values() for n in at} == {str(first.me), str(second.me)}
+        assert len(own.threads) == 1
+        assert own.threads != [threading.get_ident()]
+        [[method, what]] = NodeAnswers(first).checkup()["types"]["counter"]["strategy"]
+        assert method == "Hangs.allocate"
+        assert what.startswith("has not returned for")
+        with pytest.raises(Refused, match="the strategy of 'counter' has not answered"):
+            await AdminPages(second).plan("counter", 1, ())
+    finally:
+        own.go_on.set()
 
 
 async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> None:

@@ -44,6 +44,10 @@ class DistinctRows:
         self.strategy = strategy
         self.zones: Mapping[NodeId, str] = zones or {}
 
+    def around(self, strategy: AllocationStrategy) -> DistinctRows:
+        """Return this guard around another strategy. It keeps the present zones."""
+        return DistinctRows(strategy, self.zones)
+
     def allocate(
         self,
         table: ShardTable,

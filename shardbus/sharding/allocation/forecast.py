@@ -50,10 +50,11 @@ def forecast(
     candidates: Sequence[NodeId],
     add: int = 0,
     remove: Sequence[NodeId] = (),
+    loads: Mapping[str, float] | None = None,
 ) -> Forecast:
     """Return what moves in this table with `add` nodes more and without those in `remove`.
 
-    `candidates` are the regions that may take shards now.
+    `candidates` are the regions that may take shards now, `loads` the known loads of shards.
     """
     first = table
     fit = [node for node in candidates if node not in remove]
@@ -64,7 +65,9 @@ def forecast(
         homeless = [shard for node in remove for shard in table.shards_at(node)]
         gone = [RegionTerminated(node) for node in remove if node in table.regions]
         table = table.updated_all(gone)
-        table = _placed(table, strategy.allocate(table, {}, homeless, fit) if homeless else {})
+        table = _placed(
+            table, strategy.allocate(table, loads or {}, homeless, fit) if homeless else {}
+        )
     rounds, moves = 0, strategy.rebalance(table, fit, {}) if fit else []
     while moves and rounds < ROUNDS_MAX:
         rounds += 1

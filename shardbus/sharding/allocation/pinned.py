@@ -33,6 +33,10 @@ class PinnedShards:
         self.strategy = strategy
         self.places: Mapping[str, Address] = places or {}
 
+    def around(self, strategy: AllocationStrategy) -> PinnedShards:
+        """Return this guard around another strategy. It keeps the present places."""
+        return PinnedShards(strategy, self.places)
+
     def allocate(
         self,
         table: ShardTable,

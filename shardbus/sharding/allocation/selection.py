@@ -16,6 +16,15 @@ from shardbus.sharding.allocation.strategies import (
     LeastShardThreshold,
 )
 
+OWN = (Circular, ConsistentHashing, External, LeastLoad, LeastShard, LeastShardThreshold)
+"""The strategies of shardbus."""
+
+
+def may_block(strategy: AllocationStrategy) -> bool:
+    """True if the strategy is not one of shardbus: it may ask a service, or never return. A class
+    that inherits from one of them is not one of them."""
+    return type(strategy) not in OWN
+
 
 def strategy_for(
     name: str,

@@ -46,7 +46,7 @@ B.57, B.63-B.65, N.1, N.5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -62,6 +62,7 @@ from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.coordinator.instance_rows import InstanceRows
 from shardbus.sharding.coordinator.ledger import (
     CONFIRM_S,
+    Homeless,
     Ledger,
     PendingWrite,
     WantedHome,
@@ -87,6 +88,10 @@ from shardbus.sharding.table import (
 from shardbus.sharding.timers import Timers
 
 GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
+HOMES = "homes"
+"""The question for the homes of homeless shards."""
+WHY_MAX = 300
+"""Characters of a store's error in the reason for which a shard has no home."""
 
 
 class Coordinator:
@@ -101,7 +106,10 @@ class Coordinator:
         strategy: AllocationStrategy,
         instances: Instances | None = None,
         cluster_minimum: int = 0,
+        *,
+        threaded: bool = False,
     ) -> None:
+        """`threaded`: the strategy is called in a thread, by the shell (`strategy_calls`)."""
         self.entity_type = entity_type
         self._rows = InstanceRows(instances) if instances is not None else None
         self._settings = settings
@@ -113,12 +121,17 @@ class Coordinator:
         live, proxy = self._registry.is_live, self._registry.is_proxy
         self._direct = DirectMoves(self._ledger, settings, live, proxy)
         self._moves = Moves(self._outbox, settings, self._direct)
+        self._ledger.rows = rows = instances is not None
         self.rebalancing = Rebalancing(
-            settings, layout, strategy, self._registry, self._ledger, self._moves
+            settings,
+            layout,
+            strategy,
+            self._registry,
+            self._ledger,
+            self._moves,
+            rows=rows,
+            threaded=threaded,
         )
-        if instances is not None:
-            self.rebalancing.planner = DistinctRows(self.rebalancing.strategy)
-            self._ledger.rows = True
         self._stops = PendingStops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()
         self._home_requests = HomeRequests(self._outbox)
@@ -179,11 +192,13 @@ class Coordinator:
         for home in self._starts.homes():
             yield MovePhase(home.shard, "starting", False, None, home.node)
 
-    def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
-        """Return what would move with `add` nodes more and without those in `remove`."""
-        return forecast(
-            self.rebalancing.planner, self.table, self._registry.candidates(), add, remove
-        )
+    def forecasting(self, add: int, remove: tuple[NodeId, ...]) -> Callable[[], Forecast]:
+        """Return what computes the moves that would follow with `add` nodes more and without those
+        in `remove`. It reads nothing that changes, and calls the strategy many times: where that
+        may block, call it in a thread."""
+        planner, table = self.rebalancing.unreported(), self.table
+        candidates, loads = self._registry.candidates(), self.rebalancing.loads()
+        return lambda: forecast(planner, table, candidates, add, remove, loads)
 
     def state_of(self, shard: str) -> str:
         """Return `starting`, `running`, `handing_off` or `unallocated`."""
@@ -215,8 +230,8 @@ class Coordinator:
                 self._end_dead_nodes(now)
             case ev.Persisted(op_id):
                 self._on_persisted(op_id, now)
-            case ev.PersistFailed(op_id, definite_stale):
-                self._on_persist_failed(op_id, definite_stale, now)
+            case ev.PersistFailed():
+                self._on_persist_failed(event, now)
             case ev.EpochClaimed():
                 self._effects += self._epoch_claim.handle(event, now)
                 if self.state is CoordinatorState.RULING and self.table.epoch != self.epoch:
@@ -228,6 +243,9 @@ class Coordinator:
                 self._check_balance_at(now)
             case ev.StopShards(shards):
                 self._stops.add(shards)
+            case ev.StrategyAnswered():
+                if (calls := self.rebalancing.calls) is not None:
+                    self.rebalancing.take_faults(now, calls.on_answer(event, now))
             case _:
                 self._effects += self._epoch_claim.handle(event, now)
         return self._take_effects()
@@ -286,6 +304,9 @@ class Coordinator:
         self._effects += self._direct.drain(self.epoch, registered)
         if self._versions is not None:
             self._publish(self._versions, now)
+        self.rebalancing.take_faults(now)
+        if self.rebalancing.calls is not None:
+            self._effects += self.rebalancing.calls.end_turn(now)
         return self._take_effects()
 
     def _publish(self, versions: TableVersions, now: float) -> None:
@@ -490,9 +511,31 @@ class Coordinator:
 
     def _plan(self, now: float) -> None:
         hosts = no_hosts if self._registry.why_not(now) else self._registry.hosts
-        writing = self._ledger.plan(self.rebalancing.planner, hosts)
+        writing = self._ledger.plan(self._place, hosts)
         if writing is not None:
             self._persist(writing)
+
+    def _place(self, homeless: Homeless) -> Mapping[str, NodeId] | None:
+        """Return the strategy's nodes for homeless shards, None if it has not answered yet. A late
+        answer may be for other shards, and name nodes that are gone: it is asked again."""
+        loads = self.rebalancing.loads()
+
+        def question(strategy: AllocationStrategy) -> tuple[Homeless, dict[str, NodeId]]:
+            return homeless, homeless.place(strategy, loads)
+
+        answer = self.rebalancing.ask(HOMES, question)
+        if answer is None:
+            return None
+        asked, found = answer
+        if asked is homeless:
+            return found
+        nodes, known = homeless.able(), dict.fromkeys(asked.shards)
+        fit = {shard: node for shard, node in found.items() if node in nodes}
+        complete = len(fit) == len(found) and all(shard in known for shard in homeless.shards)
+        if not fit and not complete:
+            self.rebalancing.ask(HOMES, question)
+            return None
+        return fit
 
     def _persist(self, writing: PendingWrite) -> None:
         self._effects.append(ev.Persist(writing.op_id, self.epoch, writing.stored()))
@@ -513,11 +556,12 @@ class Coordinator:
             if news := self._direct.news_for(node, homes):
                 self._outbox.add(node, HomeMessage.SHARD_HOMES, news)
 
-    def _on_persist_failed(self, op_id: int, stale: bool, now: float) -> None:
+    def _on_persist_failed(self, failed: ev.PersistFailed, now: float) -> None:
         writing = self._ledger.writing
-        if writing is None or writing.op_id != op_id:
+        if writing is None or writing.op_id != failed.op_id:
             return
-        if stale:
+        writing.why = failed.why[:WHY_MAX]
+        if failed.definite_stale:
             self._effects += self._epoch_claim.stop("the store has a newer epoch")
             return
         writing.attempts += 1
@@ -530,6 +574,8 @@ class Coordinator:
         changing = self._ledger.changing()
         shards = self._moves.may_leave(self.table.shards_at(node), changing, now)
         targets = self._targets_of(shards, node, now) if self._direct.used else {}
+        if targets is None:
+            return  # the strategy's answer comes in a later turn
         for shard in shards:
             self._begin(shard, HandoffPurpose.DRAIN, targets.get(shard), now)
 
@@ -545,7 +591,8 @@ class Coordinator:
         self._moves.drop_planned(shard)
         registered = self._registry.registered
         if purpose is not HandoffPurpose.STOP and self._direct.takes(shard):
-            target = target or self._targets_of([shard], home.node, now).get(shard)
+            if target is None and self.rebalancing.calls is None:
+                target = (self._targets_of([shard], home.node, now) or {}).get(shard)
             if target is not None and target != home.node:
                 self._direct.begin(home, target, purpose.value, registered, now)
                 return
@@ -553,9 +600,9 @@ class Coordinator:
             target = None
         self._moves.begin(home, purpose, target, registered, now)
 
-    def _targets_of(self, shards: list[str], node: NodeId, now: float) -> dict[str, NodeId]:
-        """Return where the strategy places shards that must leave a node; none if nowhere. Shards
-        that are on their way count where they go."""
+    def _targets_of(self, shards: list[str], node: NodeId, now: float) -> dict[str, NodeId] | None:
+        """Return where the strategy places shards that must leave a node; none if nowhere, None if
+        it has not answered yet. Shards that are on their way count where they go."""
         nodes = tuple(other for other in self._registry.hosts((node,)) if other != node)
         if not shards or not nodes or self._registry.why_not(now):
             return {}
@@ -565,8 +612,11 @@ class Coordinator:
             if move.target in table.regions and move.shard in table.homes:
                 there = Home(move.shard, move.target, table.homes[move.shard].fence)
                 events += [ShardHomeDeallocated(move.shard), ShardHomeAllocated(there)]
-        table = table.updated_all(events)
-        return self.rebalancing.planner.allocate(table, {}, shards, nodes)
+        table, loads = table.updated_all(events), self.rebalancing.loads()
+        found = self.rebalancing.ask(
+            ("leaving", node), lambda strategy: strategy.allocate(table, loads, shards, nodes)
+        )
+        return None if found is None else {s: found[s] for s in found if found[s] in nodes}
 
     def _on_freed(self, handoff: Handoff) -> None:
         """Get a new home for a shard that stopped, unless an operator stopped it or no region may
@@ -603,12 +653,20 @@ class Coordinator:
         return self._settled(shard) or self._direct.home_of(shard)
 
     def _answer(self, now: float) -> None:
-        reason = self._registry.why_not(now)
+        reason, calls, writing = (
+            self._registry.why_not(now),
+            self.rebalancing.calls,
+            self._ledger.writing,
+        )
+        waits = calls.waits() if calls is not None else ""
+        if not waits:
+            failed = f": {writing.why}" if writing is not None and writing.why else ""
+            waits = f"its home is being stored{failed}"
 
         def why_not(shard: str) -> str:
             if shard in self._moves.handoffs or shard in self._direct:
                 return "the shard is on the move"
-            return reason or self._why_no_place(shard) or "its home is being stored"
+            return reason or self._why_no_place(shard) or waits
 
         told = {} if self._versions is not None else self._registry.registered
         for asker, home in self._home_requests.answer(self._known, why_not, told.__contains__):

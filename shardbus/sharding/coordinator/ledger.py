@@ -17,11 +17,13 @@ Source: S0.32, N.1; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
+from shardbus.sharding.allocation.distinct import nodes_by_shard
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
 from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.instances import split_row
@@ -48,6 +50,8 @@ class PendingWrite:
     attempts: int = 0
     intents: dict[str, Home | None] = field(default_factory=dict)
     """The same for the intents of direct moves."""
+    why: str = ""
+    """Why the last attempt failed."""
 
     def stored(self) -> dict[str, tuple[NodeId, int] | None]:
         """Return the homes and the intents in the form that the store takes."""
@@ -72,6 +76,49 @@ still accepts its epoch."""
 
 Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
 """Returns the nodes that may get shards; its argument is the nodes to avoid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Homeless:
+    """The shards that need a home, as a question for a strategy. It reads nothing that changes, so
+    another thread may ask it. Without groups there is nothing to ask."""
+
+    shards: tuple[str, ...]
+    targets: Mapping[str, NodeId]
+    """Of those for which a node was chosen before."""
+    groups: Mapping[tuple[NodeId, ...], tuple[str, ...]]
+    """The others, by the nodes that may get them."""
+    avoiding: tuple[str, ...]
+    """Those with nodes to avoid."""
+    nodes: tuple[NodeId, ...]
+    """Those that may get any of them."""
+    table: ShardTable
+    """The table without the old homes of the shards."""
+
+    def able(self) -> dict[NodeId, None]:
+        """Return every node that may get one of the shards."""
+        return dict.fromkeys((*self.nodes, *chain(*self.groups), *self.targets.values()))
+
+    def place(self, strategy: AllocationStrategy, loads: Mapping[str, float]) -> dict[str, NodeId]:
+        """Return the node of each shard; the row of an instance may find none."""
+        chosen = dict(self.targets)
+
+        def allocate(group: Sequence[str], nodes: tuple[NodeId, ...]) -> None:
+            homes = (Home(shard, node, self.table.next_fence) for shard, node in chosen.items())
+            so_far = self.table.updated_all(ShardHomeAllocated(home) for home in homes)
+            chosen.update(strategy.allocate(so_far, loads, group, nodes))
+
+        for nodes, group in self.groups.items():
+            allocate(list(group), nodes)
+        # The other nodes may host siblings of a row: then a node to avoid is the only one left.
+        avoiding = [shard for shard in self.avoiding if shard not in chosen]
+        if avoiding:
+            allocate(avoiding, self.nodes)
+        return chosen
+
+
+Place = Callable[[Homeless], Mapping[str, NodeId] | None]
+"""Chooses the nodes of homeless shards; None if it is not decided yet."""
 
 
 def no_hosts(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
@@ -258,17 +305,22 @@ class Ledger:
                     self.want(shard)
         return orphans
 
-    def plan(self, strategy: AllocationStrategy, hosts: Hosts) -> PendingWrite | None:
+    def plan(self, place: Place, hosts: Hosts) -> PendingWrite | None:
         """Start one write of everything that must change; None if one is under way or nothing must.
-        Without any host there are no new homes."""
+        Without any host there are no new homes. A shard for which `place` has not decided yet keeps
+        what it has."""
         if self.writing is not None:
             return None
+        homeless = self._find_homeless(hosts)
+        chosen = place(homeless) if homeless.groups else {}
         homes: dict[str, Home | None] = dict.fromkeys((*self._unwanted, *self.freed))
+        for shard in chain(*homeless.groups.values()) if chosen is None else ():
+            homes.pop(shard, None)
         self._unwanted = {}
         homes.update(
             {s: home for s, home in self.adopted.items() if home.node in self.table.regions}
         )
-        homes.update(self._allocations(strategy, hosts))
+        homes.update(self._homes_at(homeless, {**homeless.targets, **(chosen or {})}))
         return self._write(homes) if homes or self.intents else None
 
     def probe(self) -> PendingWrite | None:
@@ -315,11 +367,12 @@ class Ledger:
         for shard, home in self.freed.items():
             assert self.table.homes.get(shard, home) == home, shard
 
-    def _allocations(self, strategy: AllocationStrategy, hosts: Hosts) -> dict[str, Home]:
-        shards = [shard for shard in self.wanted if self._homeless(shard)]
-        if not shards or not hosts(()):
-            return {}
-        chosen: dict[str, NodeId] = {}
+    def _find_homeless(self, hosts: Hosts) -> Homeless:
+        shards = tuple(shard for shard in self.wanted if self._homeless(shard))
+        nodes = hosts(())
+        if not shards or not nodes:
+            return Homeless((), {}, {}, (), nodes, self.table)
+        targets: dict[str, NodeId] = {}
         able: dict[tuple[NodeId, ...], tuple[NodeId, ...]] = {}
         groups: dict[tuple[NodeId, ...], list[str]] = {}
         for shard in shards:
@@ -327,29 +380,38 @@ class Ledger:
             if wanted.avoid not in able:
                 able[wanted.avoid] = hosts(wanted.avoid)
             target = wanted.target if wanted.target in able[wanted.avoid] else None
-            if target is not None and not self._has_sibling(shard, target, chosen):
-                chosen[shard] = target
+            if target is not None and not self._has_sibling(shard, target, targets):
+                targets[shard] = target
             else:
                 groups.setdefault(able[wanted.avoid], []).append(shard)
-        table = self._without(shards)
+        grouped = {able: tuple(group) for able, group in groups.items()}
+        avoiding = tuple(shard for shard in shards if self.wanted[shard].avoid)
+        return Homeless(shards, targets, grouped, avoiding, nodes, self._without(shards))
 
-        def allocate(group: list[str], nodes: tuple[NodeId, ...]) -> None:
-            homes = (Home(shard, node, table.next_fence) for shard, node in chosen.items())
-            so_far = table.updated_all(ShardHomeAllocated(home) for home in homes)
-            chosen.update(strategy.allocate(so_far, {}, group, nodes))
-
-        for nodes, group in groups.items():
-            allocate(group, nodes)
-        # The other nodes may host siblings of a row: then a node to avoid is the only one left.
-        avoiding = [shard for shard in shards if shard not in chosen and self.wanted[shard].avoid]
-        if avoiding:
-            allocate(avoiding, hosts(()))
+    def _homes_at(self, homeless: Homeless, chosen: Mapping[str, NodeId]) -> dict[str, Home]:
+        """Return the new homes of these shards at the chosen nodes, as far as they still fit: the
+        nodes may have been chosen a while ago."""
+        able = homeless.able()
+        taken = nodes_by_shard(homeless.table) if self.rows and chosen else {}
+        placed: dict[str, NodeId] = {}
+        for shard in homeless.shards if chosen else ():
+            node = chosen.get(shard)
+            if node is None or node not in able:
+                continue
+            if self.rows:
+                siblings = taken.setdefault(split_row(shard)[0], {})
+                if node in siblings:
+                    continue
+                siblings[node] = None
+            placed[shard] = node
+        if not placed:
+            return {}
         first = self._next_fence()
-        self._fence = first + len(shards) - 1
+        self._fence = first + len(homeless.shards) - 1
         return {
-            shard: Home(shard, chosen[shard], first + i)
-            for i, shard in enumerate(shards)
-            if shard in chosen  # the row of an instance may find no node
+            shard: Home(shard, placed[shard], first + i)
+            for i, shard in enumerate(homeless.shards)
+            if shard in placed
         }
 
     def _has_sibling(self, row: str, node: NodeId, chosen: Mapping[str, NodeId]) -> bool:

@@ -20,7 +20,7 @@ Source: S2.28, S2.66, B.66; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
 from shardbus.config.settings import ShardingSettings
@@ -89,16 +89,16 @@ class Moves:
 
     # The plan.
 
-    def plan(
-        self,
-        strategy: AllocationStrategy,
-        table: ShardTable,
-        candidates: Sequence[NodeId],
-        now: float,
-    ) -> None:
-        """Make a new plan in place of what has not begun."""
+    def question(
+        self, table: ShardTable, candidates: Sequence[NodeId], now: float
+    ) -> Callable[[AllocationStrategy], list[Move]]:
+        """Return what asks a strategy for a plan. It reads nothing that changes."""
         fit = [node for node in candidates if self._late.get(node, (0.0, 0))[0] <= now]
-        moves = strategy.rebalance(table, fit, self.in_flight())
+        in_flight = self.in_flight()
+        return lambda strategy: strategy.rebalance(table, fit, in_flight)
+
+    def plan(self, moves: Iterable[Move]) -> None:
+        """Take a plan in place of what has not begun."""
         direct = self._direct or ()
         self._plan = MovePlan(
             move for move in moves if move.shard not in self.handoffs and move.shard not in direct

@@ -17,9 +17,11 @@ move counts for the 60 seconds after it began. A new coordinator starts to count
 **Places.** A shard that an operator has placed stays out of the strategy's sight (`pinned`), until
 its place is taken away. Strategy `external` has no other rule, so it keeps the places itself.
 
-**Loads.** Where the strategy goes by load (`least_load`), regions report what their shards cost
-(`load_estimates`). A check gives the strategy the averages, and the shards that rest because they
-have just moved.
+**Loads.** Where the strategy may go by load (`least_load`, or one of the user's), regions report
+what their shards cost (`load_estimates`). A check gives `least_load` the averages, and the shards
+that rest because they have just moved; each call of `allocate` gets the averages.
+
+**Strategies of the user's** are called in a thread (`strategy_calls`): plans come in later turns.
 
 **Number of shards.** Each check also compares the number of shards with the number of nodes. With
 fewer shards than nodes some nodes host nothing; with very many shards per node, moves, first
@@ -34,13 +36,16 @@ Source: S2.18, S2.19, B.65, B.66, B.69, B.77, N.9, N.10; docs/how-to/define-enti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.error_text import type_name
 from shardbus.errors import Refused
 from shardbus.ids import Address
-from shardbus.sharding.allocation.checked import CheckedStrategy
+from shardbus.sharding.allocation.checked import CheckedStrategy, StrategyFault, fault_of
+from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.pinned import PinnedShards
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, Move
@@ -48,10 +53,13 @@ from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.coordinator.load_estimates import LASTING_S, LoadEstimates
 from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.registry import Registry
+from shardbus.sharding.coordinator.strategy_calls import StrategyCalls
+from shardbus.sharding.coordinator.strategy_faults import StrategyFaults
 from shardbus.sharding.events import Note
 from shardbus.sharding.messages import ShardLoads
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.shard_load import UNITS
+from shardbus.tasks.interrupts import raise_interrupt
 
 PLAIN = "crc32/"
 """The start of the layout of a type without a shard function of its own."""
@@ -65,14 +73,18 @@ PER_NODE_MAX = 1000
 """Shards per node above which there are very many."""
 
 TOO_FEW, TOO_MANY = "too_few_shards", "too_many_shards"
+PLAN = "plan"
+"""The question for a plan."""
+
+T = TypeVar("T")
 
 
 class Rebalancing:
     """The strategy of one coordinator, and when it makes a plan."""
 
     __slots__ = (
-        "_due", "_interval", "_ledger", "_loads", "_moves", "_moves_max", "_rate_limit",
-        "_registry", "_shard_count", "paused", "planner", "strategy",
+        "_due", "_faults", "_interval", "_ledger", "_loads", "_moves", "_moves_max", "_rate_limit",
+        "_registry", "_shard_count", "calls", "faults", "paused", "planner", "strategy",
     )  # fmt: skip
 
     def __init__(
@@ -83,10 +95,21 @@ class Rebalancing:
         registry: Registry,
         ledger: Ledger,
         moves: Moves,
+        *,
+        rows: bool = False,
+        threaded: bool = False,
     ) -> None:
-        self.strategy = CheckedStrategy(strategy, lambda note: moves.notes.append(note))
-        self.planner: AllocationStrategy = PinnedShards(self.strategy)
+        self.faults = StrategyFaults(type_name(strategy))
+        self._faults: list[StrategyFault] = []
+        """Of this turn."""
+        self.strategy = CheckedStrategy(strategy, self._faults.append)
+        self.planner: PinnedShards | DistinctRows
+        self.planner = DistinctRows(self.strategy) if rows else PinnedShards(self.strategy)
         """What plans: a guard around the strategy."""
+        self.calls: StrategyCalls | None = None
+        """The calls of a strategy that runs in a thread."""
+        if threaded:
+            self.calls = StrategyCalls(lambda: self.strategy.strategy, self.planner.around)
         self.paused = False
         self._interval = settings.rebalance_interval
         self._moves_max = settings.max_moves_in_flight
@@ -124,7 +147,24 @@ class Rebalancing:
     def deadline(self) -> float | None:
         """Return when the next check is due, or a move that waits for its turn may begin."""
         turn = self._rate_limit.deadline() if self._moves.planned else None
-        return min((due for due in (self._due, turn) if due is not None), default=None)
+        calls = self.calls.deadline() if self.calls is not None else None
+        return min((due for due in (self._due, turn, calls) if due is not None), default=None)
+
+    def ask(self, key: Hashable, question: Callable[[AllocationStrategy], T]) -> T | None:
+        """Ask the strategy, under its guard; None if it has not answered yet."""
+        if self.calls is not None:
+            return self.calls.ask(key, question)
+        return question(self.planner)
+
+    def unreported(self) -> AllocationStrategy:
+        """Return the strategy under its guard, for another thread: its faults are not noted."""
+        return self.planner.around(CheckedStrategy(self.strategy.strategy, lambda fault: None))
+
+    def take_faults(self, now: float, more: Collection[StrategyFault] = ()) -> None:
+        """Note what the strategy has done wrong in this turn."""
+        for fault in (*self._faults, *more):
+            self._moves.notes += self.faults.add(fault, now)
+        self._faults.clear()
 
     def apply_overrides(self, overrides: Overrides) -> None:
         """Apply the operator's overrides."""
@@ -132,15 +172,20 @@ class Rebalancing:
         self._moves.bound = overrides.moves or self._moves_max
         strategy = self.strategy.strategy
         if isinstance(strategy, External):
-            self.strategy.strategy = replace(strategy, places=overrides.places)
+            self._change(strategy, places=overrides.places)
         elif isinstance(self.planner, PinnedShards):
             self.planner.places = overrides.places
 
     def on_loads(self, report: ShardLoads, now: float) -> None:
         """Record the loads of a region's shards."""
-        if isinstance(self.strategy.strategy, LeastLoad):
+        if self.calls is not None or isinstance(self.strategy.strategy, LeastLoad):
             self._moves.notes += self._loads.record(report, self._ledger.table, now)
             self._update_loads(now)
+
+    def loads(self) -> Mapping[str, float]:
+        """Return the loads that are known, as they are now. Strategies of shardbus that go by load
+        have them already."""
+        return dict(self._loads.loads) if self.calls is not None else {}
 
     @property
     def load_unit(self) -> str:
@@ -160,10 +205,13 @@ class Rebalancing:
         self._due = now + self._interval
 
     def tick(self, now: float) -> None:
-        """Check the balance and make a plan, if that is due."""
-        if self._due is None or now < self._due:
-            return
-        self._due = now + self._interval
+        """Check the balance and make a plan, if that is due or the strategy has answered."""
+        if self.calls is not None:
+            self.take_faults(now, self.calls.tick(now))
+        if self.calls is None or not self.calls.has_answer(PLAN):
+            if self._due is None or now < self._due:
+                return
+            self._due = now + self._interval
         if self._registry.unsettled() or self._registry.why_not(now):
             return
         table = self._ledger.table
@@ -174,20 +222,37 @@ class Rebalancing:
             self._due = now + COALESCE_S
             return
         self._update_loads(now)
-        self._moves.plan(self.planner, table, self._registry.candidates(), now)
+        question = self._moves.question(table, self._registry.candidates(), now)
+        moves = self.ask(PLAN, question)
+        if moves is not None:
+            homes = table.homes  # a plan may be older than the table
+            self._moves.plan(
+                move
+                for move in moves
+                if (home := homes.get(move.shard)) is not None and home.node == move.source
+            )
 
     def _update_loads(self, now: float) -> None:
         """Give the strategy the present loads, and note shards that are too hot."""
         strategy, table = self.strategy.strategy, self._ledger.table
+        if self.calls is not None:
+            self._loads.known(table)  # forgets the nodes that are gone
         if isinstance(strategy, LeastLoad):
-            strategy = replace(
-                strategy,
-                loads=self._loads.known(table),
-                spare=self._loads.spare,
-                resting=self._loads.resting(now),
-            )
-            self.strategy.strategy = strategy
-            self._moves.notes += self._loads.hot_notes(strategy.hot(len(table.regions)), now)
+            known, resting = self._loads.known(table), self._loads.resting(now)
+            self._change(strategy, loads=known, spare=self._loads.spare, resting=resting)
+            self._moves.notes += self._loads.hot_notes(self._hot(len(table.regions)), now)
+
+    def _change(self, strategy: External | LeastLoad, **changes: object) -> None:
+        """Give the strategy other values. It may be of a class that inherits from one of ours."""
+        try:
+            self.strategy.strategy = replace(strategy, **changes)  # type: ignore[arg-type]
+        except BaseException as error:
+            raise_interrupt(error)
+            self._faults.append(fault_of("replace", error))
+
+    def _hot(self, regions: int) -> Mapping[str, float]:
+        strategy = self.strategy.strategy
+        return LeastLoad.hot(strategy, regions) if isinstance(strategy, LeastLoad) else {}
 
     def take_ready(self, now: float) -> list[Move]:
         """Return the moves of the plan that begin now."""

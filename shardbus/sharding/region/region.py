@@ -157,6 +157,10 @@ class ShardRegion:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         return self._routing.absence_of(shard)
 
+    def why_waiting(self, shard: str) -> str:
+        """Return the coordinator's reason why a shard that was asked for has no home."""
+        return self._routing.why_waiting(shard)
+
     @property
     def instances(self) -> int:
         """The number of instances of the type; 0: it has none, or the number is not known."""
@@ -295,9 +299,9 @@ class ShardRegion:
                 | msg.MoveCancelled() | msg.Carry() | msg.Switch() | msg.MoveAck() | msg.AckWanted()
             ):  # fmt: skip
                 self._on_move_message(sender, message, now)
-            case msg.Wait(epoch, shards, _):  # a former coordinator will not answer
+            case msg.Wait(epoch, shards, why):  # a former coordinator will not answer
                 if self._obeys(sender, epoch, now) and sender == self._registration.coordinator:
-                    self._routing.on_wait(shards, now)
+                    self._routing.on_wait(shards, why, now)
             case msg.RegionStopped(node):
                 if node == self._me and sender == self._registration.coordinator:
                     self._shutdown.confirm()
@@ -550,12 +554,14 @@ class ShardRegion:
         if known:
             homes = tuple(known.values())
             self._out.append(ev.Send(sender, msg.ShardHomes(self.epoch, homes)))
-        unknown = tuple(shard for shard in shards if shard not in known)
-        if unknown:
-            why = "the coordinator is asked"
-            self._out.append(ev.Send(sender, msg.Wait(self.epoch, unknown, why)))
-        for shard in unknown:
-            self._routing.watch(shard, now)
+        unknown: dict[str, list[str]] = {}
+        for shard in shards:
+            if shard not in known:
+                why = self._routing.why_waiting(shard) or "the coordinator is asked"
+                unknown.setdefault(why, []).append(shard)
+                self._routing.watch(shard, now)
+        for why, waiting in unknown.items():
+            self._out.append(ev.Send(sender, msg.Wait(self.epoch, tuple(waiting), why)))
 
     def _send_count(self, watcher: NodeId) -> None:
         """Send the number of instances to a client, if it is known."""

@@ -90,7 +90,7 @@ class Routing:
 
     __slots__ = (
         "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_opened", "_out",
-        "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers",
+        "_reasons", "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers",
         "_with_expired", "by_gossip", "instances", "new_homes", "unordered",
     )  # fmt: skip
 
@@ -115,6 +115,8 @@ class Routing:
         """Shards that run here and wait for acknowledgements of senders, by way of that node."""
         self._acks: dict[str, Home] = {}
         """BeginHandOffs to acknowledge at the end of the turn."""
+        self._reasons: dict[str, str] = {}
+        """Why shards that the region has asked for have no home, by the coordinator."""
         self._with_expired: dict[str, Route] = {}
         """Routes in which expired asks wait."""
         self.new_homes: dict[str, Home] = {}
@@ -271,6 +273,7 @@ class Routing:
         if home.node in self._dead or not route.accepts(home, epoch):
             return
         route.watched = False
+        self._reasons.pop(home.shard, None)
         self._check_leftovers(route, home, epoch)
         if self.home_of(home.shard) != home:
             self.new_homes[home.shard] = home
@@ -545,11 +548,16 @@ class Routing:
             if route.needs_home or route.watched:
                 self._timers.set(shard, now)
 
-    def on_wait(self, shards: tuple[str, ...], now: float) -> None:
+    def on_wait(self, shards: tuple[str, ...], reason: str, now: float) -> None:
         """Ask for these later: the coordinator knows that this region wants them."""
         for shard in shards:
             if shard in self._timers and self._routes[shard].state is RouteState.UNKNOWN:
                 self._timers.set(shard, now + WAIT_PATIENCE * self._retry)
+                self._reasons[shard] = reason
+
+    def why_waiting(self, shard: str) -> str:
+        """Return the coordinator's last reason why the shard has no home, empty if it gave none."""
+        return self._reasons.get(shard, "")
 
     def kept(self) -> Iterator[BufferedMessage]:
         """Yield every message that waits in a route."""

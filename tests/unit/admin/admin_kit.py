@@ -154,6 +154,7 @@ class FakeNode:
             overrides=SimpleNamespace(places={}),
             handle=lambda event: self.posted.append(event),
             override=self._override,
+            ask_strategy=self._ask_strategy,
             stop_shards=self._stop_shards,
         )
         self.without_type: tuple[str, ...] = ()
@@ -162,6 +163,7 @@ class FakeNode:
             PAGE: SimpleNamespace(coordinator=self.shell, why_no_member=self._why_no_member)
         }
         self.failure: Exception | None = None
+        self.faults: list[tuple[str, str]] = []
         self.still_stopping: list[str] = []
         self.patience = 0.0
         self.cordoned = False
@@ -221,10 +223,11 @@ class FakeNode:
             table=SimpleNamespace(homes=self.region.router.region.homes),
             state_of=lambda shard: {"1": "running", "2": "begin"}.get(shard, "unallocated"),
             history=SimpleNamespace(of=lambda shard: []),
-            plan=self._plan,
+            forecasting=self._forecasting,
             rebalancing=SimpleNamespace(
                 load_of={"1": 1.5}.get,
                 load_unit="handler s/s",
+                faults=SimpleNamespace(shown=lambda now: self.faults),
                 moves_in_flight=(1, 3),
                 why_not=lambda: "",
                 paused=False,
@@ -236,11 +239,16 @@ class FakeNode:
         if LOST.address in places and self.cordoned:
             raise Refused("it takes no shard", hint="uncordon it")
 
-    def _plan(self, add: int, remove: tuple[NodeId, ...]) -> Any:
+    def _forecasting(self, add: int, remove: tuple[NodeId, ...]) -> Any:
         self.posted.append(("plan", add, remove))
-        return SimpleNamespace(
+        return lambda: SimpleNamespace(
             before={ME: 1, PEER: 1}, after={ME: 2}, moved={"2": (PEER, ME)}, rounds=1, settled=True
         )
+
+    async def _ask_strategy(self, coordinator: Any, call: Any) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return call()
 
     async def _override(self, change: Any) -> None:
         if self.failure is not None:

@@ -151,6 +151,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
     }
     assert found["types"][PAGE] == {
         "deaf": [],
+        "strategy": [],
         "coordinator": str(ME),
         "epoch": 3,
         "registered": True,
@@ -217,7 +218,7 @@ async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: NodeAn
 async def test_a_plan_names_moves_and_the_count_of_every_node(
     node: FakeNode, answers: NodeAnswers
 ) -> None:
-    assert answers.plan(PAGE, 1, [str(PEER)]) == {
+    assert await answers.plan(PAGE, 1, [str(PEER)]) == {
         "moves": [["2", str(PEER), str(ME)]],
         "nodes": [[str(ME), 1, 2], [str(PEER), 1, 0]],
         "rounds": 1,
@@ -227,9 +228,9 @@ async def test_a_plan_names_moves_and_the_count_of_every_node(
     assert node.posted == [("plan", 1, (PEER,))]
     for add in (-1, NODES_MAX + 1):
         with pytest.raises(ConfigError, match="a plan may add 0 to"):
-            answers.plan(PAGE, add, [])
+            await answers.plan(PAGE, add, [])
     with pytest.raises(ConfigError):
-        answers.plan(PAGE, 0, ["no node"])
+        await answers.plan(PAGE, 0, ["no node"])
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ async def test_only_a_coordinator_that_rules_answers(
     found = [
         answers.table(PAGE),
         answers.shard(PAGE, "1"),
-        answers.plan(PAGE, 0, []),
+        await answers.plan(PAGE, 0, []),
         answers.places(PAGE),
         answers.rebalance(PAGE),
         await answers.slow(PAGE, True, None),

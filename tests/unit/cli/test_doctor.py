@@ -221,6 +221,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(of_type(p, 1), deaf=["7"]),
         [("deaf-entity", "page", "7")],
     ),
+    (
+        lambda p: update(of_type(p, 1), strategy=[["Own.allocate", "has not returned for 2 s"]]),
+        [("strategy-failed", "page", "Own.allocate")],
+    ),
     (lambda p: update(head(p), damaged="epoch 9"), [("stored-damaged", "page", "table")]),
     (
         lambda p: update(head(p), dropped=["shard '1': not a node"]),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -210,6 +210,34 @@ async def test_a_handler_that_blocks_is_named_once_with_the_stack(
     assert look.slow.counts == {("worker", "blocked"): 1}
 
 
+def slow_codec(look: Looker, seconds: Sequence[float]) -> None:
+    """What no handler does."""
+    block_while(look, *seconds)()
+
+
+@pytest.mark.parametrize("stalls", [1, 2])
+async def test_other_code_that_blocks_is_named_once_for_each_stall(
+    caplog: pytest.LogCaptureFixture, stalls: int
+) -> None:
+    look = Looker(caplog)
+    with caplog.at_level(logging.WARNING, "shardbus.entity"):
+        slow_codec(look, [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 0.0] * stalls)
+    assert len(look.warnings) == stalls
+    start = "code outside of a handler blocks the loop since 1.0 s, at "
+    assert all(text.startswith(start) and " in slow_codec" in text for text in look.warnings)
+
+
+async def test_a_stall_in_which_handlers_ran_is_not_blamed_on_other_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    look = Looker(caplog)
+    look.gates.blocking = block_while(look, 0.25, 0.5)
+    look.bench.tell("e", "block")
+    await turns()
+    slow_codec(look, [0.75, 1.0, 1.25, 1.5])
+    assert look.warnings == []
+
+
 async def test_many_quick_handlers_are_no_slow_one(caplog: pytest.LogCaptureFixture) -> None:
     look = Looker(caplog)
     seen = iter([0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0])
@@ -247,7 +275,8 @@ async def test_blocking_code_outside_handlers_is_not_blamed_on_one(
     look = Looker(caplog)
     look.bench.tell("e", "block")
     block_while(look, *(0.25 * i for i in range(1, 10)))()
-    assert look.warnings == []
+    assert [text for text in look.warnings if "'e'" in text] == []
+    assert look.slow.counts == {}
 
 
 async def test_a_constructor_that_blocks_is_not_blamed_on_the_message_before(
@@ -269,4 +298,6 @@ async def test_a_constructor_that_blocks_is_not_blamed_on_the_message_before(
     look = Looker(caplog)
     Bench(bus).tell_many("hit", ("a", ()), ("b", ()))
     assert len(built) == 2
-    assert look.warnings == []
+    [text] = look.warnings
+    assert text.startswith("code outside of a handler blocks the loop")
+    assert " in __init__" in text

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.routing.refs import START
+from shardbus.routing.region import UnsteadyShard
 from shardbus.wire.schema import Interface
 from tests.unit.declaring import Counter, Hit, Letter, by_message, declared
 
@@ -96,6 +98,25 @@ def test_S0_4_a_shard_function_that_errs_is_told_to_who_sends(
     assert kind.interface.shard_of is not None
     with pytest.raises(ConfigError, match=said):
         kind.interface.shard_of("p1")
+
+
+def test_a_shard_function_that_gives_another_shard_each_time_is_refused(bus: ShardBus) -> None:
+    numbers = count()
+    with pytest.raises(UnsteadyShard, match="gave '0' and then '1' for the id '0'"):
+        declared(bus, Counter, extract_shard_id=lambda entity_id: str(next(numbers)))
+
+
+def test_a_shard_function_that_is_unsteady_for_one_id_fails_its_sender_only(bus: ShardBus) -> None:
+    numbers = count()
+
+    def function(entity_id: str) -> str:
+        return str(next(numbers)) if entity_id == "odd" else "1"
+
+    shard_of = declared(bus, Counter, extract_shard_id=function).interface.shard_of
+    assert shard_of is not None
+    with pytest.raises(ConfigError, match="for the id 'odd'; a shard id depends on the entity id"):
+        shard_of("odd")
+    assert shard_of("p1") == "1"
 
 
 class Sent:

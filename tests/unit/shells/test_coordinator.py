@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.strategies import External
+from shardbus.sharding.coordinator import strategy_calls
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.messages import Home
@@ -154,8 +156,12 @@ class World:
     def __init__(self, store: Stuck, me: NodeId = A) -> None:
         self.store, self.owner, self.me = store, Owner(), me
 
+        self.strategy: Any = External()
+        self.threaded = False
+
         def make() -> Coordinator:
-            return Coordinator("t", me, LAYOUT, SETTINGS, External())
+            strategy, threaded = self.strategy, self.threaded
+            return Coordinator("t", me, LAYOUT, SETTINGS, strategy, threaded=threaded)
 
         overrides = OverridesStore("t", EntityStates(store, me.port))
         self.it = CoordinatorShell(
@@ -544,3 +550,86 @@ async def test_a_coordinator_rules_on_while_its_claim_cannot_be_checked(world: W
     world.hang("load_table")
     await world.it.check_claim()
     assert world.rules
+
+
+# -- a strategy of the user's ----------------------------------------------------------------------
+
+
+class Own:
+    """Asks a service that answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.threads: list[int] = []
+
+    def allocate(self, table: Any, loads: Any, shards: Sequence[str], candidates: Any) -> Any:
+        self.threads.append(threading.get_ident())
+        self.go_on.wait(PATIENCE_S)
+        return dict.fromkeys(shards, A)
+
+    def rebalance(self, *_: Any) -> Any:
+        return []
+
+
+def hosted(world: World) -> list[str]:
+    messages = [message for message in world.owner.sent if isinstance(message, msg.HostShard)]
+    return [home.shard for message in messages for home in message.homes]
+
+
+@pytest.fixture
+async def own(world: World) -> AsyncIterator[Own]:
+    own = Own()
+    world.strategy, world.threaded = own, True
+    await world.rule()
+    yield own
+    own.go_on.set()
+
+
+async def test_a_strategy_of_the_users_runs_in_a_thread(world: World, own: Own) -> None:
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(lambda: own.threads, "a call")
+    assert own.threads != [threading.get_ident()]
+    assert hosted(world) == []
+    own.go_on.set()
+    await until(lambda: hosted(world) == ["1"], "a home")
+
+
+async def test_a_strategy_that_hangs_is_called_once_by_all_coordinators_of_a_node(
+    world: World, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy_calls, "ANSWER_S", 0.01)
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(lambda: hosted(world) == ["1"], "a home without it")
+    world.it.stop()
+    world.begin()
+    await until(lambda: world.rules, "another coordinator")
+    world.it.received(A, msg.GetShardHome(("2",)))
+    await until(lambda: "2" in hosted(world), "a home without it again")
+    assert len(own.threads) == 1
+
+
+async def test_a_forecast_of_a_strategy_that_hangs_is_refused(
+    world: World, own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_shell, "ANSWER_S", 0.01)
+    machine = world.it.machine
+    assert machine is not None
+    with pytest.raises(Refused, match="the strategy of 't' has not answered"):
+        await world.it.ask_strategy(machine, lambda: own.go_on.wait(PATIENCE_S))
+    own.go_on.set()
+    assert await world.it.ask_strategy(machine, lambda: 7) == 7
+
+
+async def test_the_reason_for_waiting_names_the_stores_error(world: World) -> None:
+    await world.rule()
+    world.store.fails["write"] = [StoreUnavailable("the disk is full")] * 100_000
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(lambda: "persist_failed" in world.owner.notes, "a failed write")
+    world.it.received(A, msg.GetShardHome(("1",)))
+
+    def reasons() -> list[str]:
+        return [m.reason for m in world.owner.sent if isinstance(m, msg.Wait)]
+
+    await until(
+        lambda: "its home is being stored: the disk is full" in reasons(), "the reason, with why"
+    )

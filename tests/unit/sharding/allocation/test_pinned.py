@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardbus.ids import Address, NodeId
-from shardbus.sharding.allocation.checked import CheckedStrategy
+from shardbus.sharding.allocation.checked import CheckedStrategy, StrategyFault
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.pinned import PinnedShards, without
 from shardbus.sharding.allocation.strategies import (
@@ -19,7 +19,6 @@ from shardbus.sharding.allocation.strategies import (
     LeastShardThreshold,
     Move,
 )
-from shardbus.sharding.events import Note
 from tests.unit.sharding.allocation.test_strategies import moved, nodes, table
 
 STRATEGIES = [
@@ -96,9 +95,9 @@ def test_under_every_strategy_each_pinned_shard_ends_at_its_place_and_stays(
     counts: list[int], places: dict[int, int], which: int
 ) -> None:
     now, able = table(counts), nodes(len(counts))
-    notes: list[Note] = []
+    faults: list[StrategyFault] = []
     guard = PinnedShards(
-        CheckedStrategy(STRATEGIES[which], notes.append),
+        CheckedStrategy(STRATEGIES[which], faults.append),
         {str(shard): Address("n", port) for shard, port in places.items()},
     )
     for _ in range(60):
@@ -113,4 +112,4 @@ def test_under_every_strategy_each_pinned_shard_ends_at_its_place_and_stays(
     for shard, place in guard.places.items():
         if shard in now.homes and place in at:
             assert now.homes[shard].node == at[place]
-    assert notes == []
+    assert faults == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import Address, NodeId
-from shardbus.sharding.allocation.checked import CheckedStrategy
+from shardbus.sharding.allocation.checked import CheckedStrategy, StrategyFault
 from shardbus.sharding.allocation.circular import Circular, Ring
 from shardbus.sharding.allocation.selection import strategy_of
 from shardbus.sharding.allocation.strategies import (
@@ -24,7 +24,6 @@ from shardbus.sharding.allocation.strategies import (
     LeastShardThreshold,
     Move,
 )
-from shardbus.sharding.events import Note
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
     RegionRegistered,
@@ -409,49 +408,63 @@ class Wrong:
         self.homes, self.moves = homes, moves
 
     def allocate(self, *args: Any) -> Any:
-        if isinstance(self.homes, Exception):
+        if isinstance(self.homes, BaseException):
             raise self.homes
         return self.homes
 
     def rebalance(self, *args: Any) -> Any:
-        if isinstance(self.moves, Exception):
+        if isinstance(self.moves, BaseException):
             raise self.moves
         return self.moves
 
 
 def checked(strategy: Wrong) -> tuple[CheckedStrategy, list[str]]:
-    told: list[str] = []
-    return CheckedStrategy(strategy, lambda note: told.append(note.detail)), told
+    faults: list[str] = []
+    return CheckedStrategy(strategy, lambda fault: faults.append(" ".join(fault))), faults
+
+
+async def late_answer() -> dict[str, NodeId]:
+    return {}
+
+
+class NoException(BaseException):
+    """What no `except Exception` catches."""
 
 
 @pytest.mark.parametrize(
-    ("answer", "sent"),
+    ("answer", "reported"),
     [
         ({"x": "B", "y": "B", "z": "A"}, []),
-        ({"x": "B", "y": "B"}, ["allocate gave no candidate for shard 'z'"]),
-        ({"x": "B", "y": "B", "z": "C"}, ["allocate gave no candidate for shard 'z'"]),
-        (ValueError("no"), ["allocate raised ValueError: no"]),
-        (None, ["allocate raised AttributeError: 'NoneType' object has no attribute 'get'"]),
+        ({"x": "B", "y": "B"}, ["allocate gave no candidate  for shard 'z'"]),
+        ({"x": "B", "y": "B", "z": "C"}, ["allocate gave no candidate  for shard 'z'"]),
+        (ValueError("no"), ["allocate raised ValueError : no"]),
+        (SystemExit(2), ["allocate raised SystemExit : 2"]),
+        (StopIteration(), ["allocate raised StopIteration"]),
+        (NoException(), ["allocate raised NoException"]),
+        (None, ["allocate raised AttributeError : 'NoneType' object has no attribute 'get'"]),
         ({"x": []}, ["allocate raised TypeError"]),
+        (late_answer, ["allocate raised TypeError : a coroutine is no answer: write a plain"]),
     ],
 )
 def test_a_shard_without_a_usable_answer_goes_to_the_emptiest_region(
-    answer: Any, sent: list[str]
+    answer: Any, reported: list[str]
 ) -> None:
     a, b, c = nodes(3)
     named = {"A": a, "B": b, "C": c}
     wrong = answer
     if isinstance(answer, dict):
         wrong = {s: named[n] if isinstance(n, str) else n for s, n in answer.items()}
-    strategy, told = checked(Wrong(wrong))
+    elif answer is late_answer:
+        wrong = late_answer()
+    strategy, faults = checked(Wrong(wrong))
     homes = strategy.allocate(table([0, 0, 0]), {}, ["x", "y", "z"], [a, b])
     assert homes.keys() == {"x", "y", "z"}
     assert set(homes.values()) <= {a, b}
     if isinstance(answer, dict) and len(answer) > 1:
         assert homes == {"x": b, "y": b, "z": a}
-    assert [text[: len(wanted)] for text, wanted in zip(told, sent, strict=True)] == sent
-    strategy.allocate(table([0, 0, 0]), {}, ["x", "y", "z"], [a, b])
-    assert len(told) == len(sent), "sent once"
+    found = [text[: len(wanted)] for text, wanted in zip(faults, reported, strict=True)]
+    assert found == reported
+    assert strategy.calling == ""
 
 
 def test_impossible_moves_are_left_out() -> None:
@@ -467,22 +480,23 @@ def test_impossible_moves_are_left_out() -> None:
         Move("2", a, NodeId("x", 1, 1)),
         Move("unknown", a, b),
     ]
-    strategy, told = checked(Wrong(moves=wrong))
+    strategy, faults = checked(Wrong(moves=wrong))
     assert strategy.rebalance(table([3, 0, 0]), [a, b, c], under_way) == [good]
-    assert told
-    for broken in (RuntimeError("no"), None, [1], [("0", a)], 7):
-        strategy, told = checked(Wrong(moves=broken))
+    assert faults
+    broken_ones = (RuntimeError("no"), SystemExit(1), None, [1], [("0", a)], 7, late_answer())
+    for broken in broken_ones:
+        strategy, faults = checked(Wrong(moves=broken))
         assert strategy.rebalance(table([3, 0, 0]), [a, b, c], {}) == []
-        assert len(told) == 1
+        assert len(faults) == 1
 
 
 @given(counts=st.lists(st.integers(0, 8), min_size=1, max_size=6))
 @settings(max_examples=40)
-def test_the_strategies_of_shardbus_cause_no_notes(counts: list[int]) -> None:
+def test_the_strategies_of_shardbus_cause_no_faults(counts: list[int]) -> None:
     start, there = table(counts), nodes(len(counts))
     for plain in STRATEGIES:
-        told: list[Note] = []
-        strategy = CheckedStrategy(plain, told.append)
+        faults: list[StrategyFault] = []
+        strategy = CheckedStrategy(plain, faults.append)
         assert strategy.rebalance(start, there, {}) == plain.rebalance(start, there, {})
         assert strategy.allocate(start, {}, ["x"], there) == plain.allocate(start, {}, ["x"], there)
-        assert told == []
+        assert faults == []

@@ -48,12 +48,23 @@ class CoordinatorDriver:
         floor: int = 0,
         instances: Instances | None = None,
         cluster_minimum: int = 0,
+        *,
+        threaded: bool = False,
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.now = 0.0
+        chosen = strategy or LeastShard()
         self.coordinator = Coordinator(
-            "t", A, LAYOUT, self.settings, strategy or LeastShard(), instances, cluster_minimum
+            "t",
+            A,
+            LAYOUT,
+            self.settings,
+            chosen,
+            instances,
+            cluster_minimum,
+            threaded=threaded,
         )
+        self.asked: list[ev.AskStrategy] = []
         self.writes: list[ev.Persist] = []
         self.taken = False
         """Another coordinator has claimed an epoch in the store."""
@@ -98,6 +109,8 @@ class CoordinatorDriver:
                     sent += self.handle(self.confirm(effect))
                 case ev.Persist():
                     self.writes.append(effect)
+                case ev.AskStrategy():
+                    self.asked.append(effect)
                 case ev.Stop(reason):
                     self.stopped = reason
                 case ev.ShardsStopped(shards):
@@ -975,7 +988,7 @@ def test_B77_nothing_moves_for_balance_while_an_operator_has_paused_it() -> None
     assert driver.wait(60) == []
     assert driver.handle(ev.Rebalance()) == []
     driver.handle(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
-    assert len(driver.coordinator.plan(0, (A,)).moved) == 6
+    assert len(driver.coordinator.forecasting(0, (A,))().moved) == 6
     begun = [m for _, m in driver.wait(1.0) if isinstance(m, msg.BeginHandOff)]
     assert driver.coordinator.rebalancing.moves_in_flight[0] == 6, (
         "what drains is no matter of balance"

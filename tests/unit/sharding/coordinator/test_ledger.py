@@ -6,8 +6,8 @@ import pytest
 
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.distinct import DistinctRows
-from shardbus.sharding.allocation.strategies import LeastShard
-from shardbus.sharding.coordinator.ledger import ANY_HOME, Ledger, WantedHome, no_hosts
+from shardbus.sharding.allocation.strategies import AllocationStrategy, LeastShard
+from shardbus.sharding.coordinator.ledger import ANY_HOME, Ledger, Place, WantedHome, no_hosts
 from shardbus.sharding.messages import Home
 
 A, B = (NodeId(name, 1, 1) for name in "ab")
@@ -21,6 +21,10 @@ def ledger(*nodes: NodeId) -> Ledger:
     for node in nodes:
         made.register(node, 0.0, proxy=False)
     return made
+
+
+def by(strategy: AllocationStrategy) -> Place:
+    return lambda homeless: homeless.place(strategy, {})
 
 
 def adopting() -> Ledger:
@@ -37,7 +41,7 @@ def hosts(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
 def test_an_adopted_home_is_written_and_not_settled_before() -> None:
     made = adopting()
     assert made.home_of("1") is None
-    writing = made.plan(LeastShard(), no_hosts)
+    writing = made.plan(by(LeastShard()), no_hosts)
     assert writing is not None
     assert writing.homes == {"1": REPORTED}
     assert made.apply_write(1.0) == [REPORTED]
@@ -50,7 +54,7 @@ def test_an_adopted_home_on_a_dead_node_is_dropped_and_its_shard_wanted() -> Non
     made.remove_nodes([B], 1.0)
     assert made.adopted == {}
     assert made.wanted == {"1": ANY_HOME}
-    writing = made.plan(LeastShard(), hosts)
+    writing = made.plan(by(LeastShard()), hosts)
     assert writing is not None
     assert [home and home.node for home in writing.homes.values()] == [A]
 
@@ -65,7 +69,7 @@ def test_an_adopted_home_of_a_living_node_survives_the_death_of_another() -> Non
 def test_a_shard_whose_older_home_is_in_the_table_is_not_wanted_when_the_adopter_dies() -> None:
     made = ledger(A, B)
     made.want("1")
-    made.plan(LeastShard(), hosts)
+    made.plan(by(LeastShard()), hosts)
     [old] = made.apply_write(0.0)
     newer = Home("1", B, old.fence + 5)
     assert made.reconcile(B, [newer]).losers == [old]
@@ -76,7 +80,7 @@ def test_a_shard_whose_older_home_is_in_the_table_is_not_wanted_when_the_adopter
 
 def test_a_node_that_becomes_a_proxy_during_the_write_of_its_home_loses_it() -> None:
     made = adopting()
-    assert made.plan(LeastShard(), no_hosts) is not None
+    assert made.plan(by(LeastShard()), no_hosts) is not None
     made.register(B, 1.0, proxy=True)
     assert made.apply_write(2.0) == []
     assert made.wanted == {"1": ANY_HOME}
@@ -88,7 +92,7 @@ def test_a_node_that_becomes_a_proxy_during_the_write_of_its_home_loses_it() -> 
 def test_a_node_with_an_adopted_home_hosts_something(written: bool) -> None:
     made = adopting()
     if written:
-        made.plan(LeastShard(), no_hosts)
+        made.plan(by(LeastShard()), no_hosts)
     assert not made.hosts_nothing(B)
     assert made.hosts_nothing(A)
 
@@ -96,7 +100,7 @@ def test_a_node_with_an_adopted_home_hosts_something(written: bool) -> None:
 def test_a_node_that_gets_a_home_by_the_write_under_way_hosts_something() -> None:
     made = ledger(A, B)
     made.want("1", WantedHome(target=A))
-    made.plan(LeastShard(), hosts)
+    made.plan(by(LeastShard()), hosts)
     assert made.table.shards_at(A) == {}
     assert not made.hosts_nothing(A)
     assert made.hosts_nothing(B)
@@ -107,7 +111,7 @@ def test_fences_are_above_those_adopted_in_the_same_write() -> None:
     high = Home("2", B, 99 << 32)
     made.reconcile(B, [high])
     made.want("1")
-    writing = made.plan(LeastShard(), hosts)
+    writing = made.plan(by(LeastShard()), hosts)
     assert writing is not None
     assert writing.homes == {"2": high, "1": Home("1", A, high.fence + 1)}
 
@@ -115,12 +119,12 @@ def test_fences_are_above_those_adopted_in_the_same_write() -> None:
 def test_fences_of_a_write_that_came_to_nothing_are_not_used_again() -> None:
     made = ledger(A, B)
     made.want("1")
-    first = made.plan(LeastShard(), hosts)
+    first = made.plan(by(LeastShard()), hosts)
     assert first is not None
     made.remove_nodes([A], 1.0)
     assert made.apply_write(1.0) == []
     made.register(A, 1.0, proxy=False)
-    second = made.plan(LeastShard(), hosts)
+    second = made.plan(by(LeastShard()), hosts)
     assert second is not None
     fences = [write.homes["1"].fence for write in (first, second) if write.homes["1"] is not None]
     assert fences[0] < fences[1]
@@ -133,12 +137,12 @@ def test_a_row_goes_to_a_node_to_avoid_if_every_other_one_hosts_a_sibling() -> N
     made.rows = True
     strategy = DistinctRows(LeastShard())
     made.want("7~1", WantedHome(target=A))
-    writing = made.plan(strategy, lambda avoid: (A, B))
+    writing = made.plan(by(strategy), lambda avoid: (A, B))
     assert writing is not None
     made.apply_write(1.0)
     made.want("7~2", WantedHome(avoid=(B,)))
     made.want("8~1", WantedHome(avoid=(B,)))
-    writing = made.plan(strategy, lambda avoid: (A,) if avoid else (A, B))
+    writing = made.plan(by(strategy), lambda avoid: (A,) if avoid else (A, B))
     assert writing is not None
     found = {row: home.node for row, home in writing.homes.items() if home is not None}
     assert found == {"7~2": B, "8~1": A}

@@ -41,9 +41,13 @@ def sent(outbox: Outbox) -> list[tuple[NodeId, str]]:
     return [(send.to, type(send.message).__name__) for send in outbox.drain(1)]
 
 
+def plan(made: Moves, candidates: list[NodeId], now: float = 0.0) -> None:
+    made.plan(made.question(ShardTable(1, "x"), candidates, now)(Everywhere()))
+
+
 def targets(made: Moves, now: float) -> set[NodeId]:
     """The nodes to which a plan made now moves something."""
-    made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], now)
+    plan(made, [A, B, C], now)
     return {move.target for move in made.take_ready([A, B, C], [])}
 
 
@@ -114,14 +118,14 @@ def test_a_region_that_acknowledges_in_time_is_planned_for_again() -> None:
 
 def test_the_bound_counts_moves_that_have_left_and_have_no_home_yet() -> None:
     made, _ = moves(ShardingSettings(max_moves_in_flight=1))
-    made.plan(Everywhere(), ShardTable(1, "x"), [A, B], 0.0)
+    plan(made, [A, B], 0.0)
     assert made.take_ready([A, B], [Move("9", A, C)]) == []
     assert made.take_ready([A, B], []) == [Move("to b", A, B)]
 
 
 def test_a_planned_move_of_a_shard_that_begins_to_move_is_dropped() -> None:
     made, _ = moves()
-    made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
+    plan(made, [A, B, C], 0.0)
     made.drop_planned("to b")
     assert made.take_ready([A, B, C], []) == [Move("to c", A, C)]
 
@@ -129,13 +133,13 @@ def test_a_planned_move_of_a_shard_that_begins_to_move_is_dropped() -> None:
 def test_a_shard_that_moves_already_is_not_planned_for() -> None:
     made, _ = moves()
     made.begin(Home("to b", A, 9), HandoffPurpose.STOP, None, (A,), 0.0)
-    made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
+    plan(made, [A, B, C], 0.0)
     assert made.planned == 1
 
 
 def test_a_planned_move_to_a_node_that_is_no_candidate_is_dropped() -> None:
     made, _ = moves()
-    made.plan(Everywhere(), ShardTable(1, "x"), [A, B, C], 0.0)
+    plan(made, [A, B, C], 0.0)
     assert made.take_ready([A, C], []) == [Move("to c", A, C)]
     assert made.planned == 0
 

@@ -1,0 +1,436 @@
+"""A guard around a store that is not one of shardbus: a plug-in by an entry point.
+
+Such a store has rules to keep (`protocol`), and a node that trusted it would stand still with it,
+or end by what it raises. So the node calls it through this guard:
+
+    node's loop ──call──> GuardedStore ──> an event loop in a thread of its own ──> the store
+
+- **A thread.** A method that blocks, as a driver without asyncio does, stops that thread and not
+  the node. Every call of one store, from `start` to `close`, comes in the same loop.
+- **A deadline.** A call has the store's `timeout`, and `PATIENCE_S` more; then it is cancelled, and
+  its caller goes on with StoreUnavailable, even if the store swallows the cancellation.
+- **Errors.** A StoreError or a ConfigError of the store reaches the caller. Anything else that it
+  raises becomes StoreUnavailable with the name of the method, and so does an answer of another type
+  than the protocol says.
+- **Order.** A load waits for the saves of its entity that have not ended in the store, also those
+  whose callers have gone on, and fails if they do not end: the third rule of `protocol`.
+
+The log names the store, the method and the fault once, and again at intervals (`outage`). A call
+costs two switches between threads, 0.1 to 0.2 ms; saves share it.
+
+Not here: commands that work on a store without a node, as `shardbus data`. They call it directly.
+
+Source: docs/how-to/own-store.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from inspect import isawaitable
+from threading import Thread
+from typing import Any, cast
+
+from shardbus.error_text import described, is_a, shown, text_of, type_name, written
+from shardbus.errors import ConfigError, StoreError, StoreUnavailable
+from shardbus.ids import NodeId
+from shardbus.store.outage import Outage
+from shardbus.store.protocol import Lease, Save, StateStore, StoredTable
+
+PATIENCE_S = 1.0
+"""Seconds beyond the store's own timeout after which a call has failed."""
+START_S = 30.0
+"""Seconds for `start`, and for a look at all states of a type."""
+END_S = 1.0
+"""Seconds for calls that are under way when the store is closed."""
+CALLS_MAX = 10_000
+"""Calls that have not returned, above which no other one is made."""
+HINT = "the store is a plug-in: docs/how-to/own-store.md says what it must do"
+
+_Key = tuple[str, str]
+"""An entity: its type and id."""
+_Fits = Callable[[Any], bool]
+"""Checks an answer."""
+
+
+class StoreThread:
+    """An event loop in a thread, which does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.calls = 0
+        """Calls that have not ended."""
+        Thread(target=self._run, name="shardbus-store", daemon=True).start()
+
+    def end(self) -> None:
+        """Let the loop end after what it is doing."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.wait(left, timeout=END_S))
+        self.loop.close()
+
+
+class GuardedStore:
+    """Calls `store`. `url` is shown, so it has no password; `timeout` is the store's, in
+    seconds."""
+
+    def __init__(self, store: StateStore, url: str, timeout: float) -> None:
+        self._store, self._url, self._seconds = store, url, timeout + PATIENCE_S
+        self._name = type_name(store)
+        self._thread: StoreThread | None = None
+        self._saving: dict[_Key, int] = {}
+        """Saves that have not ended in the store."""
+        self._awaited: dict[_Key, list[asyncio.Future[None]]] = {}
+        """Loads that wait for them."""
+        self._outage = Outage(url)
+        if hasattr(store, "lane"):
+            self.lane = self._lane_of
+        if hasattr(store, "placed"):
+            self.placed, self.placement = self._placed, self._placement
+
+    # ---- the guard
+
+    async def _call(
+        self,
+        method: str,
+        fits: _Fits,
+        *args: object,
+        within: float = 0.0,
+        then: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Call a method of the store. `fits` checks its answer. `then` is called once the method
+        has ended in the store, which may be after this call."""
+        if self._thread is None:
+            if method != "start":
+                then()
+                raise StoreUnavailable(f"{self._url} is not open", definite=True)
+            self._thread = StoreThread()
+        thread = self._thread
+        if thread.calls >= CALLS_MAX:
+            text = f"{self._url}: {CALLS_MAX} calls of {self._name} have not returned"
+            then()
+            raise StoreUnavailable(text, hint=HINT, definite=True)
+        thread.calls += 1
+        here, seconds = asyncio.get_running_loop(), within or self._seconds
+        answered: asyncio.Future[object] = here.create_future()
+        tasks: list[asyncio.Task[object]] = []
+
+        def begin() -> None:
+            tasks.append(thread.loop.create_task(self._run(method, args)))
+            tasks[0].add_done_callback(lambda task: _post(here, end, task))
+
+        def end(task: asyncio.Task[object]) -> None:
+            thread.calls -= 1
+            then()
+            error = None if task.cancelled() else task.exception()
+            if answered.done():
+                return
+            if task.cancelled():
+                answered.set_exception(self._fault(method, "was cancelled"))
+            elif error is not None:
+                answered.set_exception(error)
+            else:
+                answered.set_result(task.result())
+
+        _post(thread.loop, begin)
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await answered
+        except TimeoutError:
+            raise self._fault(method, f"has not returned within {seconds:g} s") from None
+        finally:
+            if not answered.done() or answered.cancelled():
+                _post(thread.loop, lambda: tasks[0].cancel())
+        if not _holds(fits, answer):
+            raise self._fault(method, f"returned a {type_name(answer)}", f": {shown(answer)}")
+        return answer
+
+    async def _run(self, method: str, args: tuple[object, ...]) -> object:
+        """Call a method, in the thread of the store."""
+        try:
+            answer = getattr(self._store, method)(*args)
+            if not isawaitable(answer):
+                raise TypeError("it is no coroutine function")
+            return await answer
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            if is_a(error, StoreError, ConfigError):
+                raise
+            detail = f": {text_of(error, 500)}"
+            raise self._fault(method, f"raised {type_name(error)}", detail) from error
+
+    def _fault(self, method: str, kind: str, detail: str = "") -> StoreUnavailable:
+        text = f"{self._name}.{method} {kind}"
+        self._outage.failed(f"fails: {text}", detail.removeprefix(": "))
+        return StoreUnavailable(f"{self._url}: {text}{detail}", hint=HINT)
+
+    # ---- the store
+
+    async def start(self) -> None:
+        """Start the store, in its thread."""
+        await self._call("start", _anything, within=START_S)
+
+    async def close(self) -> None:
+        """Close the store, and end its thread."""
+        if self._thread is None:
+            return
+        with suppress(StoreError, ConfigError):
+            await self._call("close", _anything)
+        thread, self._thread = self._thread, None
+        thread.end()
+        self._saving.clear()
+
+    async def identity(self, known: str = "") -> str:
+        """Return the text that names the store."""
+        return cast("str", await self._call("identity", _is_text, known))
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        """Return the table of a type."""
+        found = await self._call("load_table", _or_none(_is_table), entity_type)
+        return cast("StoredTable | None", found)
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        """Become the writer of a table."""
+        found = await self._call("claim_epoch", _is_table, entity_type, epoch, layout)
+        return cast("StoredTable", found)
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        """Set homes of shards."""
+        await self._call("write_homes", _anything, entity_type, epoch, homes, op_id)
+        self._outage.answered()
+
+    async def remove_table(self, entity_type: str) -> bool:
+        """Remove every home."""
+        return cast("bool", await self._call("remove_table", _is_bool, entity_type))
+
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
+        """Return the state of an entity, once its saves have ended."""
+        if (entity_type, entity_id) in self._saving:
+            await self._until_saved((entity_type, entity_id))
+        args = (entity_type, shard, entity_id, fence)
+        return cast("bytes | None", await self._call("load_state", _or_none(_is_bytes), *args))
+
+    async def _until_saved(self, key: _Key) -> None:
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._awaited.setdefault(key, []).append(saved)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await saved
+        except TimeoutError:
+            text = f"{self._url}: an earlier save of {key[0]} {key[1]!r:.100} has not ended"
+            raise StoreUnavailable(text, hint=HINT, definite=True) from None
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        """Write states. What the store answers of a save besides None or a StoreError is a fault
+        of that save."""
+        keys = [(save.entity_type, save.entity_id) for save in saves]
+        for key in keys:
+            self._saving[key] = self._saving.get(key, 0) + 1
+        fits = _list_of(lambda one: True, len(saves))
+        answers = await self._call("save_states", fits, saves, then=lambda: self._saved(keys))
+        outcomes = [self._outcome(answer) for answer in answers]
+        if None in outcomes:
+            self._outage.answered()
+        return outcomes
+
+    def _saved(self, keys: Sequence[_Key]) -> None:
+        """Record that these saves have ended."""
+        for key in keys:
+            left = self._saving.get(key, 1) - 1
+            if left:
+                self._saving[key] = left
+                continue
+            self._saving.pop(key, None)
+            for saved in self._awaited.pop(key, ()):
+                if not saved.done():
+                    saved.set_result(None)
+
+    def _outcome(self, answer: object) -> StoreError | None:
+        if answer is None or isinstance(answer, StoreError):
+            return answer
+        return self._fault("save_states", f"answered a save with a {type_name(answer)}")
+
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """Return ids of entities with a state."""
+        found = await self._call("page_stored", _is_page, entity_type, prefix, cursor, limit)
+        return list(found[0]), found[1]
+
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        """Return states."""
+        fits = _list_of(_or_none(_is_bytes), len(entity_ids))
+        return list(await self._call("read_states", fits, entity_type, entity_ids))
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        """Remove states of idle entities."""
+        args = (entity_type, entity_ids, now, since)
+        return list(await self._call("expire_states", _list_of(_is_text), *args))
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        """Remember entities."""
+        await self._call("add_remembered", _anything, entity_type, shard, entity_ids, fence)
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        """Forget entities."""
+        await self._call("remove_remembered", _anything, entity_type, shard, entity_ids, fence)
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """Return remembered entities."""
+        found = await self._call("page_remembered", _is_page, entity_type, shard, cursor, limit)
+        return list(found[0]), found[1]
+
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        """Return the shards that have remembered entities."""
+        return list(await self._call("remembered_shards", _list_of(_is_text), entity_type))
+
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+        """Get a lease if it is free."""
+        found = await self._call("acquire_lease", _or_none(_is_lease), name, owner, ttl)
+        return cast("Lease | None", found)
+
+    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        """Extend a lease."""
+        return cast("bool", await self._call("renew_lease", _is_bool, lease, ttl))
+
+    async def release_lease(self, lease: Lease) -> None:
+        """Free a lease."""
+        await self._call("release_lease", _anything, lease)
+
+    # ---- what a store may have besides
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the settings of the store's server."""
+        try:
+            return tuple(written(problem) for problem in getattr(self._store, "problems", ()))
+        except Exception as error:
+            return (f"{self._name}.problems raised {described(error, 500)}",)
+
+    @property
+    def clock_offset(self) -> float | None:
+        """How far the clock of the store's server is ahead."""
+        offset: float | None = getattr(self._store, "clock_offset", None)
+        return offset
+
+    @property
+    def on_new_server(self) -> Callable[[], None]:
+        """Called in the node's loop when the store meets another server; absent if the store does
+        not report that."""
+        found: Callable[[], None] = cast("Any", self._store).on_new_server
+        return found
+
+    @on_new_server.setter
+    def on_new_server(self, call: Callable[[], None]) -> None:
+        here = asyncio.get_running_loop()
+        cast("Any", self._store).on_new_server = lambda: _post(here, call)
+
+    def _lane_of(self, entity_type: str, shard: str) -> int:
+        """Return the server of a shard; all shards are in one lane if the store does not say it."""
+        try:
+            lane: object = cast("Any", self._store).lane(entity_type, shard)
+        except BaseException as error:
+            self._fault("lane", f"raised {type_name(error)}")
+            return 0
+        return lane if isinstance(lane, int) else 0
+
+    async def _placed(
+        self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None
+    ) -> str:
+        args = (entity_type, layout, shard_of)
+        return cast("str", await self._call("placed", _is_text, *args, within=START_S))
+
+    async def _placement(self, entity_type: str) -> str:
+        return cast("str", await self._call("placement", _is_text, entity_type))
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call something in a loop, unless that loop has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, *args)
+
+
+def _holds(fits: _Fits, answer: object) -> bool:
+    """True if the answer is what the protocol says; its class may raise when it is looked at."""
+    try:
+        return bool(fits(answer))
+    except Exception:
+        return False
+
+
+def _anything(answer: object) -> bool:
+    return True
+
+
+def _is_bool(answer: object) -> bool:
+    return isinstance(answer, bool)
+
+
+def _is_bytes(answer: object) -> bool:
+    return isinstance(answer, bytes)
+
+
+def _is_text(answer: object) -> bool:
+    return isinstance(answer, str)
+
+
+def _is_lease(answer: object) -> bool:
+    return isinstance(answer, Lease)
+
+
+def _is_table(answer: object) -> bool:
+    if not isinstance(answer, StoredTable):
+        return False
+    found: Any = answer  # what it has may be of any type
+    rows: Any = found.homes.items()
+    return (
+        isinstance(found.epoch, int) and isinstance(found.layout, str) and all(map(_is_row, rows))
+    )
+
+
+def _is_row(row: Any) -> bool:
+    shard, (node, fence) = row
+    return isinstance(shard, str) and isinstance(node, NodeId) and isinstance(fence, int)
+
+
+def _is_page(answer: Any) -> bool:
+    ids, cursor = answer
+    return _list_of(_is_text)(ids) and (cursor is None or isinstance(cursor, str))
+
+
+def _or_none(fits: _Fits) -> _Fits:
+    return lambda answer: answer is None or fits(answer)
+
+
+def _list_of(fits: _Fits, count: int | None = None) -> _Fits:
+    """Return a check for a list or tuple of what fits, `count` of them."""
+    return lambda answer: (
+        isinstance(answer, list | tuple)
+        and (count is None or len(answer) == count)
+        and all(map(fits, answer))
+    )
