@@ -120,7 +120,7 @@ class Faults:
         for process in self.world.nodes.values():
             process.paused_until = min(process.paused_until, self.world.now)
 
-    def _run_unless_healed(self, what: Callable[[], None]) -> None:
+    def _run_unless_healed(self, what: Callable[[], object]) -> None:
         if not self.over:
             what()
 

@@ -38,7 +38,7 @@ class UnfairFaults:
         troubles: tuple[NodeTrouble, ...],
         dice: Random,
         restart: Callable[[str], object],
-        happen: Callable[[Callable[[], None]], None],
+        happen: Callable[[Callable[[], object]], None],
     ) -> None:
         self.world, self.troubles = world, troubles
         self._dice, self._restart, self._happen = dice, restart, happen
@@ -53,7 +53,7 @@ class UnfairFaults:
         for trouble in self.troubles:
             self._end(trouble)
 
-    def _later(self, delay: float, action: Callable[[], None]) -> None:
+    def _later(self, delay: float, action: Callable[[], object]) -> None:
         self.world.later(delay, lambda: self._happen(action))
 
     def _start(self, trouble: NodeTrouble) -> None:
