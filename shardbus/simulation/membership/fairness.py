@@ -121,7 +121,8 @@ class Fairness:
             accused = ACCUSED_WITHIN_S if trouble.kind in ACCUSATIONS else 0.0
             world.later(accused + GOES_WITHIN_S, lambda: self._has_gone(culprit, trouble))
         if fails and not trouble.flaps_s:
-            self._look(trouble, world.now + trouble.lasts, before)
+            until = world.now + trouble.lasts
+            world.later(LOOKS_S, lambda: self._look(trouble, until, before))
 
     def _fails_for_all(self, trouble: NodeTrouble) -> bool:
         """True if the culprit's gossip with all other nodes fails."""

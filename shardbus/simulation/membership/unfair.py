@@ -16,6 +16,7 @@ from collections.abc import Callable
 from random import Random
 
 from shardbus.membership import events as ev
+from shardbus.membership.reachability import Flag
 from shardbus.simulation.membership.network import UnfairWall
 from shardbus.simulation.membership.troubles import ACCUSATIONS, NodeTrouble
 from shardbus.simulation.membership.world import World
@@ -120,12 +121,13 @@ class UnfairFaults:
             self._later(wait, lambda a=accuser, b=accused: self._accuse(a, b))  # type: ignore[misc]
 
     def _accuse(self, accuser: str, accused: str) -> None:
-        """Let a node accuse the present process of another one, which it must reach."""
+        """Let a node accuse the present process of another one, if it reaches that itself."""
         by, other = self.world.nodes.get(accuser), self.world.nodes.get(accused)
         if by is None or other is None or not by.member:
             return
-        view = by.machine.view
-        if view.member(other.id) is None or other.id in view.unreachable:
+        gossip = by.machine.gossip
+        reached = gossip.reachability.flag(by.id, other.id) is Flag.REACHABLE
+        if other.id not in gossip.members or not reached:
             return
         self.world.trace.mark(self.world.now, accuser, f"quarantines {accused}")
         self.world.deliver(by, ev.Quarantine(other.id))
