@@ -116,6 +116,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turning = True
             self.timeline.later(self.paused_until - self.timeline.now, self._turn)
             return
+        if self.slow > 1.0:
+            self._busy_until = self.timeline.now + TURN_S * self.slow
         ready, outer = self._ready, running_loop()
         task = None if outer is None else asyncio.current_task(outer)
         if outer is not None and task is not None:
@@ -134,8 +136,6 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 enter_task(outer, task)
         if self.after_turn is not None:
             self.after_turn()
-        if self.slow > 1.0:
-            self._busy_until = self.timeline.now + TURN_S * self.slow
         if ready:
             self._turn_soon(TURN_S)
 

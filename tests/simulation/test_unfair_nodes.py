@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from shardbus.errors import StoreUnavailable
 from shardbus.simulation.membership.options import ROLE
 from shardbus.simulation.membership.troubles import NodeTrouble
 from shardbus.simulation.nodes.application import ON_ROLE
 from shardbus.simulation.nodes.network import SimConnection
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
+from shardbus.simulation.nodes.stores import SimStore
+from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.virtual_loop import TURN_S, VirtualLoop
 
 
 def calm(seed: int, *troubles: NodeTrouble, seconds: float = 30.0) -> NodeOptions:
@@ -64,3 +69,34 @@ def test_many_types_of_which_most_get_no_message() -> None:
     run, broken = run_of(load)
     assert broken == ""
     assert len(run.application.bus.types) == 34
+
+
+def test_a_slow_process_turns_slowly() -> None:
+    timeline = Timeline(0.0)
+    loop = VirtualLoop(timeline, lambda context: None)  # type: ignore[abstract]
+    turns: list[float] = []
+
+    def turn() -> None:
+        turns.append(timeline.now)
+        if len(turns) < 5:
+            loop.call_soon(turn)
+
+    loop.slow = 1000.0
+    loop.call_soon(turn)
+    timeline.run(1.0)
+    assert [round(later - earlier, 6) for earlier, later in pairwise(turns)] == [1000 * TURN_S] * 4
+
+
+def test_a_shard_without_a_home_breaks_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n4 is restarted, and no coordinator can write a home from then on."""
+    write = SimStore.write_homes
+
+    async def refuse(self: SimStore, *what: Any) -> None:
+        if self._server.timeline.now > 115.0:
+            raise StoreUnavailable("no home is written")
+        await write(self, *what)
+
+    monkeypatch.setattr(SimStore, "write_homes", refuse)
+    restarted = replace(trouble("restarts"), begins=16.0, lasts=1.0, restarts=1)
+    _, broken = run_of(calm(4, restarted, seconds=45.0))
+    assert broken.startswith("homes: ")

@@ -61,6 +61,9 @@ JOINED_S = 8.0
 """Seconds after which a trouble may begin: the nodes have joined."""
 PAIR = 0.15
 """The part of runs with a pair."""
+LOST_STORE = 0.08
+"""The part of runs in which the first coordinator alone has lost the store, and another node is
+restarted: its shards need homes."""
 SECOND = 0.3
 """The part of culprits that have a second trouble."""
 REJECTING = 0.2
@@ -153,7 +156,13 @@ def draw_troubles(
         return ()
     if most > 1 and dice.random() < PAIR:
         one, other = dice.sample(able, 2)
-        return (_draw(dice, one, (other,), seconds, pair=True),)
+        return (_draw(dice, one, (other,), seconds, *WALLS, *ACCUSATIONS),)
+    if most > 1 and names[0] in able and dice.random() < LOST_STORE:
+        first, other = names[0], dice.choice(names[1:])
+        return (
+            _draw(dice, first, tuple(n for n in names if n != first), seconds, "no-store"),
+            _draw(dice, other, tuple(n for n in names if n != other), seconds, "restarts"),
+        )
     culprits = dice.sample(able, dice.choice((1, 1, most, dice.randint(1, most))))
     healthy = [name for name in names if name not in culprits]
     found = []
@@ -178,10 +187,11 @@ def _others(
 
 
 def _draw(
-    dice: Random, culprit: str, others: tuple[str, ...], seconds: float, *, pair: bool = False
+    dice: Random, culprit: str, others: tuple[str, ...], seconds: float, *kinds: str
 ) -> NodeTrouble:
-    kinds = [kind for kind in KINDS if not pair or kind in (*WALLS, *ACCUSATIONS)]
-    kind = dice.choices(kinds, [KINDS[one] for one in kinds])[0]
+    """Draw a trouble of one of these kinds; without any, of any kind."""
+    possible = kinds or tuple(KINDS)
+    kind = dice.choices(possible, [KINDS[one] for one in possible])[0]
     begins = round(dice.uniform(JOINED_S, max(JOINED_S, 0.5 * seconds)), 3)
     rest = max(1.0, seconds - begins)
     lasts = rest if dice.random() < LASTS else round(dice.uniform(0.5, rest), 3)

@@ -5,6 +5,10 @@ the application go on. So an ask between two healthy nodes is answered within `A
 if its sender knows the home of the shard and the shard stays there. What has no home yet, or moves,
 may wait for a coordinator in trouble.
 
+A coordinator that alone has lost the store must not keep shards without a home, though it is a
+member like all others. Where nodes have lost the store, or are restarted, and have no other
+trouble, a shard that a healthy node sends to has a home within `HOMED_WITHIN_S`.
+
 Where the store decides every split, healthy nodes may be suspended until it has: there nothing is
 judged.
 
@@ -16,13 +20,17 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region.region import HostedState
 from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.membership.fairness import Fairness
+from shardbus.simulation.membership.troubles import NodeTrouble
 from shardbus.simulation.nodes.checker import SentMessage
 from shardbus.simulation.nodes.world import NodeWorld, SimNode, SimProcess
 
+HOMED_WITHIN_S = 20.0
+"""Seconds within which a shard has a home: another coordinator takes over within half of that."""
 ANSWERED_WITHIN_S = 3.0
 """Seconds within which a healthy node answers another one: a few ways, and a slow start."""
 
@@ -40,9 +48,15 @@ class WatchedAsk:
 class Undisturbed:
     """Watches the asks of a run."""
 
-    def __init__(self, world: NodeWorld, fairness: Fairness) -> None:
+    def __init__(
+        self, world: NodeWorld, fairness: Fairness, troubles: tuple[NodeTrouble, ...]
+    ) -> None:
         self._world, self._fairness = world, fairness
         self._asks: deque[WatchedAsk] = deque()
+        self._homes_come = {one.kind for one in troubles} <= {"no-store", "restarts"}
+        self._homeless: dict[tuple[SimNode, str, str], tuple[float, float]] = {}
+        """By healthy sender, type and shard: when it first and last sent an ask there, while it
+        knew no home."""
 
     def on_ask(self, message: SentMessage, by: SimProcess) -> None:
         """Watch an ask that is sent now, if both ends are healthy and the home is known."""
@@ -51,6 +65,9 @@ class Undisturbed:
         _, entity_type, entity_id = message.line
         shard = by.node.regions[entity_type].router.shard_of(entity_id)
         home = by.node.regions[entity_type].router.region.home_of(shard)
+        if home is None and self._homes_come:
+            key, now = (by, entity_type, shard), self._world.now
+            self._homeless[key] = (self._homeless.get(key, (now, now))[0], now)
         if home is not None and self._fairness.is_healthy(home.node.host):
             ask = WatchedAsk(message, by, shard, home)
             if self._stands(ask):
@@ -60,8 +77,9 @@ class Undisturbed:
         """Judge the asks that have had their time.
 
         Raises:
-            Violation: one is not answered.
+            Violation: one is not answered, or a shard has had no home for too long.
         """
+        self._check_homes()
         due = self._world.now - ANSWERED_WITHIN_S
         while self._asks and self._asks[0].message.sent_at <= due:
             ask = self._asks.popleft()
@@ -70,6 +88,17 @@ class Undisturbed:
             if not done and self._stands(ask):
                 got = message.outcome or "no answer"
                 raise Violation("goes on", f"{message}: {got} from {ask.home.node}, its home")
+
+    def _check_homes(self) -> None:
+        now = self._world.now
+        for key, (first, last) in list(self._homeless.items()):
+            sender, name, shard = key
+            router = sender.node.regions[name].router
+            served = router.route(shard).out is not None or now - last > ASK_TIMEOUT_MS / 1000
+            if sender.ended_at is not None or served:
+                del self._homeless[key]
+            elif now - first > HOMED_WITHIN_S:
+                raise Violation("homes", f"{sender.name} finds no home of shard {shard} of {name}")
 
     def _stands(self, ask: WatchedAsk) -> bool:
         """True if the sender knows that home, and the shard runs there."""
