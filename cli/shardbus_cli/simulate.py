@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from shardbus.simulation.membership.run import RunOutcome
     from shardbus.simulation.nodes.options import NodeOptions
 
+
+WithLoad = Annotated[
+    str | None,
+    typer.Option(help="With --sharding: thin or dense; drawn from the seed if not given."),
+]
 
 WithSplits = Annotated[
     bool,
@@ -61,6 +66,18 @@ WithKills = Annotated[
     typer.Option("--kill-at", help="With --sharding: kills at a move's PHASE/VICTIM, or any."),
 ]
 
+WithLinks = Annotated[
+    str,
+    typer.Option("--links", help="fair, or unfair: some nodes have troubles with the others."),
+]
+
+FaultSeconds = Annotated[
+    float | None,
+    typer.Option(
+        min=1.0, max=1e6, help="Simulated seconds with faults, per seed; 30, with unfair links 60."
+    ),
+]
+
 SEEDS = 100
 SEEDS_PER_TURN = 4
 """Seeds that a process takes from the queue at once."""
@@ -77,9 +94,7 @@ def simulate(
     nodes: Annotated[
         int | None, typer.Option(min=1, max=2000, help="Nodes; drawn from the seed if not given.")
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=1.0, max=1e6, help="Simulated seconds with faults, per seed.")
-    ] = 30.0,
+    seconds: FaultSeconds = None,
     strategy: Annotated[
         str | None,
         typer.Option(help="The downing strategy; drawn from the seed if not given."),
@@ -88,10 +103,7 @@ def simulate(
         bool,
         typer.Option("--sharding", help="Whole nodes with entities, clients and a store."),
     ] = False,
-    load: Annotated[
-        str | None,
-        typer.Option(help="With --sharding: thin or dense; drawn from the seed if not given."),
-    ] = None,
+    load: WithLoad = None,
     splits: WithSplits = False,
     handoff: WithHandoff = "buffer",
     homes: WithHomes = "ask",
@@ -99,6 +111,7 @@ def simulate(
     discovery: WithDiscovery = False,
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
+    links: WithLinks = "fair",
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -110,6 +123,7 @@ def simulate(
     from shardbus.config.settings import HANDOFFS, HOMES
     from shardbus.sharding.handoff_modes import MODES
     from shardbus.simulation.membership.options import STRATEGIES, draw
+    from shardbus.simulation.membership.troubles import LINKS
     from shardbus.simulation.nodes.move_kills import targets_of
     from shardbus.simulation.nodes.options import ANY_PHASE, DENSITIES, draw_node_options
 
@@ -117,18 +131,21 @@ def simulate(
     _one_of("--load", load, DENSITIES)
     _one_of("--handoff", handoff, HANDOFFS)
     _one_of("--homes", homes, HOMES)
+    _one_of("--links", links, LINKS)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     if load is not None and not sharding:
-        raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
+        _refuse("--load", "only whole nodes have a load: --sharding")
     if discovery and sharding:
-        raise typer.BadParameter("nodes join one by one with --sharding", param_hint="--discovery")
+        _refuse("--discovery", "nodes join one by one with --sharding")
+    if links == "unfair" and (splits or kill_at or discovery):
+        _refuse("--links", "not with --splits, --kill-at or --discovery")
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
-    plain = (draw(n, nodes, seconds, strategy) for n in numbers)
+    plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
     drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
-        drawn = [draw_node_options(number, *more, failing_handlers) for number in numbers]
+        drawn = [draw_node_options(number, *more, failing_handlers, links) for number in numbers]
     _report(drawn, jobs, as_json)
 
 
@@ -150,6 +167,10 @@ def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> Non
 def _one_of(option: str, value: str | None, known: Iterable[str]) -> None:
     if value is not None and value not in known:
         raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
+
+
+def _refuse(option: str, why: str) -> NoReturn:
+    raise typer.BadParameter(why, param_hint=option)
 
 
 def _run_all(drawn: list[Options | NodeOptions], jobs: int) -> Iterator[RunOutcome]:

@@ -62,6 +62,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.clock = clock or ProcessClock()
         self.dead = False
         self.paused_until = 0.0
+        self.slow = 1.0
+        """The factor by which a turn takes longer than `TURN_S`."""
+        self._busy_until = 0.0
         self.after_turn: Callable[[], None] | None = None
         """Called after each turn."""
         self._failed = failed
@@ -113,6 +116,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turning = True
             self.timeline.later(self.paused_until - self.timeline.now, self._turn)
             return
+        if self.slow > 1.0:
+            self._busy_until = self.timeline.now + TURN_S * self.slow
         ready, outer = self._ready, running_loop()
         task = None if outer is None else asyncio.current_task(outer)
         if outer is not None and task is not None:
@@ -137,7 +142,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _turn_soon(self, delay: float) -> None:
         if not self._turning and not self.dead:
             self._turning = True
-            self.timeline.later(delay, self._turn)
+            self.timeline.later(max(delay, self._busy_until - self.timeline.now), self._turn)
 
     # ---- what asyncio requires of a loop
 

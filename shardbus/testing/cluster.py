@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from types import TracebackType
@@ -17,9 +17,11 @@ from shardbus.config.loading import for_types, load, nested_at
 from shardbus.config.settings import Settings
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ConfigError
+from shardbus.membership.events import Quarantine
 from shardbus.membership.member import Status
 from shardbus.node.app_version import with_version
-from shardbus.simulation.membership.network import CutLink
+from shardbus.simulation.membership.network import ALL_CHANNELS, CutLink
+from shardbus.simulation.membership.troubles import WALLS, NodeTrouble
 from shardbus.simulation.membership.world import BEGINNING, address_of
 from shardbus.simulation.nodes.network import SimNetwork
 from shardbus.simulation.nodes.splits import links_between
@@ -41,6 +43,7 @@ LEAVES_WITHIN_S = 600.0
 """Virtual seconds, at most, for a node to leave."""
 NOTE_LINES = 12
 """Lines of the transcript in the note of a failure."""
+CHANNEL_NAMES = tuple(channel.value for channel in ALL_CHANNELS)
 SETTINGS_ORIGIN = "settings of the test cluster"
 
 
@@ -324,11 +327,73 @@ class TestCluster:
             assert isinstance(link, CutLink)
             self.world.wall_up(link)
 
+    async def impair(
+        self,
+        node: TestNode,
+        kind: str,
+        *others: TestNode,
+        channels: Iterable[str] = CHANNEL_NAMES,
+        refuse: bool = False,
+    ) -> None:
+        """Let the network fail between one node and others, in one direction and on some channels,
+        until `heal`. Clients and the store are reached as before.
+
+        Args:
+            node: the node in trouble.
+            kind: `mute`: what it sends is lost; `deaf`: what the others send to it is lost;
+            `cannot-connect`: connections that it opens to them are dead; `cannot-accept`:
+            connections that they open to it are dead.
+            others: the nodes concerned; all others if none is given.
+            channels: `messages`, `gossip`, `probes`: connections for messages, connections for
+            gossip, and the fresh connections that prove a death.
+            refuse: the dead connections are refused, as by a firewall that rejects.
+
+        Raises:
+            ConfigError: no such kind or channel.
+        """
+        self._process(node)
+        named = tuple(channels)
+        if kind not in WALLS:
+            raise ConfigError(f"there is no trouble {kind!r}", hint=f"one of {', '.join(WALLS)}")
+        if wrong := [name for name in named if name not in CHANNEL_NAMES]:
+            raise ConfigError(
+                f"there is no channel {wrong[0]!r}", hint=f"one of {', '.join(CHANNEL_NAMES)}"
+            )
+        names = [one.name for one in others or self.nodes if one is not node]
+        trouble = NodeTrouble(kind, node.name, tuple(names), 0.0, 0.0, named, refuse)
+        self._mark(node, str(trouble).removeprefix(f"{node.name} "))
+        wall = trouble.wall()
+        assert wall is not None
+        self.world.wall_up(wall)
+
+    async def accuse(self, accuser: TestNode, accused: TestNode) -> None:
+        """Let a node report that another one acknowledges no message, for which that one, or the
+        accuser, must restart. A node does so by itself after `cluster.quarantine_after`."""
+        process, other = self._process(accuser).process, self._process(accused).process
+        self._mark(accuser, f"quarantines {accused.name}")
+        self.world.deliver(process, Quarantine(other.id))
+
+    async def slow_down(self, node: TestNode, factor: float) -> None:
+        """Let a node's process need that many times as long for everything, until `heal`. A turn
+        of its event loop usually takes 20 µs, an event of membership 100 µs."""
+        self._process(node)
+        self._mark(node, f"is slow by {factor:g}")
+        self.world.slow_down(node.name, factor)
+
+    async def lose_store(self, node: TestNode) -> None:
+        """Let one node alone lose the way to the store, until `heal`."""
+        self._process(node)
+        self._mark(node, "has lost the store")
+        self.world.lose_store(node.name)
+
     async def heal(self) -> None:
-        """End every split."""
-        self._mark(None, "the split heals")
+        """End every split, and every other fault of the network."""
+        self._mark(None, "the network heals")
         for wall in list(self.world.network.walls):
             self.world.wall_down(wall)
+        for node in self.nodes:
+            self.world.slow_down(node.name, 1.0)
+            self.world.lose_store(node.name, lost=False)
 
     # ---- time
 

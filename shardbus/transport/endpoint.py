@@ -142,12 +142,19 @@ class Endpoint:
         return connection.session
 
     def _find(self, address: Address, node: NodeId | None) -> OutgoingConnection | None:
-        """Return the connection to this incarnation; without one, the newest to the address."""
+        """Return the connection to this incarnation; without one, the newest to the address. A
+        connection that no process has answered yet is then for this incarnation alone: its
+        successor must not get what is sent to it."""
         if node is None:
             here = [one for one in self._outgoing.values() if one.address == address]
             return here[-1] if here else None
         found = self._outgoing.get((address, node)) or self._outgoing.get((address, None))
-        return found if found is not None and found.node in (None, node) else None
+        if found is None or found.node not in (None, node):
+            return None
+        if found.node is None:  # a process there keeps one session of this one, so they share it
+            found.pin(node)
+            self._outgoing[address, node] = self._outgoing.pop((address, None))
+        return found
 
     def remove(self, node: NodeId, error: RequestError) -> None:
         """This incarnation is gone for good: end every session with it, and accept none."""

@@ -112,6 +112,10 @@ class OutgoingConnection:
         """The last membership frame that waits for the welcome."""
         self._connection: Connection
 
+    def pin(self, node: NodeId) -> None:
+        """Let only this incarnation answer. None has answered yet."""
+        self.wanted = self.node = self.session.tag = node
+
     def start(self) -> None:
         """Connect and send HELLO."""
         owner = self._owner

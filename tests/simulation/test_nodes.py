@@ -22,6 +22,7 @@ from shardbus.membership.events import RecordEpochs
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.network import SimPubSub, partition
 from shardbus.simulation.membership.options import Options
+from shardbus.simulation.membership.troubles import NodeTrouble
 from shardbus.simulation.nodes.application import KEPT, PLAIN, REMEMBERED, SimApplication, SimSender
 from shardbus.simulation.nodes.checker import DeliveryChecker
 from shardbus.simulation.nodes.network import HEARTBEAT_S, SimExchange, SimNetwork
@@ -315,6 +316,46 @@ def test_frames_come_in_order_both_ways_and_what_waits_for_a_connection_too() ->
     line.timeline.run(1.0)
     assert line.back == [[b"h", b"answer"]]
     assert (line.ups, line.downs) == (1, 0)
+
+
+@pytest.mark.parametrize(("kind", "arrives"), [("deaf", ["answer"]), ("mute", ["question"])])
+def test_a_wall_against_data_holds_frames_in_one_direction_while_the_connection_stands(
+    kind: str, arrives: list[str]
+) -> None:
+    """n1 listens, and is in trouble."""
+    line = Line()
+    line.connection.send(b"h", b"first")
+    line.timeline.run(1.0)
+    wall = NodeTrouble(kind, "n1", ("n2",), 0.0, 9.0, ("messages",)).wall()
+    assert wall is not None
+    line.network.walls.append(wall)
+    line.exchange.changed()
+    line.connection.send(b"h", b"question")
+    line.listener.send(line.came[0][0], b"h", b"answer")
+    line.timeline.run(3 * HEARTBEAT_S)
+    came = [parts[-1].decode() for parts in (*line.came[1:], *line.back)]
+    assert (came, line.ups, line.downs) == (arrives, 1, 0)
+    line.network.walls.clear()
+    line.exchange.changed()
+    line.timeline.run(1.0)
+    assert len(line.came) == 2
+    assert len(line.back) == 1
+
+
+@pytest.mark.parametrize(("kind", "breaks"), [("cannot-connect", False), ("cannot-accept", True)])
+def test_a_wall_against_connections_breaks_those_of_one_end(kind: str, breaks: bool) -> None:
+    """n1 listens, and is in trouble; n2 has connected."""
+    line = Line()
+    line.timeline.run(1.0)
+    wall = NodeTrouble(kind, "n1", ("n2",), 0.0, 9.0, ("messages",)).wall()
+    assert wall is not None
+    line.network.walls.append(wall)
+    line.exchange.changed()
+    line.timeline.run(2 * HEARTBEAT_S)
+    assert line.connection.up is not breaks
+    line.network.walls.clear()
+    line.timeline.run(2 * HEARTBEAT_S)
+    assert line.connection.up
 
 
 def test_a_wall_holds_frames_and_then_breaks_the_connection() -> None:

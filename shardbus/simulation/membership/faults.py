@@ -17,13 +17,12 @@ from shardbus.node.rejoining import contacts
 from shardbus.simulation.membership.network import CutLink, Wall, partition
 from shardbus.simulation.membership.options import ROLE, Options
 from shardbus.simulation.membership.process import Process
+from shardbus.simulation.membership.unfair import BREAKING, UnfairFaults
 from shardbus.simulation.membership.world import World
 
 SLOW_STORE_S = 8.0
 FAILING_STORE = 0.5
 FORGETS = 3
-BREAKING = 0.3
-"""The part of connections that a wall breaks if it does not reject."""
 LONGEST_REST_S = 12.0
 """Seconds, at most, before an ended process comes back."""
 BOUNCE_S = (0.001, 0.05)
@@ -59,6 +58,13 @@ class Faults:
         self.times: list[float] = []
         """When the faults happen, in seconds from `begin`."""
         self._names = 0
+        self._unfair = UnfairFaults(
+            world,
+            options.troubles,
+            Random(f"troubles {options.seed}"),
+            self.bounce,
+            self._run_unless_healed,
+        )
         if options.rejoins:
             world.on_stopped = self._rejoin
         self._flaps = options.flaps
@@ -102,17 +108,19 @@ class Faults:
         network.reordering = options.reordering
         world.leases.slow_s = SLOW_STORE_S if options.store == "slow" else 0.0
         world.leases.failing = FAILING_STORE if options.store == "failing" else 0.0
+        self._unfair.begin()
 
     def heal(self) -> None:
         """Let no fault happen from now on."""
         self.over = True
         self.world.trace.mark(self.world.now, "", "healed")
         self.world.network.calm()
+        self._unfair.heal()
         self.world.leases.calm()
         for process in self.world.nodes.values():
             process.paused_until = min(process.paused_until, self.world.now)
 
-    def _run_unless_healed(self, what: Callable[[], None]) -> None:
+    def _run_unless_healed(self, what: Callable[[], object]) -> None:
         if not self.over:
             what()
 
@@ -165,11 +173,15 @@ class Faults:
 
     def _bounce(self) -> None:
         victim = self._draw_process(_has_company)
-        if victim is None:
-            return
-        self.world.trace.mark(self.world.now, victim.name, "is restarted in place")
-        self.world.kill(victim.name)
-        self.restart(victim.name)
+        if victim is not None:
+            self.bounce(victim.name)
+
+    def bounce(self, name: str) -> None:
+        """Kill the process at this name, whatever it is doing, and restart it in place."""
+        if self.world.nodes[name].alive:
+            self.world.trace.mark(self.world.now, name, "is restarted in place")
+            self.world.kill(name)
+            self.restart(name)
 
     def _rejoin(self, process: Process) -> None:
         """Let a process that was downed start anew within milliseconds, and join by the members

@@ -20,6 +20,8 @@ class SimLeases:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.up = True
+        self.away: set[str] = set()
+        """The names of nodes that have lost the way to it."""
         self.failing = 0.0
         self.slow_s = 0.0
         self.twice = False
@@ -29,6 +31,11 @@ class SimLeases:
     def calm(self) -> None:
         """Answer all requests from now on, quickly and correctly."""
         self.up, self.failing, self.slow_s = True, 0.0, 0.0
+        self.away.clear()
+
+    def reached_by(self, name: str) -> bool:
+        """True if a request of this node arrives."""
+        return self.up and name not in self.away
 
     def forget(self) -> None:
         """Lose all leases."""
@@ -40,10 +47,11 @@ class SimLeases:
         slow = self.rng.uniform(0.0, self.slow_s) if self.slow_s else 0.0
         return self.rng.uniform(FASTEST, SLOWEST_USUAL) + slow
 
-    def acquire(self, name: str, owner: str, ttl: float, now: float) -> bool | None:
-        """Acquire the lease. None: no answer, though the lease may have been acquired."""
+    def acquire(self, name: str, owner: str, ttl: float, now: float, by: str = "") -> bool | None:
+        """Acquire the lease, for the node with the name `by`. None: no answer, though the lease may
+        have been acquired."""
         fails = self.failing > 0.0 and self.rng.random() < self.failing
-        if not self.up or (fails and self.rng.random() < 0.5):
+        if not self.reached_by(by) or (fails and self.rng.random() < 0.5):
             return None
         holder, until = self._held.get(name, ("", 0.0))
         granted = holder in ("", owner) or now >= until

@@ -5,6 +5,20 @@ are only delayed. Walls stop both. A partition separates sides, in both directio
 link separates two nodes. A rejecting wall refuses connections, as if no process listened; other
 walls swallow them.
 
+Between two nodes are three **channels**, and an unfair wall stops some of them only, in one
+direction:
+
+    channel   who connects               who sends
+    messages  the node that has a        both
+              message; both may
+    gossip    the node that receives     the node that it connected to
+    probes    the node that probes       both
+
+An unfair wall of the kind `data` stops what its sources send to its targets: connections stand,
+and can be made. One of the kind `connections` stops the connections that its sources open to its
+targets, in both directions: a firewall that has a rule for one port of one host, and an address
+that is right for one side only, look like that.
+
 A node is identified by its name here: a new process at an old address is behind the same walls.
 """
 
@@ -12,9 +26,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from random import Random
 
 SHORTEST_DELAY = 0.0005
+
+
+class Channel(Enum):
+    """A kind of connection between two nodes."""
+
+    MESSAGES = "messages"
+    GOSSIP = "gossip"
+    PROBES = "probes"
+
+
+ALL_CHANNELS = tuple(Channel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +52,15 @@ class Partition:
     one_way: bool = False
     rejecting: bool = False
 
-    def blocks(self, a: str, b: str) -> bool:
-        """True if no message gets from a to b."""
+    def severs(self, opener: str, other: str, channel: Channel) -> bool:
+        """True if no connection that `opener` opens to the other can stand: that needs both
+        directions."""
+        return self.blocks(opener, other, channel, opener) or self.blocks(
+            other, opener, channel, opener
+        )
+
+    def blocks(self, a: str, b: str, channel: Channel, opener: str) -> bool:
+        """True if nothing gets from a to b on this channel, over a connection of `opener`."""
         here, there = self.sides.get(a, -1), self.sides.get(b, -1)
         return here < there if self.one_way else here != there
 
@@ -39,12 +72,54 @@ class CutLink:
     ends: frozenset[str]
     rejecting: bool = False
 
-    def blocks(self, a: str, b: str) -> bool:
-        """True if no message gets from a to b."""
+    def severs(self, opener: str, other: str, channel: Channel) -> bool:
+        """True if no connection that `opener` opens to the other can stand."""
+        return self.blocks(opener, other, channel, opener)
+
+    def blocks(self, a: str, b: str, channel: Channel, opener: str) -> bool:
+        """True if nothing gets from a to b on this channel, over a connection of `opener`."""
         return a in self.ends and b in self.ends and a != b
 
 
-Wall = Partition | CutLink
+class UnfairKind(Enum):
+    """What an unfair wall stops."""
+
+    DATA = "data"
+    CONNECTIONS = "connections"
+
+
+@dataclass(frozen=True, slots=True)
+class UnfairWall:
+    """A wall from some nodes to others, on some channels. A rejecting one, of the kind
+    `connections`, refuses them."""
+
+    kind: UnfairKind
+    sources: frozenset[str]
+    targets: frozenset[str]
+    channels: frozenset[Channel]
+    rejecting: bool = False
+
+    def severs(self, opener: str, other: str, channel: Channel) -> bool:
+        """True if no connection that `opener` opens to the other can stand. A probe is nothing but
+        a connection: it needs both directions."""
+        if self.kind is UnfairKind.CONNECTIONS:
+            return self._stops(opener, other, channel)
+        probes = channel is Channel.PROBES
+        return probes and (
+            self._stops(opener, other, channel) or self._stops(other, opener, channel)
+        )
+
+    def blocks(self, a: str, b: str, channel: Channel, opener: str) -> bool:
+        """True if nothing gets from a to b on this channel, over a connection of `opener`."""
+        if self.kind is UnfairKind.CONNECTIONS:
+            return self._stops(opener, b if opener == a else a, channel)
+        return self._stops(a, b, channel)
+
+    def _stops(self, a: str, b: str, channel: Channel) -> bool:
+        return a != b and channel in self.channels and a in self.sources and b in self.targets
+
+
+Wall = Partition | CutLink | UnfairWall
 
 
 def partition(*sides: Iterable[str], one_way: bool = False, rejecting: bool = False) -> Partition:
@@ -91,16 +166,14 @@ class SimPubSub:
             return self.rng.uniform(0.0, self.late_s)
         return 0.0
 
-    def walled(self, a: str, b: str) -> bool:
-        """True if no message gets from a to b."""
-        return any(wall.blocks(a, b) for wall in self.walls)
+    def walled(self, a: str, b: str, channel: Channel = Channel.MESSAGES, opener: str = "") -> bool:
+        """True if nothing gets from a to b, over a connection of `opener`; without one, of a."""
+        return any(wall.blocks(a, b, channel, opener or a) for wall in self.walls)
 
-    def severed(self, a: str, b: str) -> bool:
-        """True if no connection between the two can stand: that needs both directions."""
-        return self.walled(a, b) or self.walled(b, a)
+    def severed(self, opener: str, other: str, channel: Channel = Channel.MESSAGES) -> bool:
+        """True if no connection that `opener` opens to the other can stand."""
+        return any(wall.severs(opener, other, channel) for wall in self.walls)
 
-    def rejects(self, a: str, b: str) -> bool:
-        """True if a wall refuses a connection from a to b."""
-        return any(
-            wall.rejecting and (wall.blocks(a, b) or wall.blocks(b, a)) for wall in self.walls
-        )
+    def rejects(self, opener: str, other: str, channel: Channel = Channel.MESSAGES) -> bool:
+        """True if a wall refuses a connection that `opener` opens to the other."""
+        return any(wall.rejecting and wall.severs(opener, other, channel) for wall in self.walls)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 from shardbus.config.settings import ClusterSettings, DowningSettings
+from shardbus.simulation.membership.troubles import NodeTrouble, draw_troubles
 
 NODES = (3, 7)
 """The least and the greatest number of nodes, if the caller gives none."""
 SECONDS = 30.0
+UNFAIR_SECONDS = 60.0
+"""Seconds with unfair links, if the caller gives none."""
 GENTLE_PAUSE_S = 2.0
 GENTLE_LOSS = 0.05
 STORES = ("sound", "slow", "failing", "forgetful")
@@ -82,12 +85,22 @@ class Options:
     discovery: bool = False
     """Nodes find each other by the store, and start at once; the store's claim decides who
     founds."""
+    links: str = "fair"
+    """With `unfair` links, some nodes have troubles with others, and nothing else happens."""
+    troubles: tuple[NodeTrouble, ...] = ()
+
+    @property
+    def excused(self) -> frozenset[str]:
+        """The names of the nodes that have a trouble; both ends of a pair."""
+        names = [name for one in self.troubles for name in (one.culprit, *one.others) if one.pair]
+        return frozenset((*names, *(one.culprit for one in self.troubles)))
 
     @property
     def gentle(self) -> bool:
         """True if no fault here can make a healthy node look dead, and no death can leave a
         minority: all live nodes must stay."""
         walls = self.partitions + self.one_ways + self.cut_links + self.swizzles
+        walls += len(self.troubles)
         ends = self.kills + self.vanishes + self.leaves + self.bounces
         mild = self.loss <= GENTLE_LOSS and (not self.pauses or self.pause_s <= GENTLE_PAUSE_S)
         counted = self.strategy == "keep-majority" and not self.role
@@ -104,7 +117,10 @@ class Options:
         )
         weakly = ClusterSettings().allow_weakly_up_members if self.weakly_up else 0.0
         return ClusterSettings(
-            min_members=self.min_members, allow_weakly_up_members=weakly, downing=downing
+            min_members=self.min_members,
+            allow_weakly_up_members=weakly,
+            downing=downing,
+            quarantine_after=0.0 if self.links == "unfair" else ClusterSettings().quarantine_after,
         )
 
     def lines(self) -> list[str]:
@@ -117,14 +133,21 @@ class Options:
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
             f" --seconds {self.seconds:g} --strategy {self.strategy}"
             f"{' --discovery' if self.discovery else ''}"
+            f"{' --links unfair' if self.links == 'unfair' else ''}"
         )
 
 
 def draw(
-    seed: int, nodes: int | None = None, seconds: float = SECONDS, strategy: str | None = None
+    seed: int,
+    nodes: int | None = None,
+    seconds: float | None = None,
+    strategy: str | None = None,
+    links: str = "fair",
 ) -> Options:
     """Draw the options of this seed. The number of nodes and the strategy are drawn too if not
-    given."""
+    given. Links change no other draw."""
+    unfair = links == "unfair"
+    seconds = seconds or (UNFAIR_SECONDS if unfair else SECONDS)
     dice = Random(f"options {seed}")
     drawn = dice.randint(*NODES)
 
@@ -162,7 +185,8 @@ def draw(
         store=dice.choice(STORES) if dice.random() < 0.6 else "sound",
         epochs=dice.randint(1, 6),
     )
-    return _configured(faults, Random(f"cluster {seed}"), strategy)
+    options = _configured(faults, Random(f"cluster {seed}"), strategy)
+    return _with_unfair_links(options) if unfair else options
 
 
 def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
@@ -188,3 +212,23 @@ def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
         weakly_up=dice.random() < 0.8,
         min_members=dice.randint(1, faults.nodes) if dice.random() < 0.2 else 1,
     )
+
+
+def _with_unfair_links(drawn: Options) -> Options:
+    """Return the options with troubles in place of the faults that can strike any node: the healthy
+    nodes are a majority, and stay so.
+
+    The quorum is half of the nodes and one; the store is sound for those that reach it.
+    """
+    dice = Random(f"unfair {drawn.seed}")
+    oldest = ("n1",) if drawn.strategy == "keep-oldest" else ()
+    return replace(
+        drawn,
+        links="unfair",
+        troubles=draw_troubles(dice, drawn.nodes, drawn.seconds, spared=oldest),
+        loss=min(drawn.loss, GENTLE_LOSS),
+        delay_s=min(drawn.delay_s, 0.05),
+        pauses=0, kills=0, vanishes=0, leaves=0, joins=0, bounces=0, partitions=0, one_ways=0,
+        cut_links=0, swizzles=0, pairs=0, flaps=0, rejecting=False, store="sound", role="",
+        min_members=1, quorum=drawn.nodes // 2 + 1 if drawn.quorum else 0,
+    )  # fmt: skip

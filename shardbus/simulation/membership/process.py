@@ -46,6 +46,10 @@ class Process:
     ticked: bool = False
     """True if the last event was its timer."""
     paused_until: float = 0.0
+    slow: float = 1.0
+    """The factor by which it needs longer for everything."""
+    busy_until: float = 0.0
+    """When a slow process has handled its last event."""
     _read: float = 0.0
 
     @property

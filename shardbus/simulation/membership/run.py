@@ -25,6 +25,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.member import Status
 from shardbus.simulation.membership.checks import Checks, Violation, content
+from shardbus.simulation.membership.fairness import Fairness
 from shardbus.simulation.membership.faults import Faults
 from shardbus.simulation.membership.options import Options
 from shardbus.simulation.membership.process import Process
@@ -99,7 +100,14 @@ def simulate(options: Options, settings: ClusterSettings | None = None) -> RunOu
     """Run these options, with other settings than theirs if given. Two calls with the same options
     have the same outcome, in any process."""
     world = World(f"world {options.seed}", settings or options.settings())
-    world.on_step = Checks(world, gentle=options.gentle).after
+    checks, fairness = Checks(world, gentle=options.gentle), Fairness(world, options)
+
+    def after(process: Process) -> None:
+        checks.after(process)
+        fairness.after(process)
+
+    world.on_step = after
+    fairness.begin()
     began = world.now
     broken, settled = None, None
     try:

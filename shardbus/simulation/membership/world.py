@@ -32,7 +32,7 @@ from shardbus.membership.messages import (
     Message,
 )
 from shardbus.simulation.membership.leases import SimLeases
-from shardbus.simulation.membership.network import SimPubSub, Wall
+from shardbus.simulation.membership.network import Channel, SimPubSub, Wall
 from shardbus.simulation.membership.process import Process
 from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.trace import Trace
@@ -41,12 +41,16 @@ from shardbus.wire.gossip import decode, encode
 PORT, GOSSIP_PORT = 7355, 7356
 BEGINNING = 100.0
 PROBE_WITHIN = 1.0
+EVENT_S = 0.0001
+"""Seconds that a process needs for an event. They matter where it is slow."""
 RECONNECT = 1.0
 """Seconds between two attempts to connect to a publisher behind a wall."""
 
 APPLICATION_EFFECTS = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.CommandRefused)
 """The effects that a process's application receives."""
 
+JOIN_REQUESTS = ("InitJoin", "Join")
+"""Messages over a connection of their sender. The others answer them, over that connection."""
 PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
 
 
@@ -131,7 +135,7 @@ class World(Timeline):
         if not process.running or self.nodes[process.name] is not process:
             return
         settings = process.machine.settings
-        if self.leases.up and self.now >= process.paused_until:
+        if self.leases.reached_by(process.name) and self.now >= process.paused_until:
             self.beats[process.name] = self.now
             alive = [n for n, at in self.beats.items() if self.now - at < settings.founding_claim]
             if not process.member:
@@ -176,9 +180,7 @@ class World(Timeline):
         self.network.rejected = self.network.rejected or wall.rejecting
         for process in self.nodes.values():
             for other in list(process.subscriptions):
-                through = wall.blocks(process.name, other.host) or wall.blocks(
-                    other.host, process.name
-                )
+                through = wall.severs(process.name, other.host, Channel.GOSSIP)
                 if through and (wall.rejecting or (breaking and self.rng.random() < breaking)):
                     soon = self.rng.uniform(0.0, 1.0)
                     self.later(soon, lambda p=process, o=other: self._disconnected(p, o))  # type: ignore[misc]
@@ -193,6 +195,15 @@ class World(Timeline):
         process = self.nodes[name]
         process.paused_until = max(process.paused_until, self.now + seconds)
 
+    def slow_down(self, name: str, factor: float) -> None:
+        """Let the process at this name need that much longer for everything; 1 is as usual."""
+        process = self.nodes[name]
+        process.slow, process.busy_until = factor, min(process.busy_until, self.now)
+
+    def lose_store(self, name: str, *, lost: bool = True) -> None:
+        """Let this name alone lose the way to the store, or find it again."""
+        (self.leases.away.add if lost else self.leases.away.discard)(name)
+
     # -- the shell -----------------------------------------------------------------------------
 
     def deliver(self, process: Process, event: ev.Event) -> None:
@@ -201,6 +212,9 @@ class World(Timeline):
             return
         if self.now < process.paused_until:
             self.later(process.paused_until - self.now, lambda: self.deliver(process, event))
+            return
+        if self.now < process.busy_until:
+            self.at(process.busy_until, lambda: self.deliver(process, event))
             return
         if isinstance(event, ev.PubSubReceived):
             event = ev.PubSubReceived(event.sender, event.message, process.lag(self.now))
@@ -215,6 +229,9 @@ class World(Timeline):
         process.tick_at = None
         if self.now < process.paused_until:
             self._arm(process, process.paused_until)
+            return
+        if self.now < process.busy_until:
+            self._arm(process, process.busy_until)
             return
         local = process.clock(self.now)
         due = process.machine.deadline()
@@ -231,6 +248,8 @@ class World(Timeline):
 
     def _apply(self, process: Process, effects: list[ev.Effect]) -> None:
         self.events += 1
+        if process.slow > 1.0:
+            process.busy_until = self.now + EVENT_S * process.slow
         for effect in effects:
             self._perform(process, effect)
         due = process.due = process.machine.deadline()
@@ -300,7 +319,7 @@ class World(Timeline):
         target = self.by_id.get(to)
         if target is None or not target.running:
             fate = "no process there"
-        elif self.network.walled(process.name, target.name):
+        elif self.network.walled(process.name, target.name, Channel.GOSSIP, target.name):
             fate = "wall"
         elif process.id not in target.subscriptions:
             fate = "not subscribed"
@@ -319,7 +338,9 @@ class World(Timeline):
             if target is None or not target.running or to not in (target.id, target.id.address):
                 fate = "no process there"
             else:
-                fate = "wall" if self.network.walled(process.name, target.name) else ""
+                opener = process.name if what in JOIN_REQUESTS else target.name
+                cut_off = self.network.walled(process.name, target.name, opener=opener)
+                fate = "wall" if cut_off else ""
             self.trace.arrow(self.now, process.name, to.host, what, fate)
             if target is None or fate:
                 return
@@ -334,16 +355,16 @@ class World(Timeline):
         target = self.by_id.get(other)
         if target is None or not process.alive or other not in process.subscriptions:
             return
-        if self.network.severed(process.name, target.name):
+        if self.network.severed(process.name, target.name, Channel.GOSSIP):
             self.later(RECONNECT, lambda: self._connect(process, other))
         else:
             self.deliver(target, ev.PeerListening(process.id.uid))
 
     def _probe(self, process: Process, other: NodeId) -> None:
         target = self.nodes.get(other.host)
-        if self.network.rejects(process.name, other.host):
+        if self.network.rejects(process.name, other.host, Channel.PROBES):
             outcome = ProbeOutcome.REFUSED
-        elif target is None or self.network.severed(process.name, other.host):
+        elif target is None or self.network.severed(process.name, other.host, Channel.PROBES):
             outcome = ProbeOutcome.UNKNOWN
         elif not target.listening:
             outcome = ProbeOutcome.REFUSED
@@ -358,7 +379,7 @@ class World(Timeline):
         self.later(delay, lambda: self.deliver(process, ev.ProbeResult(other, outcome)))
 
     def _acquire(self, process: Process, name: str, owner: str, ttl: float) -> None:
-        granted = self.leases.acquire(name, owner, ttl, self.now)
+        granted = self.leases.acquire(name, owner, ttl, self.now, by=process.name)
         answer = ev.LeaseResult(name, granted)
         self.later(self.leases.delay(), lambda: self.deliver(process, answer))
 
@@ -373,7 +394,7 @@ class World(Timeline):
     def _drop_connections(self, process: Process) -> None:
         for other in self.nodes.values():
             if process.id in other.subscriptions and not self.network.walled(
-                process.name, other.name
+                process.name, other.name, Channel.GOSSIP, other.name
             ):
                 self._soon(lambda o=other: self._disconnected(o, process.id))  # type: ignore[misc]
 

@@ -3,7 +3,9 @@
 Three entity types, for the three ways of keeping state: `plain` keeps nothing, `kept` saves its
 state with each message, `remembered` is restarted by itself. In runs with instances there is a
 fourth, `spread`, whose entities run several times. Each reports to the checker. In some runs their
-starts wait or fail, and their ends wait; in others their handlers fail, in every way.
+starts wait or fail, and their ends wait; in others their handlers fail, in every way. With unfair
+links one more, `on-role`, lives on the nodes with the role `core` only, and in some runs there are
+hundreds that get no message.
 
 Senders live in nodes and in clients. Each sends messages in bursts, tells and asks mixed, to drawn
 entities, until it is stopped or its process ends. `NodeOptions` has the counts. In a dense run some
@@ -27,11 +29,13 @@ from shardbus.entities.entity_type import StopReason
 from shardbus.entity import Entity, handler
 from shardbus.errors import RequestError
 from shardbus.sharding.handoff_modes import MODES, HandoffMode
+from shardbus.simulation.membership.options import ROLE
 from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import SimClient, SimNode, SimProcess
 
 PLAIN, KEPT, REMEMBERED, SPREAD = "plain", "kept", "remembered", "spread"
+ON_ROLE = "on-role"
 KINDS = {
     "thin": (PLAIN, PLAIN, KEPT, REMEMBERED),
     "dense": (PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, KEPT, REMEMBERED),
@@ -86,6 +90,8 @@ class SimApplication:
     def __init__(self, load: NodeOptions) -> None:
         self.checker: DeliveryChecker
         self.dice = Random(f"stage {load.seed}")
+        self.on_ask: Callable[[SentMessage, SimProcess], object] = lambda message, by: None
+        """Called with each ask that is sent, and its process."""
         self.bus = ShardBus("test")
         self._thinks, self._waits_s = load.thinks, load.waits_s
         self._slow_starts, self._failing_starts = load.slow_starts, load.failing_starts
@@ -174,6 +180,12 @@ class SimApplication:
             spread = entity(SPREAD, instances=load.instances, router="random", handoff="buffer")
             classes[SPREAD] = spread(own)  # direct moves do not keep instances apart
             modes[SPREAD] = MODES["buffer"]
+        if load.on_role:
+            of_role = type("OnRole", (plain,), {})
+            classes[ON_ROLE] = entity(ON_ROLE, role=ROLE, handoff=mode)(of_role)
+            modes[ON_ROLE] = MODES[mode]
+        for number in range(load.types):
+            entity(f"type{number}")(type(f"Type{number}", (plain,), {}))
         return classes, modes
 
     def calm(self) -> None:
@@ -228,6 +240,7 @@ class SimSender:
         self._home, self._application, self._dice, self._load = home, application, dice, load
         self._checker = application.checker
         self._kinds = KINDS[load.density] + ((SPREAD, SPREAD) if load.instances else ())
+        self._kinds += (ON_ROLE,) if load.on_role else ()
         self._fresh = 0
         home.spawn(self._run())
 
@@ -282,6 +295,8 @@ class SimSender:
         asked = self._dice.random() < asks
         message = self._checker.send(self.name, self._home, kind, entity_id, asked)
         call = getattr(ref, handler)
+        if asked:
+            self._application.on_ask(message, self._home)
         try:
             if asked:
                 answer = call(self.name, message.seq)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shardbus.ids import Address
-from shardbus.simulation.membership.network import SimPubSub
+from shardbus.simulation.membership.network import Channel, SimPubSub
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport.network import (
@@ -126,8 +126,14 @@ class SimExchange:
 
     def is_mute(self, connection: SimConnection) -> bool:
         """True if a frame sent now does not arrive."""
-        stuck = connection.inward.stuck or connection.outward.stuck
-        return stuck or self.network.severed(*connection.ends)
+        queues = (connection.inward, connection.outward)
+        return self.network.severed(*connection.ends) or any(
+            queue.stuck or self.holds(connection, queue) for queue in queues
+        )
+
+    def holds(self, connection: SimConnection, queue: FrameQueue) -> bool:
+        """True if an unfair wall stops this direction of the connection, which stands."""
+        return self.network.walled(queue.source, queue.target, Channel.MESSAGES, connection.name)
 
     def cut(self) -> None:
         """Break a drawn connection."""
@@ -200,9 +206,11 @@ class SimNetwork:
         """As a fresh connection would find it."""
         exchange, network = self.exchange, self.exchange.network
         await asyncio.sleep(network.delay())
-        if network.rejects(self.name, address.host):
+        if network.rejects(self.name, address.host, Channel.PROBES):
             return False
-        if network.severed(self.name, address.host) or exchange.is_gone(address.host):
+        if network.severed(self.name, address.host, Channel.PROBES) or exchange.is_gone(
+            address.host
+        ):
             await self._loop.create_future()  # no answer ever comes
         return address in exchange.listeners
 
@@ -351,6 +359,8 @@ class SimConnection:
         """Deliver the frames that have arrived; schedule the rest."""
         exchange, now = self._exchange, self._exchange.timeline.now
         if not self.up or queue.stuck or exchange.network.severed(*self.ends):
+            return
+        if exchange.holds(self, queue):
             return
         frames = queue.frames
         while frames and frames[0][0] <= now:

@@ -17,7 +17,7 @@ from random import Random
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.sharding.handoff_modes import MODES
-from shardbus.simulation.membership.options import SECONDS, Options, draw
+from shardbus.simulation.membership.options import Options, draw
 
 STORES = {"sound": 4, "slow": 2, "failing": 3, "away": 2, "forgetful": 2, "rolled back": 2}
 """Each kind of store with its weight in the draw."""
@@ -45,6 +45,9 @@ ALONE = 0.7
 WAITS_LONG = 0.02
 """The part of messages whose handler waits, where it may wait long."""
 DRIFT = 0.01
+MANY = 0.02
+"""The part of runs with unfair links that have many types."""
+MANY_TYPES = (100, 300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,10 @@ class NodeOptions:
     `any`."""
     move_kills: int = 0
     """Kills at phases of moves."""
+    on_role: bool = False
+    """One more type lives on the nodes with the role `core` only."""
+    types: int = 0
+    """The number of further types, to which no sender sends."""
 
     @property
     def seed(self) -> int:
@@ -179,7 +186,7 @@ class NodeOptions:
 def draw_node_options(
     seed: int,
     nodes: int | None = None,
-    seconds: float = SECONDS,
+    seconds: float | None = None,
     strategy: str | None = None,
     density: str | None = None,
     splits: bool | None = None,
@@ -188,6 +195,7 @@ def draw_node_options(
     instances: int = 0,
     kill_at: str = "",
     failing_handlers: float = 0.0,
+    links: str = "fair",
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
     there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
@@ -202,7 +210,7 @@ def draw_node_options(
 
     moods, allocations = list(STORES), list(ALLOCATIONS)
     thin = NodeOptions(
-        faults=draw(seed, nodes, seconds, strategy),
+        faults=draw(seed, nodes, seconds, strategy, links),
         shards=dice.choice((1, 4, 8, 8, 24)),
         clients=dice.randint(0, 2),
         every_s=round(dice.uniform(0.1, 1.0), 3),
@@ -232,9 +240,23 @@ def draw_node_options(
     thin = replace(thin, homes=homes, instances=instances, failing_handlers=failing_handlers)
     if kill_at:
         thin = _killing(thin, kill_at, at_least=KILLS_NODES if nodes is None else 1)
+    if links == "unfair":
+        thin = _unfair(thin)
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)
+
+
+def _unfair(load: NodeOptions) -> NodeOptions:
+    """Leave out all else that may delay a message between two healthy nodes. A type lives on some
+    of the nodes only; in some runs there are many types."""
+    dice = Random(f"types {load.seed}")
+    return replace(
+        load, store="sound", cuts=0, stops=0, services=0, rebalances=0, sleeps=0, rolls=0, downs=0,
+        hangs=0, splits=0, freezes=0, blocks=0, suspends=0, pairs=0, room=0, hurried=False,
+        buffer_size=100_000, failing_starts=0.0, waits_s=WAIT_S, on_role=True,
+        types=dice.choice(MANY_TYPES) if dice.random() < MANY else 0,
+    )  # fmt: skip
 
 
 def _moving(load: NodeOptions, handoff: str) -> NodeOptions:

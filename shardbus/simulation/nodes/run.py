@@ -35,7 +35,9 @@ from shardbus.sharding.instances import split_row
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table_state import unpack_homes
 from shardbus.simulation.membership.checks import Checks, Violation
+from shardbus.simulation.membership.fairness import Fairness
 from shardbus.simulation.membership.faults import Faults
+from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.run import (
     CHECK_EVERY_S,
     SETTLED_WITHIN,
@@ -51,6 +53,7 @@ from shardbus.simulation.nodes.checker import DeliveryChecker, unbalanced, waiti
 from shardbus.simulation.nodes.faults import NodeFaults
 from shardbus.simulation.nodes.move_kills import MoveKills
 from shardbus.simulation.nodes.options import NodeOptions
+from shardbus.simulation.nodes.undisturbed import Undisturbed
 from shardbus.simulation.nodes.world import NodeWorld, SimNode, SimProcess
 from shardbus.transport.session import Session
 
@@ -59,6 +62,8 @@ QUIET_WITHIN = 90.0
 REPORTED_WITHIN = 4.0
 """Seconds from the last failed message until its sender has the report, also by way of a node that
 has forwarded it."""
+UNDECIDED = ("lease-majority", "down-all")
+"""Strategies under which no side is sure to stay."""
 SOME_MORE_S = 3.0
 """Seconds for which senders go on after the faults."""
 
@@ -78,7 +83,12 @@ class NodeRun:
         modes = self.application.modes
         self.checker = self.application.checker = DeliveryChecker(self.world, modes, (SPREAD,))
         self.world.on_start = self._on_start
-        self.world.on_step = Checks(self.world, gentle=False).after
+        self._checks = Checks(self.world, gentle=False)
+        self.fairness = Fairness(self.world, load.faults)
+        self._undisturbed = Undisturbed(self.world, self.fairness, load.faults.troubles)
+        self.world.on_step = self._after
+        if load.faults.troubles and load.faults.strategy not in UNDECIDED:
+            self.application.on_ask = self._undisturbed.on_ask
         self.senders: list[SimSender] = []
         self.kills: MoveKills | None = None
         self.settled_s: float | None = None
@@ -124,6 +134,7 @@ class NodeRun:
             modes = self.application.modes
             self.kills = MoveKills(world, load, modes, faults, self._add_client)
         faults.begin()
+        self.fairness.begin()
         node_faults.begin(faults.times)
         for number in range(load.clients):
             world.later(1.0 + number, self._add_client)
@@ -162,6 +173,7 @@ class NodeRun:
         while (left := end - self.world.now) > 0.0:
             advance(self.world, min(left, CHECK_EVERY_S), check)
             self.checker.check_exits()
+            self._undisturbed.check()
             self._check_bounds()
             if self.load.homes == "gossip":
                 self._check_gossip()
@@ -178,6 +190,11 @@ class NodeRun:
                 raise Violation(rule, f"{within:g} s later: {why}")
             self._advance(CHECK_EVERY_S)
         return self.world.now - began
+
+    def _after(self, process: Process) -> None:
+        """Check a machine after an event."""
+        self._checks.after(process)
+        self.fairness.after(process)
 
     # ---- senders
 

@@ -48,6 +48,8 @@ class StoreServer:
         self.timeline, self.rng = timeline, rng
         self.data = MemoryData()
         self.up = True
+        self.away: set[str] = set()
+        """The names of nodes that have lost the way to it."""
         self.failing = 0.0
         """The part of requests that fail, half of them after the work."""
         self.slow_s = 0.0
@@ -71,6 +73,7 @@ class StoreServer:
     def calm(self) -> None:
         """Answer all requests from now on, quickly and correctly."""
         self.up, self.failing, self.slow_s = True, 0.0, 0.0
+        self.away.clear()
 
     def forget(self) -> None:
         """Lose everything."""
@@ -118,9 +121,13 @@ class StoreServer:
         slow = self.rng.uniform(0.0, self.slow_s) if self.slow_s else 0.0
         return self.rng.uniform(*LATENCY_S) + slow
 
-    def draw_failure(self) -> tuple[bool, bool]:
-        """Draw whether the next request is lost, and whether its answer is."""
-        if not self.up:
+    def reached_by(self, name: str) -> bool:
+        """True if a request of this node arrives."""
+        return self.up and name not in self.away
+
+    def draw_failure(self, by: str) -> tuple[bool, bool]:
+        """Draw whether the next request of this node is lost, and whether its answer is."""
+        if not self.reached_by(by):
             return True, True
         if self.failing and self.rng.random() < self.failing:
             return (True, True) if self.rng.random() < 0.5 else (False, True)
@@ -162,7 +169,7 @@ class SimStore:
     def probe(self) -> None:
         """Let the process ask which server there is, once it runs. A server that is away is asked
         again later."""
-        if self._server.up:
+        if self._server.reached_by(self._node().host):
             self._loop.call_soon(self._meet, self._server.generation)
         else:
             self._server.timeline.later(PROBE_S, self.probe)
@@ -180,7 +187,7 @@ class SimStore:
     async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         server, loop = self._server, self._loop
         answer: asyncio.Future[T] = loop.create_future()
-        lost, unanswered = server.draw_failure()
+        lost, unanswered = server.draw_failure(self._node().host)
 
         def on_answered(result: T | Exception, generation: int) -> None:
             self._meet(generation)

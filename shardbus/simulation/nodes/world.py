@@ -369,6 +369,14 @@ class NodeWorld(World):
         loop.paused_until = max(loop.paused_until, until)
         self.exchange.paused(name, lambda: loop.paused_until > self.now)
 
+    def slow_down(self, name: str, factor: float) -> None:
+        super().slow_down(name, factor)
+        self.sim_nodes[name].loop.slow = factor
+
+    def lose_store(self, name: str, *, lost: bool = True) -> None:
+        super().lose_store(name, lost=lost)
+        (self.store.away.add if lost else self.store.away.discard)(name)
+
     def suspend_machine(self, name: str, seconds: float) -> None:
         """Pause the node as the pause of its virtual machine does: its monotonic clock stands
         still."""

@@ -174,6 +174,71 @@ async def test_a_split_leaves_one_side() -> None:
         assert await asyncio.gather(*(client.ref(Counter, i).total() for i in IDS)) == [1] * 30
 
 
+@pytest.mark.parametrize("kind", ["mute", "deaf", "cannot-connect", "cannot-accept"])
+async def test_a_node_whose_gossip_fails_goes_and_the_others_answer(kind: str) -> None:
+    async with TestCluster(bus, nodes=4) as cluster:
+        client = cluster.client()
+        await asyncio.gather(*(client.ref(Counter, i).add(1) for i in IDS))
+        impaired, *others = cluster.nodes
+        await cluster.impair(impaired, kind, channels=["gossip"])
+        await cluster.until(lambda: not impaired.runs)
+        await cluster.settle()
+        assert cluster.nodes == others
+        await cluster.advance(5)  # the client learns that its node is gone
+        assert await asyncio.gather(*(client.ref(Counter, i).total() for i in IDS)) == [1] * 30
+
+
+async def test_a_node_may_be_impaired_towards_one_other_and_heals() -> None:
+    async with TestCluster(bus) as cluster:
+        first, second, third = cluster.nodes
+        await cluster.impair(first, "deaf", second, channels=["gossip"])
+        await cluster.advance(2)
+        await cluster.heal()
+        await cluster.settle()
+        assert cluster.nodes == [first, second, third]
+        for kind, channels in (("blind", ["gossip"]), ("deaf", ["smoke"])):
+            with pytest.raises(ConfigError, match=r"there is no"):
+                await cluster.impair(first, kind, channels=channels)
+
+
+async def test_an_accused_node_goes() -> None:
+    async with TestCluster(bus, nodes=4) as cluster:
+        *accusers, accused = cluster.nodes
+        for accuser in accusers:
+            await cluster.accuse(accuser, accused)
+        await cluster.until(lambda: not accused.runs)
+        assert cluster.nodes == accusers
+
+
+async def test_a_slow_node_answers_late() -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        counter, took = cluster.client().ref(Counter, "a"), []
+        await counter.total()
+        for factor in (1.0, 10_000.0, 1.0):
+            await cluster.slow_down(cluster.nodes[0], factor)
+            began = cluster.now
+            await asyncio.gather(*(counter.total() for _ in range(3)))
+            took.append(cluster.now - began)
+            await cluster.advance(1)
+        assert took[1] > 5 * max(took[0], took[2])
+
+
+async def test_one_node_alone_loses_the_store() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        client, homes = cluster.client(), {}
+        await asyncio.gather(*(client.ref(Counter, i).add(1) for i in IDS))
+        for entity_id in IDS:
+            homes.setdefault(cluster.where(Counter, entity_id), entity_id)
+        cut_off, fine = cluster.nodes
+        await cluster.lose_store(cut_off)
+        assert await client.ref(Counter, homes[fine]).add(1) == 2
+        late = cluster.spawn(client.ref(Counter, homes[cut_off]).add(1))
+        await cluster.advance(3)
+        assert cluster.store.state(Counter, homes[cut_off]) == Total(1)
+        await cluster.heal()
+        assert await late == 2
+
+
 async def test_a_client_is_on_a_side_only_if_it_is_named() -> None:
     async with TestCluster(bus) as cluster:
         away = await cluster.connect("away")

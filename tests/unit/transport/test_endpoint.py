@@ -357,6 +357,19 @@ async def test_another_incarnation_at_the_address_ends_the_session(pair: Pair) -
     assert session.peer_ended
 
 
+async def test_a_successor_gets_nothing_that_is_sent_to_the_former_incarnation(pair: Pair) -> None:
+    """The connection was opened by address, and no process has answered yet."""
+    former = NodeId(ME.host, ME.port, 77)
+    session = pair.client.session_to(ME.address)
+    assert pair.client.session_to(ME.address, former) is session
+    session.tell(ADD, "x", b"\x01")
+    await pair.world.quiet()
+    assert pair.taker.got == []
+    assert session.lost is not None
+    assert [len(unsent) for lost, unsent in pair.lost if lost is session] == [1]
+    assert (await pair.open()).tag == ME
+
+
 async def test_every_client_learns_that_the_node_leaves(pair: Pair) -> None:
     session = await pair.open()
     pair.node.announce_leaving()
