@@ -19,18 +19,32 @@ all voters of its side have seen the picture, and the speaker asks for the lease
 have not within the patience count as cut off.
 
 **Suspended first.** A live member may be downed only once it is surely suspended: its entities
-start elsewhere at that moment. The voters of this side refuse it their consent from the moment at
-which they know that it is unreachable. So the side waits until each of its voters has known the
-picture for `suspended_within` seconds; a lease that is granted earlier is carried out then. Members
-that are proved gone need no such wait.
+start elsewhere at that moment. The voters of this side refuse it their consent (`refuses`), so the
+side waits until each of its voters has done so for `suspended_within` seconds; a lease that is
+granted earlier is carried out then. Members that are proved gone need no such wait.
+
+    the asker, in this voter's picture               the voter refuses
+    cut off, and the voter itself does not reach it  at once
+    cut off, and only others report that             after CONSENT_GRACE: it may answer in a moment
+    on this side, and must go for its bad links      once the picture has lasted for stable_after
+    on this side otherwise, whoever flags it         never
+
+So a node that flags all others, or accuses them, suspends none of them.
 
 **Bad links.** A member that must go because of its links has the same information, and downs
 itself. If its side did it, and its last link broke just then, it would not receive the decision,
 and decide about the split that it sees. The side downs it only if it is still there after the
-patience: it may lack CPU time. If members are cut off as well, the side decides about all of them
-together. A member with bad links also goes by itself if no node has decided within the patience:
-where only such members are left, the node that should decide may have died unnoticed, because it
-was flagged already.
+patience: it may lack CPU time. If members are cut off as well, the side decides about these first.
+A member with bad links also goes by itself if no node has decided within the patience: where only
+such members are left, the node that should decide may have died unnoticed, because it was flagged
+already.
+
+**Outnumbered.** A node that hears no other is more probably at fault than all of them, and may have
+noticed first: the others hear its last messages. So do fewer nodes that do not hear more. They ask
+for a lease only `noticed_within` seconds later than other sides, so that the nodes that hear each
+other have had their turn. In a cluster of two each node is alone, and either may win.
+
+**Who acts.** The leader of a copy may be a member that must go. The speaker stands in for it.
 
 **The lease** of an epoch is acquired for good: no node renews or releases it. A lease that is
 refused, or not answered within `LEASE_ANSWER_S`, is a lost split. A lease that is granted too late,
@@ -48,8 +62,9 @@ longer answer, and then for `stable_after`.
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
 every node downs its side if no picture has lasted within `stable_after` plus three quarters of it
 (at least 4 s), and if the set of unreachable members has changed more than twice since the split
-began, with a member that came back at least once. Members that only become unreachable one after
-the other are no flapping, and neither are more observers of the same members.
+began, and an observer took a flag back at least once. Members that only become unreachable one
+after the other are no flapping, and neither are more observers of the same members, nor flags that
+go with their observer.
 
 Not here: which side stays (`split`, `strategies`), probes (`failure.confirmed_death`).
 
@@ -70,6 +85,7 @@ from shardbus.membership.downing.split import (
     EPOCHS,
     Decision,
     DowningOutcome,
+    Preference,
     Split,
     lease_of,
     survey,
@@ -77,7 +93,8 @@ from shardbus.membership.downing.split import (
 from shardbus.membership.downing.strategies import Strategy, strategy_of, unstable
 from shardbus.membership.events import AcquireLease
 from shardbus.membership.failure.confirmed_death import ProbeOutcome, Sweep
-from shardbus.membership.gossip import VOTING, Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.leader import leader_of
 
 LEASE_ANSWER_S = 5.0
 """Seconds within which the store must answer."""
@@ -85,6 +102,9 @@ LEASE_TTL_S = 1e9
 """Seconds for which the lease of an epoch is acquired: thirty years."""
 INSTABILITY_LEAST_S = 4.0
 """Seconds, at least, that are added to `stable_after` before an unstable side downs itself."""
+CONSENT_GRACE_PART, CONSENT_GRACE_MAX = 0.2, 1.0
+"""The part of `suspended_within`, and the most seconds, for which a voter still consents to a
+member that others report as cut off."""
 TOLERATED_CHANGES = 2
 """Changes of the set of unreachable members in a split that is still considered stable."""
 
@@ -114,7 +134,7 @@ class LeaseRequest:
 @dataclass(slots=True)
 class Instability:
     """Since when no picture has lasted, the number of changes of the set of unreachable members
-    since, and whether a member has become reachable again."""
+    since, and whether an observer has taken a flag back."""
 
     since: float
     changes: int = 1
@@ -129,7 +149,8 @@ class Instability:
 class Resolver:
     """Follows the copies of the state, and plans when to act on a split. `has_started`: True if a
     copy allows members to be Up, or to become so; without it, every copy does. `suspended_within`:
-    seconds after which a member that gets no consent is surely suspended."""
+    seconds after which a member that gets no consent is surely suspended. `noticed_within`: seconds
+    by which others may notice later than this node that they do not reach each other."""
 
     def __init__(
         self,
@@ -138,10 +159,16 @@ class Resolver:
         *,
         has_started: Callable[[Gossip], bool] | None = None,
         suspended_within: float = 0.0,
+        noticed_within: float = 0.0,
+        monitored_by: int = Preference.monitored_by,
     ) -> None:
         self.me = me
         self.settings = settings
         self.suspended_within = suspended_within
+        self.noticed_within = noticed_within
+        self._grace = min(CONSENT_GRACE_PART * suspended_within, CONSENT_GRACE_MAX)
+        oldest = settings.strategy == "keep-oldest"
+        self._preference = Preference(oldest, settings.down_if_alone, monitored_by)
         self._has_started = has_started
         self.changed_at = 0.0
         after = settings.unsafe_auto_down_after
@@ -154,8 +181,11 @@ class Resolver:
         self._considered_at = 0.0
         self._checked: Gossip | None = None
         self._picture: object = None
-        self._unreachable: frozenset[NodeId] = frozenset()
+        self._flags: frozenset[tuple[NodeId, NodeId]] = frozenset()
+        """Observer and subject of each flag of the picture."""
         self._split = Split()
+        self._hearsay = False
+        """True if a node of this side has not found by itself that a member is cut off."""
         self._cut_since: dict[NodeId, float] = {}
         self._aware: dict[NodeId, float] = {}
         """The nodes that know the picture, and since when this node knows that."""
@@ -176,8 +206,11 @@ class Resolver:
         times = [self._settled_at, self._settled_at + settings.down_removal_margin]
         times.append(self._settled_at + self._patience)
         times.append(self._harmless_at)
-        if settings.strategy == "lease-majority":
-            times.append(self._settled_at + settings.acquire_lease_delay_for_minority)
+        delay = settings.acquire_lease_delay_for_minority
+        later = (delay,) if settings.strategy == "lease-majority" else ()
+        times += [self._settled_at + at for at in later]
+        if self._outnumbered:
+            times += [self._settled_at + self.noticed_within + at for at in (0.0, *later)]
         if self._requested:
             times.append(self._requested.ends_at)
         if self._granted:
@@ -229,6 +262,7 @@ class Resolver:
         self._considered_at = now
         self._update_picture(gossip, now)
         split = self._split
+        leading = leading or self._stands_in(gossip)
         if self._unused > self._epoch:
             return DowningPlan(epoch=self._unused)
         if not split.cut and not split.broken:
@@ -265,6 +299,20 @@ class Resolver:
         since = max(since + self._patience, self._harmless_at)
         return self._act(decision, leading, since, since, now)
 
+    def refuses(self, node: NodeId, now: float) -> bool:
+        """True if this voter does not consent that the node goes on."""
+        if node in self._split.cut:
+            grace = 0.0 if (self.me, node) in self._flags else self._grace
+            return now >= self._cut_since.get(node, now) + grace
+        return node in self._split.broken and now >= self.changed_at + self.settings.stable_after
+
+    def _stands_in(self, gossip: Gossip) -> bool:
+        """True if the leader must go, and this node speaks for the side."""
+        split = self._split
+        if split.speaker != self.me or not (split.cut or split.broken):
+            return False
+        return leader_of(gossip, self.me) in (*split.cut, *split.broken)
+
     def _resolve(
         self, decide: Strategy, decision: Decision, gossip: Gossip, leading: bool, now: float
     ) -> DowningPlan:
@@ -276,12 +324,17 @@ class Resolver:
             if not acts or now < since + self._patience:
                 return DowningPlan()
             decision = decide(self._survey(gossip, unaware))
+        if decision.outcome in (DowningOutcome.DOWN_OTHERS, DowningOutcome.ASK_LEASE):
+            cut = tuple(n for n in decision.down if n in decision.split.cut)
+            decision = replace(decision, down=cut)
         act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
-        return self._act(decision, leading, since + decision.delay, act_at, now)
+        turn = self.noticed_within if self._outnumbered else 0.0
+        return self._act(decision, leading, since + decision.delay + turn, act_at, now)
 
     def _survey(self, gossip: Gossip, doubtful: Iterable[NodeId] = ()) -> Split:
         unborn = self._has_started is not None and not self._has_started(gossip)
-        return survey(gossip, self.me, self.settings.role, doubtful, unborn=unborn)
+        role, preference = self.settings.role, self._preference
+        return survey(gossip, self.me, role, doubtful, unborn=unborn, preference=preference)
 
     def _down_self(self, decision: Decision) -> Decision:
         """Decide that this node goes: its links are bad, and no other node has decided in time."""
@@ -297,9 +350,20 @@ class Resolver:
     @property
     def _harmless_at(self) -> float:
         """Return from when the members to be downed are surely suspended, as far as the voters of
-        this side know the picture."""
-        known = (self._aware.get(node, self.changed_at) for node in self._split.side)
+        this side know the picture (`refuses`)."""
+        split = self._split
+        known = [self._aware.get(node, self.changed_at) for node in split.side]
+        if not split.cut:
+            known = [at + self.settings.stable_after for at in known]
+        elif self._hearsay:
+            known = [at + self._grace for at in known]
         return max(known, default=self.changed_at) + self.suspended_within
+
+    @property
+    def _outnumbered(self) -> bool:
+        """True if this side has fewer members than those that are cut off and may live."""
+        split = self._split
+        return len(split.side) < len(split.cut) - len(split.gone)
 
     def _unaware(self, gossip: Gossip) -> list[NodeId]:
         return [
@@ -318,25 +382,33 @@ class Resolver:
         whole = not gossip.unreachable()
         self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
-        self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
+        split = self._split
+        self._cut_since = {node: self._cut_since.get(node, now) for node in split.cut}
+        side, cut = frozenset(split.side), frozenset(split.cut)
+        found = sum(o in side and s in cut for o, s, _ in picture[1])
+        self._hearsay = found < len(side) * len(cut)
         if picture == self._picture:
             self._aware = {**dict.fromkeys(gossip.seen, now), **self._aware}
             return
-        self._count(frozenset(gossip.unreachable()), lasted, now)
+        self._count(gossip, lasted, now)
         self._picture, self.changed_at = picture, now
         self._aware = dict.fromkeys(gossip.seen, now)
         self._unused = self._granted.epoch if self._granted else 0
         self._sweep = self._requested = self._granted = None
 
-    def _count(self, unreachable: frozenset[NodeId], lasted: bool, now: float) -> None:
-        before, self._unreachable = self._unreachable, unreachable
+    def _count(self, gossip: Gossip, lasted: bool, now: float) -> None:
+        before, self._flags = self._flags, frozenset((o, s) for o, s, _ in gossip.records())
+        unreachable = {subject for _, subject in self._flags}
         if not self._split.cut and not self._split.broken:
             self._instability = None
         elif self._instability is None or lasted:
             self._instability = Instability(now)
-        elif unreachable != before:
+        elif unreachable != {subject for _, subject in before}:
+            members = gossip.members
+            present = {n for n, m in members.items() if m.status not in ON_THE_WAY_OUT}
+            back = [link for link in before - self._flags if link[1] not in unreachable]
             self._instability.changes += 1
-            self._instability.came_back = self._instability.came_back or not before <= unreachable
+            self._instability.came_back |= any(present.issuperset(link) for link in back)
 
     def _check_instability(self, now: float) -> DowningPlan:
         """Return the decision to down this side if no picture has lasted for too long."""
