@@ -1,14 +1,15 @@
 """Who stays after 600 splits, by the strategies here and by those of Pekko.
 
-Each split is a cluster of 3 to 7 Up members with links that fail. A pair of members that is silent has no gossip
-either; the members that gossip connects share one picture, and each part decides by its own. Pekko is asked by its own
-classes (`pekko_downing_jvm`, built by Maven), once for each node that leads in its own view. An accusation
-(`quarantined` here) has no form in Pekko's pictures of live members: such links are unreachable there.
+Each split is a cluster of 3 to 7 Up members with links that fail. A pair of members that is silent
+has no gossip either; the members that gossip connects share one picture, and each part decides by
+its own. Pekko is asked by its own classes (`pekko_downing_jvm`, built by Maven), once for each node
+that leads in its own view. An accusation (`quarantined` here) has no form in Pekko's pictures of
+live members: such links are unreachable there.
 
     python -m benchmarks.pekko_downing [--splits 600] [--examples 2]
 
-It prints, per kind of split and strategy, how many members stay, how often no member stays, and how often both keep
-the same members; then examples of each difference.
+It prints, per kind of split and strategy, how often both keep the same members, how many members
+stay, and how often none does; then examples of each difference.
 """
 
 from __future__ import annotations
@@ -106,7 +107,14 @@ def draw(kind: str, dice: Random) -> Fault:
             return Fault(kind, count, accused, frozenset(), frozenset(accused))
 
 
-KINDS = ("two sides", "three sides", "one node alone", "two nodes alone", "bad links", "one accuses")
+KINDS = (
+    "two sides",
+    "three sides",
+    "one node alone",
+    "two nodes alone",
+    "bad links",
+    "one accuses",
+)
 
 
 # -- here -----------------------------------------------------------------------------------------
@@ -155,7 +163,7 @@ def _copy(fault: Fault, part: frozenset[int]) -> Gossip:
     return Gossip(members, frozenset(map(_node, part)), reachability=table)
 
 
-# -- Pekko ------------------------------------------------------------------------------------------
+# -- Pekko ----------------------------------------------------------------------------------------
 
 
 class Pekko:
@@ -235,7 +243,7 @@ def main() -> None:
             if ours != theirs and len(examples[kind, strategy]) < options.examples:
                 flags = " ".join(f"{a}>{b}" for a, b in fault.flags)
                 examples[kind, strategy].append(
-                    f"{fault.count} members, {flags}: {sorted(ours)} here, {sorted(theirs)} in Pekko"
+                    f"{fault.count} members, {flags}: {sorted(ours)} here, {sorted(theirs)} there"
                 )
     pekko.close()
     print("| split | strategy | same | members that stay, of | none stays |")

@@ -32,11 +32,12 @@ the order of their age, and the first expiry after which the answer is another o
 needs a comparison with a clock, so the application checks it without a message to this machine.
 
 **Why no two sides are active.** Let side S down a live node d. Before it does, all voters of S have
-refused d their consent for `suspend_after`, plus a margin: they have the same flags as the node that
-decides, and so find that d goes (`downing.resolver`). So d has no valid contact with any member of
-S, and sees at least S as cut off. The strategies choose at most one of two disjoint sides, so d is
-suspended. The margin covers clocks that are 2 % apart, and the longest time between two checks of
-`valid_until`. A node that downs itself for its bad links ends its confirmation with that.
+refused d their consent for `suspend_after`, plus a margin: they have the same flags as the node
+that decides, and so find that d goes (`downing.resolver`). So d has no valid contact with any
+member of S, and sees at least S as cut off. The strategies choose at most one of two disjoint
+sides, so d is suspended. The margin covers clocks that are 2 % apart, and the longest time between
+two checks of `valid_until`. A node that downs itself for its bad links ends its confirmation with
+that.
 
 **New members.** A member that joins has had no time to answer. It counts as in contact until this
 node's confirmation from before would have ended.

@@ -158,7 +158,9 @@ class Network:
                 self._walls.setdefault(receiver, {}).update(dict.fromkeys(side, wall))
         self._build()
 
-    def lose(self, machine: Machine, *ports: int, dialled: bool = True, taken: bool = False) -> None:
+    def lose(
+        self, machine: Machine, *ports: int, dialled: bool = True, taken: bool = False
+    ) -> None:
         """Packets of the connections to these ports get lost at this machine, in silence: those
         that it has `dialled`, and those that it has `taken` from others."""
         lost = self._lost.setdefault(machine, [])

@@ -1,6 +1,6 @@
-"""One node that cannot take part, with real processes on machines of their own: it sends and hears no
-other, no other hears it, or its messages do not get through. It goes, and only it, and the others
-handle messages all the time.
+"""One node that cannot take part, with real processes on machines of their own: it sends and hears
+no other, no other hears it, or its messages do not get through. It goes, and only it, and the
+others handle messages all the time.
 
 A port is lost at one machine, in silence: in the connections that it dials, in those that it takes,
 or in both. Nodes dial the gossip port of those that they listen to, and the message port of those
@@ -31,7 +31,7 @@ def suspended(*nodes: NodeProcess) -> list[str]:
     return [
         line
         for node in nodes
-        for line in re.findall(r".*this node handles no messages.*", node.err.read_text())
+        for line in re.findall(r".*suspended, because.*", node.err.read_text(errors="replace"))
     ]
 
 

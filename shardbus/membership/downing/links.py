@@ -69,6 +69,12 @@ Flags = Sequence[tuple[NodeId, NodeId, Flag]]
 """Observer, subject, flag; only flags that are not reachable."""
 
 
+def lasting(me: NodeId, members: Collection[NodeId], flags: Flags) -> frozenset[NodeId]:
+    """Return the members that would be left beside `me` if the fewest went that leave no bad link.
+    Flags that come and go at one member at fault do not change that."""
+    return frozenset(members).difference(BadLinks(flags, ()).fewest_to_go(me))
+
+
 def group_of(
     me: NodeId, members: Collection[NodeId], flags: Flags, monitored_by: int
 ) -> frozenset[NodeId]:
@@ -151,10 +157,13 @@ class BadLinks:
 
     def _greedy(self, part: Mapping[NodeId, set[NodeId]]) -> list[NodeId]:
         chosen: list[NodeId] = []
-        while any(part.values()):
-            worst = max(part, key=lambda n: (len(part[n]), n not in self._votes, n))
+        left = {n: set(ends) for n, ends in part.items()}
+        while left:
+            worst = max(left, key=lambda n: (len(left[n]), n not in self._votes, n))
+            for other in left.pop(worst):
+                left[other].discard(worst)
             chosen.append(worst)
-            part = _without(part, {worst})
+            left = {n: ends for n, ends in left.items() if ends}
         return chosen
 
     def _cost(self, nodes: tuple[NodeId, ...]) -> Cost:

@@ -26,18 +26,22 @@ granted earlier is carried out then. Members that are proved gone need no such w
     the asker, in this voter's picture               the voter refuses
     cut off, and the voter itself does not reach it  at once
     cut off, and only others report that             after CONSENT_GRACE: it may answer in a moment
-    on this side, and must go for its bad links      once the picture has lasted for stable_after
+    on this side, and must go for its bad links      after CONSENT_GRACE if members are cut off too,
+                                                     else once the picture has lasted
     on this side otherwise, whoever flags it         never
+
+    was cut off for SERIOUS_PART of stable_after     as long as a member that was on this side, and
+                                                     may have decided, flags it
 
 So a node that flags all others, or accuses them, suspends none of them.
 
 **Bad links.** A member that must go because of its links has the same information, and downs
 itself. If its side did it, and its last link broke just then, it would not receive the decision,
 and decide about the split that it sees. The side downs it only if it is still there after the
-patience: it may lack CPU time. If members are cut off as well, the side decides about these first.
-A member with bad links also goes by itself if no node has decided within the patience: where only
-such members are left, the node that should decide may have died unnoticed, because it was flagged
-already.
+patience: it may lack CPU time. If members are cut off as well, the side decides about all of them
+together. A member with bad links also goes by itself if no node has decided within the patience:
+where only such members are left, the node that should decide may have died unnoticed, because it
+was flagged already.
 
 **Outnumbered.** A node that hears no other is more probably at fault than all of them, and may have
 noticed first: the others hear its last messages. So do fewer nodes that do not hear more. They ask
@@ -61,10 +65,10 @@ longer answer, and then for `stable_after`.
 
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
 every node downs its side if no picture has lasted within `stable_after` plus three quarters of it
-(at least 4 s), and if the set of unreachable members has changed more than twice since the split
-began, and an observer took a flag back at least once. Members that only become unreachable one
-after the other are no flapping, and neither are more observers of the same members, nor flags that
-go with their observer.
+(at least 4 s), and if the set of members that would be left without bad links (`links.lasting`) has
+changed more than twice since the split began, with a member that came back at least once. Members
+that only become unreachable one after the other are no flapping, and neither are more observers of
+the same members, nor flags that come and go at one member, or go with it.
 
 Not here: which side stays (`split`, `strategies`), probes (`failure.confirmed_death`).
 
@@ -81,8 +85,10 @@ from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
+from shardbus.membership.downing.links import Flags, lasting
 from shardbus.membership.downing.split import (
     EPOCHS,
+    MONITORED_BY,
     Decision,
     DowningOutcome,
     Preference,
@@ -105,8 +111,11 @@ INSTABILITY_LEAST_S = 4.0
 CONSENT_GRACE_PART, CONSENT_GRACE_MAX = 0.2, 1.0
 """The part of `suspended_within`, and the most seconds, for which a voter still consents to a
 member that others report as cut off."""
+SERIOUS_PART = 0.5
+"""The part of `stable_after` after which a node of this side may decide about a member that is cut
+off, as far as another one knows."""
 TOLERATED_CHANGES = 2
-"""Changes of the set of unreachable members in a split that is still considered stable."""
+"""Changes of the members that would be left in a split that is still considered stable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +142,8 @@ class LeaseRequest:
 
 @dataclass(slots=True)
 class Instability:
-    """Since when no picture has lasted, the number of changes of the set of unreachable members
-    since, and whether an observer has taken a flag back."""
+    """Since when no picture has lasted, the number of changes since of the members that would be
+    left, and whether one of them has come back."""
 
     since: float
     changes: int = 1
@@ -160,7 +169,7 @@ class Resolver:
         has_started: Callable[[Gossip], bool] | None = None,
         suspended_within: float = 0.0,
         noticed_within: float = 0.0,
-        monitored_by: int = Preference.monitored_by,
+        monitored_by: int = MONITORED_BY,
     ) -> None:
         self.me = me
         self.settings = settings
@@ -183,10 +192,16 @@ class Resolver:
         self._picture: object = None
         self._flags: frozenset[tuple[NodeId, NodeId]] = frozenset()
         """Observer and subject of each flag of the picture."""
+        self._present: frozenset[NodeId] = frozenset()
+        self._lasting: frozenset[NodeId] = frozenset()
+        """The members of the picture that are not on their way out, and of these the ones that
+        would be left without bad links."""
         self._split = Split()
         self._hearsay = False
         """True if a node of this side has not found by itself that a member is cut off."""
         self._cut_since: dict[NodeId, float] = {}
+        self._deciders: dict[NodeId, frozenset[NodeId]] = {}
+        """The observers on this side that may have decided about a member that was cut off."""
         self._aware: dict[NodeId, float] = {}
         """The nodes that know the picture, and since when this node knows that."""
         self._instability: Instability | None = None
@@ -304,7 +319,10 @@ class Resolver:
         if node in self._split.cut:
             grace = 0.0 if (self.me, node) in self._flags else self._grace
             return now >= self._cut_since.get(node, now) + grace
-        return node in self._split.broken and now >= self.changed_at + self.settings.stable_after
+        if any((observer, node) in self._flags for observer in self._deciders.get(node, ())):
+            return True
+        lasts = self._grace if self._split.cut else self.settings.stable_after
+        return node in self._split.broken and now >= self.changed_at + lasts
 
     def _stands_in(self, gossip: Gossip) -> bool:
         """True if the leader must go, and this node speaks for the side."""
@@ -324,9 +342,6 @@ class Resolver:
             if not acts or now < since + self._patience:
                 return DowningPlan()
             decision = decide(self._survey(gossip, unaware))
-        if decision.outcome in (DowningOutcome.DOWN_OTHERS, DowningOutcome.ASK_LEASE):
-            cut = tuple(n for n in decision.down if n in decision.split.cut)
-            decision = replace(decision, down=cut)
         act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
         turn = self.noticed_within if self._outnumbered else 0.0
         return self._act(decision, leading, since + decision.delay + turn, act_at, now)
@@ -355,7 +370,7 @@ class Resolver:
         known = [self._aware.get(node, self.changed_at) for node in split.side]
         if not split.cut:
             known = [at + self.settings.stable_after for at in known]
-        elif self._hearsay:
+        elif self._hearsay or split.broken:
             known = [at + self._grace for at in known]
         return max(known, default=self.changed_at) + self.suspended_within
 
@@ -379,14 +394,10 @@ class Resolver:
         statuses = tuple((node, member.status) for node, member in gossip.members.items())
         self._epoch = gossip.epochs.get(EPOCHS, 0)
         picture = (statuses, tuple(gossip.records()), self._epoch)
-        whole = not gossip.unreachable()
+        whole, before = not gossip.unreachable(), self._split
         self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
-        split = self._split
-        self._cut_since = {node: self._cut_since.get(node, now) for node in split.cut}
-        side, cut = frozenset(split.side), frozenset(split.cut)
-        found = sum(o in side and s in cut for o, s, _ in picture[1])
-        self._hearsay = found < len(side) * len(cut)
+        self._follow_cut(before, picture[1], now)
         if picture == self._picture:
             self._aware = {**dict.fromkeys(gossip.seen, now), **self._aware}
             return
@@ -396,19 +407,39 @@ class Resolver:
         self._unused = self._granted.epoch if self._granted else 0
         self._sweep = self._requested = self._granted = None
 
+    def _follow_cut(self, before: Split, flags: Flags, now: float) -> None:
+        """Note since when which members are cut off, and who may have decided about others."""
+        side, cut = frozenset(self._split.side), frozenset(self._split.cut)
+        serious = now - SERIOUS_PART * self.settings.stable_after
+        for node, since in self._cut_since.items():
+            if node not in cut and since <= serious:
+                observers = (o for o in before.side if o != self.me and (o, node) in self._flags)
+                self._deciders[node] = frozenset(observers)
+        flagged = {(observer, subject) for observer, subject, _ in flags}
+        self._deciders = {
+            node: kept
+            for node, observers in self._deciders.items()
+            if (kept := frozenset(o for o in observers if (o, node) in flagged))
+        }
+        self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
+        found = sum(o in side and s in cut for o, s in flagged)
+        self._hearsay = found < len(side) * len(cut)
+
     def _count(self, gossip: Gossip, lasted: bool, now: float) -> None:
-        before, self._flags = self._flags, frozenset((o, s) for o, s, _ in gossip.records())
-        unreachable = {subject for _, subject in self._flags}
+        flags, before, known = gossip.records(), self._lasting, self._present
+        self._flags = frozenset((observer, subject) for observer, subject, _ in flags)
+        members = gossip.members.items()
+        present = frozenset(n for n, m in members if m.status not in ON_THE_WAY_OUT)
+        among = [flag for flag in flags if flag[0] in present and flag[1] in present]
+        self._present, self._lasting = present, lasting(self.me, present, among)
+        back = (self._lasting - before) & known
         if not self._split.cut and not self._split.broken:
             self._instability = None
         elif self._instability is None or lasted:
             self._instability = Instability(now)
-        elif unreachable != {subject for _, subject in before}:
-            members = gossip.members
-            present = {n for n, m in members.items() if m.status not in ON_THE_WAY_OUT}
-            back = [link for link in before - self._flags if link[1] not in unreachable]
+        elif back or before & present - self._lasting:
             self._instability.changes += 1
-            self._instability.came_back |= any(present.issuperset(link) for link in back)
+            self._instability.came_back |= bool(back)
 
     def _check_instability(self, now: float) -> DowningPlan:
         """Return the decision to down this side if no picture has lasted for too long."""

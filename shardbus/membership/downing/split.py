@@ -79,6 +79,8 @@ EPOCHS = "$downing"
 it."""
 FIRST_EPOCHS = 2**30
 """The first epoch of a cluster is below this number."""
+MONITORED_BY = 9
+"""The default of the setting `monitored_by`: nodes that watch each node."""
 UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
 MAY_LEAD_THERE = (*UP, Status.READY_FOR_SHUTDOWN, Status.LEAVING, Status.EXITING)
 """Members in these statuses may be Up or lead on the other side."""
@@ -151,7 +153,7 @@ class Preference:
 
     oldest_stays: bool = False
     unless_alone: bool = True
-    monitored_by: int = 9
+    monitored_by: int = MONITORED_BY
 
 
 def survey(
@@ -184,9 +186,7 @@ def survey(
     return Split(
         side=side,
         cut=cut,
-        gone=tuple(
-            n for n in cut if all(row.get(n) is Flag.TERMINATED for row in rows.values())
-        ),
+        gone=tuple(n for n in cut if all(row.get(n) is Flag.TERMINATED for row in rows.values())),
         broken=_bad_within(gossip, side, ours, elders, preference),
         ours=ours,
         most=tuple(n for n in possible if n in side),
@@ -257,7 +257,9 @@ def _cut_off(
     flags = gossip.records()
     among = [record for record in flags if record[0] in here and record[1] in here]
     group = group_of(me, members, among, monitored_by)
-    flagged = {subject for observer, subject, _ in flags if observer in group or observer not in here}
+    flagged = {
+        subject for observer, subject, _ in flags if observer in group or observer not in here
+    }
     away = [n for n in members if n not in gossip.seen and (n not in group or n in flagged)]
     return tuple(n for n in gossip.members if n != me and (n in doubtful or n in away))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -119,7 +119,7 @@ def test_very_many_bad_links_are_cured_too() -> None:
     ring = [NodeId(f"n{i:02}", 1, i) for i in range(40)]
     every = [(a, b, UN) for a, b in combinations(ring, 2)]
     assert len(BadLinks(every, ring).fewest_to_go()) == 39
-    chain = [(a, b, UN) for a, b in zip(ring, ring[1:], strict=False)]
+    chain = [(a, b, UN) for a, b in pairwise(ring)]
     gone = BadLinks(chain, ring).fewest_to_go()
     assert all(a in gone or b in gone for a, b, _ in chain)
 
@@ -139,7 +139,9 @@ def as_flags(found: Iterable[tuple[str, str, Flag]]) -> Flags:
 
 
 @given(st.lists(a_flag, max_size=14), st.sets(st.sampled_from(HOSTS)))
-def test_against_every_possible_removal(found: list[tuple[str, str, Flag]], voters: set[str]) -> None:
+def test_against_every_possible_removal(
+    found: list[tuple[str, str, Flag]], voters: set[str]
+) -> None:
     """A dumb reference: all sets of members, the first in the order of the module's text."""
     given_flags, votes = as_flags(found), nodes("".join(sorted(voters)))
     bad = {frozenset(record[:2]) for record in given_flags}
@@ -150,7 +152,7 @@ def test_against_every_possible_removal(found: list[tuple[str, str, Flag]], vote
     }
 
     def cost(go: tuple[NodeId, ...]) -> tuple[object, ...]:
-        places = sorted((-nodes(HOSTS).index(n) for n in go))
+        places = sorted(-nodes(HOSTS).index(n) for n in go)
         evidence = -sum(degree[n] for n in go), -sum(accused[n] for n in go)
         return (len(go), len(set(votes) & set(go)), *evidence, places)
 

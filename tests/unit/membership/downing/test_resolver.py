@@ -731,7 +731,9 @@ def test_who_is_cut_off_by_hearsay_is_refused_after_a_grace_and_downed_that_much
 
 
 @pytest.mark.parametrize("seen", [(A, B, C, D), (A, B, C, D, E), (A, B), (A,)])
-def test_flags_of_a_node_that_hears_no_other_cost_nobody_a_consent(seen: tuple[NodeId, ...]) -> None:
+def test_flags_of_a_node_that_hears_no_other_cost_nobody_a_consent(
+    seen: tuple[NodeId, ...],
+) -> None:
     """Also while nobody has noticed that it is deaf, and whoever has that version."""
     copy = flagged(FIVE, seen, *((E, n) for n in (A, B, C, D)))
     for me in (A, B, C, D):
@@ -748,10 +750,12 @@ def test_who_goes_for_bad_links_is_refused_once_the_picture_has_lasted() -> None
     assert not here.refuses(E, 9.9 + STABLE)
     assert here.refuses(E, 10.0 + STABLE)
     assert not any(here.refuses(n, 1e3) for n in (A, B, D))
-    leader = Resolver(A, SETTINGS, suspended_within=WITHIN)
+    late = STABLE + PATIENCE + 1.0
+    leader = Resolver(A, SETTINGS, suspended_within=late)
     leader.consider(copy, True, 10.0)
-    assert leader.consider(copy, True, 9.9 + STABLE + WITHIN) == DowningPlan()
-    plan = leader.consider(copy, True, 10.0 + STABLE + WITHIN)
+    assert leader.consider(copy, True, 10.0 + STABLE + PATIENCE) == DowningPlan()
+    assert leader.consider(copy, True, 9.9 + STABLE + late) == DowningPlan()
+    plan = leader.consider(copy, True, 10.0 + STABLE + late)
     assert plan.decision is not None
     assert plan.decision.down == (E,)
     itself = Resolver(E, SETTINGS, suspended_within=WITHIN)
@@ -759,14 +763,19 @@ def test_who_goes_for_bad_links_is_refused_once_the_picture_has_lasted() -> None
     assert outcome(itself.consider(copy, False, 10.0 + STABLE)) is DowningOutcome.DOWN_OURSELVES
 
 
-def test_members_that_are_cut_off_go_before_one_with_bad_links() -> None:
+def test_members_cut_off_and_one_with_bad_links_go_together_once_all_are_surely_suspended() -> None:
     cut_off = [(n, E) for n in (A, B, C, D)]
     copy = flagged(FIVE, (A, B, C, D), *cut_off, (B, D))
+    here = voter(C, copy)
+    assert here.refuses(E, 10.0)
+    assert not here.refuses(D, 9.99 + GRACE)
+    assert here.refuses(D, 10.0 + GRACE)
     leader = Resolver(A, SETTINGS, suspended_within=WITHIN)
     leader.consider(copy, True, 10.0)
-    plan = leader.consider(copy, True, 10.0 + STABLE)
+    assert leader.consider(copy, True, 9.9 + GRACE + WITHIN) == DowningPlan()
+    plan = leader.consider(copy, True, 10.0 + GRACE + WITHIN)
     assert plan.decision is not None
-    assert plan.decision.down == (E,)
+    assert plan.decision.down == (D, E)
 
 
 # -- who suspects itself first ------------------------------------------------------------------
@@ -783,8 +792,6 @@ NOTICED = 6.0
         (FOUR, A, (C, D), SETTINGS, 0.0),
         (state(a=UP, b=UP), A, (B,), SETTINGS, 0.0),
         (state(a=UP, b=UP), B, (A,), LEASES, 0.0),
-        (state(a=UP, b=UP, c=Status.JOINING), A, (B, C), SETTINGS, NOTICED),
-        (state(a=UP, b=UP, c=Status.JOINING), B, (A,), SETTINGS, 0.0),
     ],
 )
 def test_fewer_nodes_ask_for_a_lease_when_those_that_hear_each_other_have_had_their_turn(
