@@ -64,11 +64,12 @@ it meanwhile. It waits until its own failure detector has had the time to notice
 longer answer, and then for `stable_after`.
 
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
-every node downs its side if no picture has lasted within `stable_after` plus three quarters of it
-(at least 4 s), and if the set of members that would be left without bad links (`links.lasting`) has
-changed more than twice since the split began, with a member that came back at least once. Members
-that only become unreachable one after the other are no flapping, and neither are more observers of
-the same members, nor flags that come and go at one member, or go with it.
+a node that must go by its last picture goes if no picture has lasted within `stable_after` plus
+three quarters of it (at least 4 s), and every node downs its side after twice that time. Flapping
+is that the members that would be left without bad links (`links.lasting`) have changed more than
+twice since the split began, and that one of them came back. Members that only become unreachable
+one after the other are no flapping, and neither are more observers of the same members, nor flags
+that come and go at one member, or go with it.
 
 Not here: which side stays (`split`, `strategies`), probes (`failure.confirmed_death`).
 
@@ -114,6 +115,8 @@ member that others report as cut off."""
 SERIOUS_PART = 0.5
 """The part of `stable_after` after which a node of this side may decide about a member that is cut
 off, as far as another one knows."""
+LAST_RESORT = 2
+"""The patience, as many times as this, after which an unstable side downs itself as a whole."""
 TOLERATED_CHANGES = 2
 """Changes of the members that would be left in a split that is still considered stable."""
 
@@ -231,7 +234,8 @@ class Resolver:
         if self._granted:
             times.append(self._granted.act_at)
         if self._instability and self._instability.flaps:
-            times.append(self._instability.since + self._patience)
+            since = self._instability.since
+            times += [since + self._patience, since + LAST_RESORT * self._patience]
         return min((t for t in times if t > self._considered_at), default=None)
 
     def on_probe(self, node: NodeId, outcome: ProbeOutcome) -> None:
@@ -299,7 +303,7 @@ class Resolver:
             if plan != DowningPlan():
                 return plan
         if now < self._settled_at:
-            return self._check_instability(now)
+            return self._check_instability(decide, now)
         decision, since = decide(split), self._settled_at
         if split.cut:
             plan = self._resolve(decide, decision, gossip, leading, now)
@@ -441,8 +445,8 @@ class Resolver:
             self._instability.changes += 1
             self._instability.came_back |= bool(back)
 
-    def _check_instability(self, now: float) -> DowningPlan:
-        """Return the decision to down this side if no picture has lasted for too long."""
+    def _check_instability(self, decide: Strategy, now: float) -> DowningPlan:
+        """Return the decision to go if no picture has lasted for too long."""
         instability = self._instability
         if (
             instability is None
@@ -451,8 +455,13 @@ class Resolver:
             or not self.settings.down_all_when_unstable
         ):
             return DowningPlan()
-        rule = self.settings.strategy
-        return DowningPlan(decision=unstable(self._split, rule, now - instability.since))
+        goes = unstable(self._split, self.settings.strategy, now - instability.since)
+        if now < instability.since + LAST_RESORT * self._patience:
+            decision = decide(self._split)
+            if decision.outcome is DowningOutcome.ASK_LEASE or self.me not in decision.down:
+                return DowningPlan()
+            goes = replace(goes, down=(self.me,))
+        return DowningPlan(decision=goes)
 
     def _decide_deaths(
         self, decide: Strategy, gossip: Gossip, leading: bool, now: float

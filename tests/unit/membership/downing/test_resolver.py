@@ -622,13 +622,40 @@ def flap(
 
 
 @pytest.mark.parametrize("leading", [True, False])
-def test_who_flaps_too_long_goes(leading: bool) -> None:
-    pictures = [(E,), (D, E), (E,), (D, E), (D,)]
+def test_who_must_go_by_the_last_of_many_pictures_goes_by_itself(leading: bool) -> None:
+    pictures = [(E,), (D, E), (E,), (D, E), (B, C, D, E)]
     plan = flap(SETTINGS, *pictures, leading=leading)
     assert plan.decision is not None
-    assert plan.decision.outcome is DowningOutcome.DOWN_OURSELVES
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OURSELVES, (A,))
     assert plan.decision.reason == "reachability has kept changing for 9.0 s"
     assert flap(replace(SETTINGS, down_all_when_unstable=False), *pictures) == DowningPlan()
+    assert flap(SETTINGS, *pictures[:-1], (D,), leading=leading) == DowningPlan()
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_if_that_does_not_help_all_go(leading: bool) -> None:
+    resolver, now = Resolver(A, SETTINGS), 10.0
+    while now < 10.0 + 2 * PATIENCE:
+        for nodes in ((E,), (D, E), (D,)):
+            copy = cut(FIVE, Flag.UNREACHABLE, *nodes)
+            assert resolver.consider(copy, leading, now) == DowningPlan()
+            now += 2.0
+    plan = resolver.consider(copy, leading, 10.0 + 2 * PATIENCE)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (
+        DowningOutcome.DOWN_OURSELVES,
+        (A, B, C, E),
+    )
+
+
+def test_what_comes_and_goes_at_one_member_is_no_flapping() -> None:
+    """Its links fail one after the other, and come back."""
+    resolver, now = Resolver(A, SETTINGS), 10.0
+    while now < 10.0 + 3 * PATIENCE:
+        for links in ([(E, B)], [(E, B), (E, C)], [(E, C), (A, E)], [(B, E), (E, A), (E, D)]):
+            copy = flagged(FIVE, FIVE.members, *links)
+            assert resolver.consider(copy, True, now) == DowningPlan()
+            now += 1.5
 
 
 def test_patience_grows_with_stable_after() -> None:
