@@ -17,7 +17,7 @@ from time import perf_counter
 
 from benchmarks.harness import emit
 from shardbus.ids import NodeId
-from shardbus.membership.failure.heartbeat import watched
+from shardbus.membership.failure.ring import watched
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import GossipState

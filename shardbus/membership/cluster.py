@@ -111,6 +111,8 @@ class ClusterMembership:
             settings.downing,
             has_started=has_started,
             suspended_within=settings.suspended_within,
+            noticed_within=self._heartbeats.notices_within,
+            monitored_by=settings.failure_detector.monitored_by,
         )
         self._suspension = Suspension(me.node, settings)
         self._confirmed_until = self._suspension.valid_until
@@ -266,7 +268,8 @@ class ClusterMembership:
             self._out.append(ev.MessageDropped(sender, "not a member yet"))
             return
         if isinstance(message, Heartbeat):
-            consent = self._suspension.consents(self.gossip, sender, now)
+            refused = self._resolver.refuses(sender, now)
+            consent = self._suspension.consents(self.gossip, sender, refused, now)
             asks = self.gossip.members.get(sender)
             knows = asks is not None and VITALS in asks.features
             reply = self._heartbeats.answer(message, now, consent=consent, vitals=knows)
@@ -278,7 +281,8 @@ class ClusterMembership:
             if not isinstance(message, Heartbeat):
                 self._out.append(ev.MessageDropped(sender, "from no member"))
             return
-        self._heartbeats.on_sign_of_life(sender, now)
+        if not isinstance(message, Heartbeat | HeartbeatReply):
+            self._heartbeats.on_sign_of_life(sender, now)
         match message:
             case Heartbeat():
                 self._out += map(ev.Notice, self._heartbeats.on_beat(sender, message))
@@ -469,7 +473,10 @@ class ClusterMembership:
             self._out.append(ev.Notice(SelfStarved(starved)))
         for verdict in verdicts:
             flag = Flag.REACHABLE if verdict.available else Flag.UNREACHABLE
-            self._set(self.gossip.with_flag(self.me, verdict.node, flag))
+            flagged = self.gossip.with_flag(self.me, verdict.node, flag)
+            if flagged is self.gossip and not verdict.available:
+                flagged = flagged.renewed(self.me)  # it is accused already, and now it is silent
+            self._set(flagged)
 
     def _ask_for_consent(self, now: float) -> None:
         """Send heartbeats to members that no heartbeat asks often enough."""

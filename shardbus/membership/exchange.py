@@ -14,9 +14,9 @@ partner has seen the version, else the full state. While fewer than half of the 
 the version, rounds are three times as frequent.
 
 **Pushes.** Each new version is sent at once to `news_fanout` nodes that have not seen it, at most
-once per pause. The pause grows with the cluster. A node that receives a new version reports it to
-the leader with the small message GossipSeen. A leader that finds the cluster converged pushes that
-to a few nodes.
+once per pause. Nodes that others flag come last: a node that hears no other flags them all. The
+pause grows with the cluster. A node that receives a new version reports it to the leader with the
+small message GossipSeen. A leader that finds the cluster converged pushes that to a few nodes.
 
 **One version, one content.** Removing a node erases its counter from the clock, and with it the
 trace of changes that only some nodes had received from it. Two copies could then have equal clocks
@@ -35,7 +35,7 @@ Source: S1.34-S1.46, S3.24-S3.31, B.6, B.13.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
@@ -141,10 +141,8 @@ class GossipExchange:
         self._announced = gossip
         pause = PAUSE_BASE + PAUSE_PER_MEMBER * len(gossip.members)
         self._next_news_at = now + pause
-        flagged = gossip.unreachable()
-        live = [n for n in self._partners() if n not in flagged]
         seen = frozenset() if self._convergence_announced and leader == self.me else gossip.seen
-        targets = news_targets(live, seen, self.settings.news_fanout, self.rng)
+        targets = self._news_targets(seen, self.settings.news_fanout)
         effects: list[Effect] = [self.state_to(node, now) for node in targets]
         if leader is not None and leader not in (self.me, self._updated_by, *targets):
             effects.append(Publish(leader, GossipSeen(gossip.clock)))
@@ -156,10 +154,17 @@ class GossipExchange:
         node is removed already."""
         if self.me not in self.gossip.members:
             return []
-        flagged = self.gossip.unreachable()
-        live = [n for n in self._partners() if n not in flagged]
-        chosen = news_targets(live, (), fanout, self.rng)
-        return [self.state_to(node, now) for node in chosen]
+        return [self.state_to(node, now) for node in self._news_targets((), fanout)]
+
+    def _news_targets(self, seen: Container[NodeId], fanout: int) -> list[NodeId]:
+        """Choose among the members that answer this node: first those that no other node flags,
+        then those that may be flagged by a node that hears no other."""
+        live, flagged = self._partners(), self.gossip.unreachable()
+        chosen = news_targets([n for n in live if n not in flagged], seen, fanout, self.rng)
+        if len(chosen) == fanout or not flagged:
+            return chosen
+        doubted = [n for n in live if flagged.get(n) in (Flag.UNREACHABLE, Flag.QUARANTINED)]
+        return chosen + news_targets(doubted, seen, fanout - len(chosen), self.rng)
 
     def _has_news(self) -> bool:
         """True if the version, or its convergence, is not announced yet."""

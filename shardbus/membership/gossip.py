@@ -116,6 +116,11 @@ class Gossip:
             return self
         return self._changed(observer, reachability=reachability)
 
+    def renewed(self, by: NodeId) -> Gossip:
+        """Return the same content as a new version by `by`: which nodes get it shows which nodes
+        still communicate."""
+        return self._changed(by)
+
     def with_epoch(self, by: NodeId, entity_type: str, epoch: int) -> Gossip:
         """Record one epoch; as `with_epochs`."""
         return self.with_epochs(by, {entity_type: epoch})

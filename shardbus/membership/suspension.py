@@ -8,9 +8,11 @@ needs permission: its entities handle messages only while enough members consent
     heartbeat, sent at t ──> member ──> reply, with consent ──> contact with the member since t
                                     └─> reply, without consent, or none ──> contact grows old
 
-**Consent.** A member consents unless its own copy of the state shows the asker as unreachable (by
-any observer), or not as a member that works. After a flag is cleared it refuses for a quarter of
-`suspend_after` more, because the copies of others may still have the flag.
+**Consent.** A member consents unless the asker may have to go by its own copy of the state
+(`downing.resolver`: cut off from this member's side, or chosen to go for its bad links), or is not
+a member that works. Flags alone are no reason: a node that hears no other flags all of them, and
+they have lost nothing. When the reason is gone the member refuses for a quarter of `suspend_after`
+more, because the copies of others may still have it.
 
 **Contact** is the time at which this node *sent* the last request that the member answered with
 consent, by this node's own clock. A delay only makes it older, and a reply to a request from before
@@ -30,10 +32,12 @@ the order of their age, and the first expiry after which the answer is another o
 needs a comparison with a clock, so the application checks it without a message to this machine.
 
 **Why no two sides are active.** Let side S down a live node d. Before it does, all voters of S have
-known for `suspend_after`, plus a margin, that d is unreachable (`downing.resolver`), and have
-refused consent. So d has no valid contact with any member of S, and sees at least S as cut off. The
-strategies choose at most one of two disjoint sides, so d is suspended. The margin covers clocks
-that are 2 % apart, and the longest time between two checks of `valid_until`.
+refused d their consent for `suspend_after`, plus a margin: they have the same flags as the node
+that decides, and so find that d goes (`downing.resolver`). So d has no valid contact with any
+member of S, and sees at least S as cut off. The strategies choose at most one of two disjoint
+sides, so d is suspended. The margin covers clocks that are 2 % apart, and the longest time between
+two checks of `valid_until`. A node that downs itself for its bad links ends its confirmation with
+that.
 
 **New members.** A member that joins has had no time to answer. It counts as in contact until this
 node's confirmation from before would have ended.
@@ -126,12 +130,13 @@ class Suspension:
         self._ask_at = now + self._interval
         return others
 
-    def consents(self, gossip: Gossip, asker: NodeId, now: float) -> bool:
-        """True if this node consents that the asker goes on."""
+    def consents(self, gossip: Gossip, asker: NodeId, refused: bool, now: float) -> bool:
+        """True if this node consents that the asker goes on. `refused`: the asker may have to
+        go."""
         member = gossip.members.get(asker)
         if member is None or member.status in (Status.DOWN, Status.EXITING):
             return False
-        if asker in gossip.unreachable():
+        if refused:
             self._refuses_until[asker] = now + HOLD * self.lifetime
             return False
         return now >= self._refuses_until.get(asker, -inf)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardbus.ids import Address, NodeId
-from shardbus.membership.downing.split import Decision
+from shardbus.membership.downing.split import Decision, survey
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import leader_of
 from shardbus.membership.member import (
@@ -40,7 +40,12 @@ class MembershipView:
     terminated: tuple[NodeId, ...] = ()
     """The members whose processes are proved gone."""
     quarantined: tuple[NodeId, ...] = ()
-    """The members that answer, but must restart."""
+    """The members that an observer accuses of acknowledging nothing."""
+    unreached: tuple[NodeId, ...] = ()
+    """The members that this node itself does not reach, or accuses."""
+    doubtful: tuple[NodeId, ...] = ()
+    """The members that may have to go: cut off from this node's side, or at the end of bad links
+    (`downing.links`). A member that only a node without any working link reports is none."""
     leader: NodeId | None = None
     converged: bool = False
     epochs: Mapping[str, int] = field(default_factory=dict)
@@ -102,11 +107,23 @@ def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
         unreachable=tuple(verdicts),
         terminated=tuple(n for n, flag in verdicts.items() if flag is Flag.TERMINATED),
         quarantined=tuple(n for n, flag in verdicts.items() if flag is Flag.QUARANTINED),
+        unreached=_unreached(gossip, me) if verdicts else (),
+        doubtful=_doubtful(gossip, me) if verdicts else (),
         leader=leader_of(gossip, me),
         converged=me in gossip.members and gossip.converged(),
         epochs=gossip.epochs,
         meta={name: written.data for name, written in gossip.meta.items()},
     )
+
+
+def _unreached(gossip: Gossip, me: NodeId) -> tuple[NodeId, ...]:
+    row = gossip.reachability.rows.get(me)
+    return tuple(sorted(row.flags)) if row else ()
+
+
+def _doubtful(gossip: Gossip, me: NodeId) -> tuple[NodeId, ...]:
+    split = survey(gossip, me)
+    return tuple(n for n in gossip.members if n != me and (n in split.cut or n in split.broken))
 
 
 @dataclass(frozen=True, slots=True)

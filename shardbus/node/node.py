@@ -29,7 +29,7 @@ from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
-from shardbus.errors import NodeLost, Refused, ShardBusError
+from shardbus.errors import NodeLost, Refused, RequestError, ShardBusError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
@@ -106,6 +106,8 @@ STORE_MARK_S = 10
 """Between two marks of the store's latencies (`EntityStates.mark`)."""
 UNREACHABLE_TIMEOUT_S = 0.5
 """For an answer of a member that is unreachable."""
+LINK_TEST = "link_test"
+"""A question that every node answers at once."""
 
 
 class Node:
@@ -167,7 +169,7 @@ class Node:
         """Nodes that were members a moment ago, and may still forward messages."""
         self._claimed: dict[str, int] = {}
         """The epochs that coordinators here have claimed in this turn of the loop."""
-        self._leases, self._reassertions = TaskSet(), TaskSet()
+        self._leases, self._reassertions, self._link_tests = TaskSet(), TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
         self._discovery: Discovery | None = None
         self._claim: Lease | None = None
@@ -222,6 +224,7 @@ class Node:
         self.states = EntityStates(self.store, uid, within, self.endpoint.end_turn)
         self._ticker = Ticker(self.endpoint.clock, self.loop)
         self.rpc.start(self.me, self.endpoint)
+        self.rpc.register(LINK_TEST, lambda: True)
         self.dispatcher.attach(self.endpoint)
         self.session_loss = SessionLoss(
             self.regions,
@@ -769,12 +772,19 @@ class Node:
     def quarantine_stalled_peers(self) -> None:
         """Quarantine members that answer heartbeats and acknowledge no message. Called about once
         a second."""
-        suspects = self.view.unreachable if self.view is not None else ()
+        suspects = self.view.unreached if self.view is not None else ()
         reachable = self._peers.keys() - set(suspects)
         now = self.loop.time()
         for node in self.stalled_peers.check(self.endpoint.sessions(), reachable, now):
             log.error("%s answers heartbeats but acknowledges no message: quarantined", node)
             self.cluster.post(cluster.Quarantine(node))
+        for node in self.stalled_peers.untested(reachable - {self.me}):
+            self._link_tests.spawn(self._test_link(node))
+
+    async def _test_link(self, node: NodeId) -> None:
+        """Send a question, so that the session has something to acknowledge."""
+        with contextlib.suppress(RequestError):
+            await self.rpc.ask(node, LINK_TEST)
 
     def _log_rejoining(self) -> None:
         if self.rejoining is None or self.is_member_yet or self.stopped.done():
@@ -806,6 +816,7 @@ class Node:
         self._ticker.stop()
         self.vitals.stop()
         self._reassertions.cancel()
+        self._link_tests.cancel()
         self.expiry.stop()
         if self.pod_cost is not None:
             self.pod_cost.stop()

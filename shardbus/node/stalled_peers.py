@@ -5,6 +5,10 @@ acknowledged for `cluster.quarantine_after` while membership reports the member 
 the two processes is defective and must restart. The downing strategy decides which. A member that
 reports a lack of room is not defective.
 
+This node may be the defective one, and use only one of its links. So after half of that time it
+sends something to a few other members (`untested`). Members that acknowledge nothing of that either
+are accused in the same moment: the graph of links then shows at whose end the fault is.
+
 Time counts by checks, not by the clock: each check adds the time since the one before, at most one
 second. So a node whose own loop stood still does not accuse other nodes.
 
@@ -20,6 +24,12 @@ from shardbus.ids import NodeId
 from shardbus.transport.session import Session
 
 STEP_MAX_S = 1.0
+TEST_PART = 0.5
+"""The part of `after` at which other links are tested."""
+TESTED_PART = 0.25
+"""The part of `after` without an acknowledgement after which a tested member is accused too."""
+TESTS_MAX = 9
+"""Members that are tested."""
 
 
 @dataclass(slots=True)
@@ -38,6 +48,7 @@ class StalledPeers:
         self._after = after
         self._stalls: dict[Session, StalledSession] = {}
         self._checked_at: float | None = None
+        self._tested = False
 
     def check(
         self, sessions: Iterable[Session], reachable: Collection[NodeId], now: float
@@ -59,4 +70,20 @@ class StalledPeers:
             self._stalls[session] = stall
             if stall.seconds >= self._after:
                 found.append(session.tag)
+        if found:
+            tested = TESTED_PART * self._after
+            found += [s.tag for s, stall in self._stalls.items() if stall.seconds >= tested]
         return list(dict.fromkeys(found))
+
+    def untested(self, reachable: Collection[NodeId]) -> list[NodeId]:
+        """Return the members to send something to: others than the stalled ones, once per stall."""
+        stalled = {s.tag for s, stall in self._stalls.items() if self._is_suspect(stall)}
+        if self._tested or not stalled:
+            self._tested = bool(stalled)
+            return []
+        self._tested = True
+        waiting = {session.tag for session in self._stalls}
+        return sorted(node for node in reachable if node not in waiting)[:TESTS_MAX]
+
+    def _is_suspect(self, stall: StalledSession) -> bool:
+        return stall.seconds >= TEST_PART * self._after

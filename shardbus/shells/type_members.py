@@ -46,7 +46,7 @@ class TypeMembers:
         live = tuple(m.node for m in having if m.status in REGISTERING)
         closed = {m.node: m.service for m in having if m.service is not Service.OPEN}
         unfit = tuple(m.node for m in having if m.status in WAY_OUT or m.node in closed)
-        silent = tuple(n for n in view.unreachable if n in live and n not in unfit)
+        silent = tuple(n for n in view.doubtful if n in live and n not in unfit)
         if not set(live) <= {*unfit, *silent}:  # a silent node would not start a shard now
             unfit += silent
         draining = tuple(node for node in closed if closed[node] is Service.DRAINING)

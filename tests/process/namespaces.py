@@ -121,6 +121,7 @@ class Network:
         self._prefix = f"sb-{os.getpid()}-{next(_numbers)}"
         self._hub = f"{self._prefix}-hub"
         self._walls: dict[Machine, dict[Machine, Wall]] = {}
+        self._lost: dict[Machine, list[str]] = {}
         self.machines: list[Machine] = []
         _run("ip", "netns", "add", self._hub)
         _ip(self._hub, "link add br0 type bridge", "link set br0 up")
@@ -157,9 +158,24 @@ class Network:
                 self._walls.setdefault(receiver, {}).update(dict.fromkeys(side, wall))
         self._build()
 
+    def lose(
+        self, machine: Machine, *ports: int, dialled: bool = True, taken: bool = False
+    ) -> None:
+        """Packets of the connections to these ports get lost at this machine, in silence: those
+        that it has `dialled`, and those that it has `taken` from others."""
+        lost = self._lost.setdefault(machine, [])
+        for port in ports:
+            for at, chosen in (("d", dialled), ("s", taken)):
+                away, back = f"--{at}port {port}", f"--{'s' if at == 'd' else 'd'}port {port}"
+                if chosen:
+                    lost.append(f"-A OUTPUT -p tcp {away} ! -o lo -j DROP")
+                    lost.append(f"-A INPUT -p tcp {back} ! -i lo -j DROP")
+        self._build()
+
     def heal(self) -> None:
         """No walls any more."""
         self._walls = {machine: {} for machine in self._walls}
+        self._lost = {machine: [] for machine in self._lost}
         self._build()
 
     def unplug(self, machine: Machine) -> None:
@@ -173,9 +189,12 @@ class Network:
     def _build(self) -> None:
         """Set all walls, on every machine at the same time."""
         builders = []
-        for receiver, senders in self._walls.items():
+        for receiver in {**self._walls, **self._lost}:
+            senders = self._walls.get(receiver, {})
             rules = [f"-A INPUT -s {s.address} {wall.value}" for s, wall in senders.items()]
-            table = "\n".join(["*filter", ":INPUT ACCEPT [0:0]", *rules, "COMMIT", ""])
+            rules += self._lost.get(receiver, [])
+            chains = [":INPUT ACCEPT [0:0]", ":OUTPUT ACCEPT [0:0]"]
+            table = "\n".join(["*filter", *chains, *rules, "COMMIT", ""])
             command = [*receiver.enter, "iptables-restore", "-w", "5"]
             builder = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
             builders.append((builder, table))

@@ -19,10 +19,21 @@ all voters of its side have seen the picture, and the speaker asks for the lease
 have not within the patience count as cut off.
 
 **Suspended first.** A live member may be downed only once it is surely suspended: its entities
-start elsewhere at that moment. The voters of this side refuse it their consent from the moment at
-which they know that it is unreachable. So the side waits until each of its voters has known the
-picture for `suspended_within` seconds; a lease that is granted earlier is carried out then. Members
-that are proved gone need no such wait.
+start elsewhere at that moment. The voters of this side refuse it their consent (`refuses`), so the
+side waits until each of its voters has done so for `suspended_within` seconds; a lease that is
+granted earlier is carried out then. Members that are proved gone need no such wait.
+
+    the asker, in this voter's picture               the voter refuses
+    cut off, and the voter itself does not reach it  at once
+    cut off, and only others report that             after CONSENT_GRACE: it may answer in a moment
+    on this side, and must go for its bad links      after CONSENT_GRACE if members are cut off too,
+                                                     else once the picture has lasted
+    on this side otherwise, whoever flags it         never
+
+    was cut off for SERIOUS_PART of stable_after     as long as a member that was on this side, and
+                                                     may have decided, flags it
+
+So a node that flags all others, or accuses them, suspends none of them.
 
 **Bad links.** A member that must go because of its links has the same information, and downs
 itself. If its side did it, and its last link broke just then, it would not receive the decision,
@@ -31,6 +42,13 @@ patience: it may lack CPU time. If members are cut off as well, the side decides
 together. A member with bad links also goes by itself if no node has decided within the patience:
 where only such members are left, the node that should decide may have died unnoticed, because it
 was flagged already.
+
+**Outnumbered.** A node that hears no other is more probably at fault than all of them, and may have
+noticed first: the others hear its last messages. So do fewer nodes that do not hear more. They ask
+for a lease only `noticed_within` seconds later than other sides, so that the nodes that hear each
+other have had their turn. In a cluster of two each node is alone, and either may win.
+
+**Who acts.** The leader of a copy may be a member that must go. The speaker stands in for it.
 
 **The lease** of an epoch is acquired for good: no node renews or releases it. A lease that is
 refused, or not answered within `LEASE_ANSWER_S`, is a lost split. A lease that is granted too late,
@@ -46,10 +64,12 @@ it meanwhile. It waits until its own failure detector has had the time to notice
 longer answer, and then for `stable_after`.
 
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
-every node downs its side if no picture has lasted within `stable_after` plus three quarters of it
-(at least 4 s), and if the set of unreachable members has changed more than twice since the split
-began, with a member that came back at least once. Members that only become unreachable one after
-the other are no flapping, and neither are more observers of the same members.
+a node that must go by its last picture goes if no picture has lasted within `stable_after` plus
+three quarters of it (at least 4 s), and every node downs its side after twice that time. Flapping
+is that the members that would be left without bad links (`links.lasting`) have changed more than
+twice since the split began, and that one of them came back. Members that only become unreachable
+one after the other are no flapping, and neither are more observers of the same members, nor flags
+that come and go at one member, or go with it.
 
 Not here: which side stays (`split`, `strategies`), probes (`failure.confirmed_death`).
 
@@ -66,10 +86,13 @@ from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
+from shardbus.membership.downing.links import Flags, lasting
 from shardbus.membership.downing.split import (
     EPOCHS,
+    MONITORED_BY,
     Decision,
     DowningOutcome,
+    Preference,
     Split,
     lease_of,
     survey,
@@ -77,7 +100,8 @@ from shardbus.membership.downing.split import (
 from shardbus.membership.downing.strategies import Strategy, strategy_of, unstable
 from shardbus.membership.events import AcquireLease
 from shardbus.membership.failure.confirmed_death import ProbeOutcome, Sweep
-from shardbus.membership.gossip import VOTING, Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.leader import leader_of
 
 LEASE_ANSWER_S = 5.0
 """Seconds within which the store must answer."""
@@ -85,8 +109,16 @@ LEASE_TTL_S = 1e9
 """Seconds for which the lease of an epoch is acquired: thirty years."""
 INSTABILITY_LEAST_S = 4.0
 """Seconds, at least, that are added to `stable_after` before an unstable side downs itself."""
+CONSENT_GRACE_PART, CONSENT_GRACE_MAX = 0.2, 1.0
+"""The part of `suspended_within`, and the most seconds, for which a voter still consents to a
+member that others report as cut off."""
+SERIOUS_PART = 0.5
+"""The part of `stable_after` after which a node of this side may decide about a member that is cut
+off, as far as another one knows."""
+LAST_RESORT = 2
+"""The patience, as many times as this, after which an unstable side downs itself as a whole."""
 TOLERATED_CHANGES = 2
-"""Changes of the set of unreachable members in a split that is still considered stable."""
+"""Changes of the members that would be left in a split that is still considered stable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +145,8 @@ class LeaseRequest:
 
 @dataclass(slots=True)
 class Instability:
-    """Since when no picture has lasted, the number of changes of the set of unreachable members
-    since, and whether a member has become reachable again."""
+    """Since when no picture has lasted, the number of changes since of the members that would be
+    left, and whether one of them has come back."""
 
     since: float
     changes: int = 1
@@ -129,7 +161,8 @@ class Instability:
 class Resolver:
     """Follows the copies of the state, and plans when to act on a split. `has_started`: True if a
     copy allows members to be Up, or to become so; without it, every copy does. `suspended_within`:
-    seconds after which a member that gets no consent is surely suspended."""
+    seconds after which a member that gets no consent is surely suspended. `noticed_within`: seconds
+    by which others may notice later than this node that they do not reach each other."""
 
     def __init__(
         self,
@@ -138,10 +171,16 @@ class Resolver:
         *,
         has_started: Callable[[Gossip], bool] | None = None,
         suspended_within: float = 0.0,
+        noticed_within: float = 0.0,
+        monitored_by: int = MONITORED_BY,
     ) -> None:
         self.me = me
         self.settings = settings
         self.suspended_within = suspended_within
+        self.noticed_within = noticed_within
+        self._grace = min(CONSENT_GRACE_PART * suspended_within, CONSENT_GRACE_MAX)
+        oldest = settings.strategy == "keep-oldest"
+        self._preference = Preference(oldest, settings.down_if_alone, monitored_by)
         self._has_started = has_started
         self.changed_at = 0.0
         after = settings.unsafe_auto_down_after
@@ -154,9 +193,18 @@ class Resolver:
         self._considered_at = 0.0
         self._checked: Gossip | None = None
         self._picture: object = None
-        self._unreachable: frozenset[NodeId] = frozenset()
+        self._flags: frozenset[tuple[NodeId, NodeId]] = frozenset()
+        """Observer and subject of each flag of the picture."""
+        self._present: frozenset[NodeId] = frozenset()
+        self._lasting: frozenset[NodeId] = frozenset()
+        """The members of the picture that are not on their way out, and of these the ones that
+        would be left without bad links."""
         self._split = Split()
+        self._hearsay = False
+        """True if a node of this side has not found by itself that a member is cut off."""
         self._cut_since: dict[NodeId, float] = {}
+        self._deciders: dict[NodeId, frozenset[NodeId]] = {}
+        """The observers on this side that may have decided about a member that was cut off."""
         self._aware: dict[NodeId, float] = {}
         """The nodes that know the picture, and since when this node knows that."""
         self._instability: Instability | None = None
@@ -176,14 +224,18 @@ class Resolver:
         times = [self._settled_at, self._settled_at + settings.down_removal_margin]
         times.append(self._settled_at + self._patience)
         times.append(self._harmless_at)
-        if settings.strategy == "lease-majority":
-            times.append(self._settled_at + settings.acquire_lease_delay_for_minority)
+        delay = settings.acquire_lease_delay_for_minority
+        later = (delay,) if settings.strategy == "lease-majority" else ()
+        times += [self._settled_at + at for at in later]
+        if self._outnumbered:
+            times += [self._settled_at + self.noticed_within + at for at in (0.0, *later)]
         if self._requested:
             times.append(self._requested.ends_at)
         if self._granted:
             times.append(self._granted.act_at)
         if self._instability and self._instability.flaps:
-            times.append(self._instability.since + self._patience)
+            since = self._instability.since
+            times += [since + self._patience, since + LAST_RESORT * self._patience]
         return min((t for t in times if t > self._considered_at), default=None)
 
     def on_probe(self, node: NodeId, outcome: ProbeOutcome) -> None:
@@ -229,6 +281,7 @@ class Resolver:
         self._considered_at = now
         self._update_picture(gossip, now)
         split = self._split
+        leading = leading or self._stands_in(gossip)
         if self._unused > self._epoch:
             return DowningPlan(epoch=self._unused)
         if not split.cut and not split.broken:
@@ -250,7 +303,7 @@ class Resolver:
             if plan != DowningPlan():
                 return plan
         if now < self._settled_at:
-            return self._check_instability(now)
+            return self._check_instability(decide, now)
         decision, since = decide(split), self._settled_at
         if split.cut:
             plan = self._resolve(decide, decision, gossip, leading, now)
@@ -265,6 +318,23 @@ class Resolver:
         since = max(since + self._patience, self._harmless_at)
         return self._act(decision, leading, since, since, now)
 
+    def refuses(self, node: NodeId, now: float) -> bool:
+        """True if this voter does not consent that the node goes on."""
+        if node in self._split.cut:
+            grace = 0.0 if (self.me, node) in self._flags else self._grace
+            return now >= self._cut_since.get(node, now) + grace
+        if any((observer, node) in self._flags for observer in self._deciders.get(node, ())):
+            return True
+        lasts = self._grace if self._split.cut else self.settings.stable_after
+        return node in self._split.broken and now >= self.changed_at + lasts
+
+    def _stands_in(self, gossip: Gossip) -> bool:
+        """True if the leader must go, and this node speaks for the side."""
+        split = self._split
+        if split.speaker != self.me or not (split.cut or split.broken):
+            return False
+        return leader_of(gossip, self.me) in (*split.cut, *split.broken)
+
     def _resolve(
         self, decide: Strategy, decision: Decision, gossip: Gossip, leading: bool, now: float
     ) -> DowningPlan:
@@ -277,11 +347,13 @@ class Resolver:
                 return DowningPlan()
             decision = decide(self._survey(gossip, unaware))
         act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
-        return self._act(decision, leading, since + decision.delay, act_at, now)
+        turn = self.noticed_within if self._outnumbered else 0.0
+        return self._act(decision, leading, since + decision.delay + turn, act_at, now)
 
     def _survey(self, gossip: Gossip, doubtful: Iterable[NodeId] = ()) -> Split:
         unborn = self._has_started is not None and not self._has_started(gossip)
-        return survey(gossip, self.me, self.settings.role, doubtful, unborn=unborn)
+        role, preference = self.settings.role, self._preference
+        return survey(gossip, self.me, role, doubtful, unborn=unborn, preference=preference)
 
     def _down_self(self, decision: Decision) -> Decision:
         """Decide that this node goes: its links are bad, and no other node has decided in time."""
@@ -297,9 +369,20 @@ class Resolver:
     @property
     def _harmless_at(self) -> float:
         """Return from when the members to be downed are surely suspended, as far as the voters of
-        this side know the picture."""
-        known = (self._aware.get(node, self.changed_at) for node in self._split.side)
+        this side know the picture (`refuses`)."""
+        split = self._split
+        known = [self._aware.get(node, self.changed_at) for node in split.side]
+        if not split.cut:
+            known = [at + self.settings.stable_after for at in known]
+        elif self._hearsay or split.broken:
+            known = [at + self._grace for at in known]
         return max(known, default=self.changed_at) + self.suspended_within
+
+    @property
+    def _outnumbered(self) -> bool:
+        """True if this side has fewer members than those that are cut off and may live."""
+        split = self._split
+        return len(split.side) < len(split.cut) - len(split.gone)
 
     def _unaware(self, gossip: Gossip) -> list[NodeId]:
         return [
@@ -315,31 +398,55 @@ class Resolver:
         statuses = tuple((node, member.status) for node, member in gossip.members.items())
         self._epoch = gossip.epochs.get(EPOCHS, 0)
         picture = (statuses, tuple(gossip.records()), self._epoch)
-        whole = not gossip.unreachable()
+        whole, before = not gossip.unreachable(), self._split
         self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
-        self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
+        self._follow_cut(before, picture[1], now)
         if picture == self._picture:
             self._aware = {**dict.fromkeys(gossip.seen, now), **self._aware}
             return
-        self._count(frozenset(gossip.unreachable()), lasted, now)
+        self._count(gossip, lasted, now)
         self._picture, self.changed_at = picture, now
         self._aware = dict.fromkeys(gossip.seen, now)
         self._unused = self._granted.epoch if self._granted else 0
         self._sweep = self._requested = self._granted = None
 
-    def _count(self, unreachable: frozenset[NodeId], lasted: bool, now: float) -> None:
-        before, self._unreachable = self._unreachable, unreachable
+    def _follow_cut(self, before: Split, flags: Flags, now: float) -> None:
+        """Note since when which members are cut off, and who may have decided about others."""
+        side, cut = frozenset(self._split.side), frozenset(self._split.cut)
+        serious = now - SERIOUS_PART * self.settings.stable_after
+        for node, since in self._cut_since.items():
+            if node not in cut and since <= serious:
+                observers = (o for o in before.side if o != self.me and (o, node) in self._flags)
+                self._deciders[node] = frozenset(observers)
+        flagged = {(observer, subject) for observer, subject, _ in flags}
+        self._deciders = {
+            node: kept
+            for node, observers in self._deciders.items()
+            if (kept := frozenset(o for o in observers if (o, node) in flagged))
+        }
+        self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
+        found = sum(o in side and s in cut for o, s in flagged)
+        self._hearsay = found < len(side) * len(cut)
+
+    def _count(self, gossip: Gossip, lasted: bool, now: float) -> None:
+        flags, before, known = gossip.records(), self._lasting, self._present
+        self._flags = frozenset((observer, subject) for observer, subject, _ in flags)
+        members = gossip.members.items()
+        present = frozenset(n for n, m in members if m.status not in ON_THE_WAY_OUT)
+        among = [flag for flag in flags if flag[0] in present and flag[1] in present]
+        self._present, self._lasting = present, lasting(self.me, present, among)
+        back = (self._lasting - before) & known
         if not self._split.cut and not self._split.broken:
             self._instability = None
         elif self._instability is None or lasted:
             self._instability = Instability(now)
-        elif unreachable != before:
+        elif back or before & present - self._lasting:
             self._instability.changes += 1
-            self._instability.came_back = self._instability.came_back or not before <= unreachable
+            self._instability.came_back |= bool(back)
 
-    def _check_instability(self, now: float) -> DowningPlan:
-        """Return the decision to down this side if no picture has lasted for too long."""
+    def _check_instability(self, decide: Strategy, now: float) -> DowningPlan:
+        """Return the decision to go if no picture has lasted for too long."""
         instability = self._instability
         if (
             instability is None
@@ -348,8 +455,13 @@ class Resolver:
             or not self.settings.down_all_when_unstable
         ):
             return DowningPlan()
-        rule = self.settings.strategy
-        return DowningPlan(decision=unstable(self._split, rule, now - instability.since))
+        goes = unstable(self._split, self.settings.strategy, now - instability.since)
+        if now < instability.since + LAST_RESORT * self._patience:
+            decision = decide(self._split)
+            if decision.outcome is DowningOutcome.ASK_LEASE or self.me not in decision.down:
+                return DowningPlan()
+            goes = replace(goes, down=(self.me,))
+        return DowningPlan(decision=goes)
 
     def _decide_deaths(
         self, decide: Strategy, gossip: Gossip, leading: bool, now: float

@@ -4,10 +4,19 @@ Theory of operation. A node that cannot reach a member does not know whether the
 network broke. In the second case the other side sees the same, mirrored. Both sides must come to
 opposite answers without communicating.
 
-**Which side a member is on.** A flagged member that has nevertheless seen the version with that
-flag is alive and communicates with this side: only a link is broken. All other flagged members are
-*cut off*. Broken links within a side are cured by the smallest set of members whose removal leaves
-none: one node with a bad cable goes, not every node that flagged it.
+**Which side a member is on.** A flag is a link that fails, not a verdict about its subject
+(`links`). A side is the set of members that share this copy of the flags.
+
+    member, connected by working links            and it is
+    yes, no flag                                  on this side
+    yes, flagged, has seen the version            on this side: alive, only a link is broken
+    yes, flagged, has not seen the version        cut off
+    yes, flagged by members of other groups only  on this side: these flags do not concern it
+    no,  has seen the version                     on this side, with bad links to all of it
+    no,  has not seen the version                 cut off, though no observer flags it
+
+Bad links within a side are cured by the smallest set of members whose removal leaves none: one node
+with a bad cable goes, not every node that flagged it, nor every node that it flagged.
 
 **Which members are gone.** A refused connection proves a death only if no wall stands between. A
 wall seldom hides a member from all nodes of a side at once. So a member counts as gone when every
@@ -46,18 +55,20 @@ winner of an epoch knows all earlier decisions, and would have stopped if one ha
 cluster starts to count at a number derived from its founder, so that it never asks for leases of a
 former cluster in the same store.
 
-Not here: which side stays (`strategies`), when it is decided (`resolver`).
+Not here: the graph of links (`links`), which side stays (`strategies`), when it is decided
+(`resolver`).
 
 Source: S1.25, S1.50, B.31, B.35, B.40; docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from shardbus.ids import NodeId
+from shardbus.membership.downing.links import BadLinks, group_of
 from shardbus.membership.gossip import ON_THE_WAY_OUT, STARTING, Gossip
 from shardbus.membership.member import Member, Status, age_order
 from shardbus.membership.reachability import Flag, ObserverRow
@@ -68,6 +79,8 @@ EPOCHS = "$downing"
 it."""
 FIRST_EPOCHS = 2**30
 """The first epoch of a cluster is below this number."""
+MONITORED_BY = 9
+"""The default of the setting `monitored_by`: nodes that watch each node."""
 UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
 MAY_LEAD_THERE = (*UP, Status.READY_FOR_SHUTDOWN, Status.LEAVING, Status.EXITING)
 """Members in these statuses may be Up or lead on the other side."""
@@ -97,8 +110,8 @@ class Split:
     gone: tuple[NodeId, ...] = ()
     """The members of `cut` that every node of this side has found gone."""
     broken: tuple[NodeId, ...] = ()
-    """The smallest set of members of this side that must go for every link within it to work.
-    Quarantined members come first."""
+    """The smallest set of members of this side that must go for every link within it to work
+    (`links`)."""
     ours: tuple[NodeId, ...] = ()
     """The Up members of this side."""
     most: tuple[NodeId, ...] = ()
@@ -133,6 +146,16 @@ class Decision:
     delay: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """What the settings add to the graph. `oldest_stays`: the oldest member does not go for a bad
+    link (keep-oldest); `unless_alone`: except if no other voter would be left on its side."""
+
+    oldest_stays: bool = False
+    unless_alone: bool = True
+    monitored_by: int = MONITORED_BY
+
+
 def survey(
     gossip: Gossip,
     me: NodeId,
@@ -140,51 +163,39 @@ def survey(
     doubtful: Iterable[NodeId] = (),
     *,
     unborn: bool = False,
+    preference: Preference = Preference(),
 ) -> Split:
     """Build the split as `me` sees it. `doubtful` members count as cut off, though not flagged yet.
     Only members with the role vote, and only they are elders."""
-    flags = {
-        node: flag
-        for node, flag in gossip.unreachable().items()
-        if gossip.members[node].status not in ON_THE_WAY_OUT
-    }
     doubtful_nodes = frozenset(doubtful)
-    cut = tuple(
-        n
-        for n in gossip.members
-        if n != me and ((n in flags and n not in gossip.seen) or n in doubtful_nodes)
-    )
+    cut = _cut_off(gossip, me, preference.monitored_by, doubtful_nodes)
     side = tuple(
         n
         for n, m in gossip.members.items()
         if n == me or (n not in cut and m.status not in ON_THE_WAY_OUT)
     )
     rows = {n: gossip.reachability.rows.get(n, EMPTY_ROW).flags for n in side}
-    links = {
-        (observer, subject): flag
-        for observer, subject, flag in gossip.records()
-        if observer in side and subject in side
-    }
     voters = {n: m for n, m in gossip.members.items() if m.has_role(role)}
     possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
     unaware = [n for n, m in voters.items() if m.status is Status.DOWN and n not in gossip.seen]
-    silent = {n for n in gossip.unreachable() if n not in gossip.seen and n != me} | doubtful_nodes
+    silent = {n for n in gossip.unreachable() if n not in gossip.seen and n != me}
+    silent |= {*cut, *doubtful_nodes}
     starting = () if _may_be_led_elsewhere(gossip, silent) else STARTING
+    ours = tuple(n for n in possible if n in side and voters[n].status in UP)
+    elders = _elders(voters.values())
     return Split(
         side=side,
         cut=cut,
-        gone=tuple(
-            n for n in cut if n in flags and all(w.get(n) is Flag.TERMINATED for w in rows.values())
-        ),
-        broken=_cover(links),
-        ours=tuple(n for n in possible if n in side and voters[n].status in UP),
+        gone=tuple(n for n in cut if all(row.get(n) is Flag.TERMINATED for row in rows.values())),
+        broken=_bad_within(gossip, side, ours, elders, preference),
+        ours=ours,
         most=tuple(n for n in possible if n in side),
         theirs=tuple(
             n
             for n, m in voters.items()
             if (n in possible and n in cut and m.status not in starting) or n in unaware
         ),
-        elders=_elders(voters.values()),
+        elders=elders,
         unborn=unborn,
     )
 
@@ -237,19 +248,36 @@ def _elders(voters: Iterable[Member]) -> tuple[NodeId, ...]:
     return ()
 
 
-def _cover(flags: Mapping[tuple[NodeId, NodeId], Flag]) -> tuple[NodeId, ...]:
-    """Return a small set of nodes that touches every link: first the nodes quarantined by a node
-    that they have not quarantined, then greedily the node with the most links, of equals the last
-    in order."""
-    quarantined = {link for link, flag in flags.items() if flag is Flag.QUARANTINED}
-    chosen = sorted({s for observer, s in quarantined if (s, observer) not in quarantined})
-    links = [link for link in flags if not set(chosen) & set(link)]
-    while links:
-        ends: dict[NodeId, int] = {}
-        for observer, subject in links:
-            for node in (observer, subject):
-                ends[node] = ends.get(node, 0) + 1
-        worst = max(ends, key=lambda node: (ends[node], node))
-        chosen.append(worst)
-        links = [link for link in links if worst not in link]
-    return tuple(sorted(chosen))
+def _cut_off(
+    gossip: Gossip, me: NodeId, monitored_by: int, doubtful: frozenset[NodeId]
+) -> tuple[NodeId, ...]:
+    """Return the members that do not share this copy with `me`, as the module's table says."""
+    members = [n for n, m in gossip.members.items() if m.status not in ON_THE_WAY_OUT or n == me]
+    here = frozenset(members)
+    flags = gossip.records()
+    among = [record for record in flags if record[0] in here and record[1] in here]
+    group = group_of(me, members, among, monitored_by)
+    flagged = {
+        subject for observer, subject, _ in flags if observer in group or observer not in here
+    }
+    away = [n for n in members if n not in gossip.seen and (n not in group or n in flagged)]
+    return tuple(n for n in gossip.members if n != me and (n in doubtful or n in away))
+
+
+def _bad_within(
+    gossip: Gossip,
+    side: tuple[NodeId, ...],
+    ours: tuple[NodeId, ...],
+    elders: tuple[NodeId, ...],
+    preference: Preference,
+) -> tuple[NodeId, ...]:
+    """Return the members of the side that go for its bad links."""
+    inside = frozenset(side)
+    links = BadLinks([r for r in gossip.records() if r[0] in inside and r[1] in inside], ours)
+    if not links.ends:
+        return ()
+    oldest = elders[-1] if elders and elders[-1] in inside and preference.oldest_stays else None
+    broken = links.fewest_to_go(oldest)
+    if oldest is not None and preference.unless_alone and set(ours) - set(broken) == {oldest}:
+        return links.fewest_to_go()
+    return broken

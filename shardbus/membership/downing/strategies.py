@@ -2,7 +2,8 @@
 
 A strategy maps a `Split` to a `Decision`. Two rules are common to all: without a split nothing
 happens, and if only links within this side are broken, the smallest set of members that cures it
-goes. `ours`, `theirs` and `elders` are defined in `split`.
+goes. Under keep-oldest the oldest member is not in that set, and under static-quorum all go if it
+leaves too few votes. `ours`, `theirs` and `elders` are defined in `split`.
 
     keep-majority    ours > theirs   stay    ours < theirs   go    equal   the lease decides
                      ours = 0        go
@@ -97,6 +98,9 @@ def static_quorum(split: Split, size: int) -> Decision:
     can have them."""
     rule = "static-quorum"
     if common := _common_decision(split, rule):
+        left = len(set(split.ours) - set(split.broken))
+        if split.broken and not split.unborn and left < size:
+            return _down_ourselves(split, rule, f"no quorum: {left} votes without bad links")
         return common
     members = len(split.most) + len(split.theirs)
     if members > 2 * size - 1:

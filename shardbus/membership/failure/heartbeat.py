@@ -1,14 +1,13 @@
-"""Heartbeats: which nodes watch each other, and their verdicts.
+"""Heartbeats: requests to the watched nodes, their replies, and verdicts.
 
-All nodes form a ring, ordered by a hash of their names. The order is the same on every node, and
-neighbours are unrelated to racks and address ranges. Each node sends heartbeats to the next
-`monitored_by` nodes of the ring. Unreachable nodes among them are watched in addition to that
-number, so that a crash of many nodes does not leave the live ones unwatched. A node that this
-observer suspects stays watched by it until it answers again, even if the ring has changed and it is
-no longer among the next nodes: otherwise the observer's flag would never be cleared.
+Each node sends heartbeats to the next nodes of a ring (`ring`). A node that this observer suspects
+stays watched by it until it answers again, even if the ring has changed and it is no longer among
+the next nodes: otherwise the observer's flag would never be cleared.
 
-A heartbeat is a request, and its reply feeds the detector. A node that never answers gets a first
-heartbeat on credit after `expected_response_after`, and its silence is measured from there.
+A heartbeat is a request, and its reply feeds the detector: it proves that both directions work. A
+node that never answers gets a first heartbeat on credit after `expected_response_after`, and its
+silence is measured from there. The node's own requests prove nothing: it may send, and receive
+nothing. Its gossip ends a silence, because a node gossips with members that it reaches.
 
     verdict     a watched node became unreachable, or reachable again
     starved     this node's own timer was late: that time does not count as silence of others
@@ -18,21 +17,19 @@ The accepted silence is extended by a patience: this node's own, plus the lag th
 reported in its last heartbeat or reply (`local_health`). A node that leaves `unanswered_max`
 heartbeats in a row without a sign of life is unreachable in any case.
 
-Source: S1.19-S1.24, S3.15, B.5, B.7-B.9, B.25, N.12.
+Source: S1.16-S1.24, B.7-B.9, B.25, N.12.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from hashlib import sha1
 
 from shardbus.config.settings import FailureDetectorSettings
 from shardbus.ids import NodeId
 from shardbus.membership.failure.local_health import LocalHealth
 from shardbus.membership.failure.phi_accrual import PhiAccrual
+from shardbus.membership.failure.ring import watched
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.view import NodeStarved, SlowHeartbeat
 from shardbus.membership.vitals import Vitals
@@ -41,32 +38,6 @@ REAPS_PER_HEARTBEAT = 4
 """Checks for silent nodes per heartbeat interval."""
 SILENT_BEATS = 2
 """A node that left this many heartbeats unanswered is silent, though not yet suspected."""
-
-
-@lru_cache(maxsize=20_000)
-def ring_hash(node: NodeId) -> int:
-    """Return the node's place in the ring. Stable across processes and versions."""
-    digest = sha1(str(node).encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest[:8], "big")
-
-
-def watched(
-    me: NodeId, nodes: Iterable[NodeId], unreachable: Iterable[NodeId], monitored_by: int
-) -> list[NodeId]:
-    """Return the nodes that `me` watches: the next nodes of the ring, until `monitored_by`
-    reachable ones are among them."""
-    ring = sorted((ring_hash(node), node) for node in {*nodes, me})
-    start = bisect_left(ring, (ring_hash(me), me))
-    skip = frozenset(unreachable)
-    chosen: list[NodeId] = []
-    reachable = 0
-    for step in range(1, len(ring)):
-        if reachable == monitored_by:
-            break
-        node = ring[(start + step) % len(ring)][1]
-        chosen.append(node)
-        reachable += node not in skip
-    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +159,7 @@ class Heartbeats:
         return notices
 
     def on_sign_of_life(self, sender: NodeId, now: float) -> None:
-        """Record any other message of that node."""
+        """Record gossip of that node."""
         watch = self.watches.get(sender)
         if watch is not None:
             watch.detector.touch(now)

@@ -14,7 +14,6 @@ from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
-from shardbus.membership.reachability import Flag
 from shardbus.membership.suspension import Suspension
 from shardbus.membership.view import HandlingResumed, HandlingSuspended
 from tests.unit.membership.membership_net import Net
@@ -185,30 +184,21 @@ def test_a_removed_member_is_no_contact_that_is_missing() -> None:
     assert made.valid_until == inf
 
 
-def test_consent_is_for_members_that_are_reachable_and_work() -> None:
+def test_consent_is_for_members_that_need_not_go_and_work() -> None:
     made = Suspension(A, settings())
     four = state(a=UP, b=UP, c=Status.DOWN, d=Status.EXITING)
-    flagged = four.with_flag(A, B, Flag.UNREACHABLE)
-    assert made.consents(four, B, T)
-    assert not made.consents(four, C, T)
-    assert not made.consents(four, D, T)
-    assert not made.consents(four, E, T)
-    assert not made.consents(flagged, B, T)
+    assert made.consents(four, B, False, T)
+    assert not made.consents(four, C, False, T)
+    assert not made.consents(four, D, False, T)
+    assert not made.consents(four, E, False, T)
+    assert not made.consents(four, B, True, T)
 
 
-def test_any_observer_that_is_not_down_ends_the_consent() -> None:
+def test_consent_comes_back_some_time_after_the_reason_is_gone() -> None:
     made = Suspension(A, settings())
-    flagged = FIVE.with_flag(D, B, Flag.UNREACHABLE)
-    assert not made.consents(flagged, B, T)
-    down = state(a=UP, b=UP, d=Status.DOWN).with_flag(D, B, Flag.UNREACHABLE)
-    assert Suspension(A, settings()).consents(down, B, T)
-
-
-def test_consent_comes_back_some_time_after_the_flag_is_cleared() -> None:
-    made = Suspension(A, settings())
-    assert not made.consents(FIVE.with_flag(C, B, Flag.UNREACHABLE), B, T)
-    assert not made.consents(FIVE, B, T + LIFE / 8)
-    assert made.consents(FIVE, B, T + LIFE / 4)
+    assert not made.consents(FIVE, B, True, T)
+    assert not made.consents(FIVE, B, False, T + LIFE / 8)
+    assert made.consents(FIVE, B, False, T + LIFE / 4)
 
 
 def test_members_that_no_heartbeat_asks_are_asked_three_times_in_its_length() -> None:

@@ -12,7 +12,8 @@ from shardbus.config.settings import FailureDetectorSettings
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.failure.heartbeat import Heartbeats, watched
+from shardbus.membership.failure.heartbeat import Heartbeats
+from shardbus.membership.failure.ring import watched
 from shardbus.membership.member import Member
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.vitals import (

@@ -8,7 +8,7 @@ from typing import Any, cast
 from shardbus.ids import NodeId
 from shardbus.node.stalled_peers import StalledPeers
 
-A, B = NodeId("a", 1, 1), NodeId("b", 1, 1)
+A, B, C = NodeId("a", 1, 1), NodeId("b", 1, 1), NodeId("c", 1, 1)
 
 
 @dataclass(eq=False)
@@ -57,3 +57,28 @@ def test_two_sessions_name_a_member_once() -> None:
 
 def test_off_means_never() -> None:
     assert looks(StalledPeers(0.0), [Line(A)], [0, 1, 100, 1000], (A,)) == [[]] * 4
+
+
+def test_the_accuser_tests_its_other_links_first_and_accuses_who_fails_that_too() -> None:
+    """It may use one link only, and be at fault itself."""
+    quarantine, used, idle = StalledPeers(8.0), Line(A), Line(B, outstanding=0)
+    for now in range(5):
+        assert quarantine.check(cast("Any", [used, idle]), (A, B, C), now) == []
+        assert quarantine.untested((A, B, C)) == ([B, C] if now == 4 else [])
+    idle.outstanding, third = 1, Line(C, outstanding=1)
+    for now in range(5, 8):
+        third.acked = now
+        assert quarantine.check(cast("Any", [used, idle, third]), (A, B, C), now) == []
+        assert quarantine.untested((A, B, C)) == []
+    assert quarantine.check(cast("Any", [used, idle, third]), (A, B, C), 8) == [A, B]
+
+
+def test_links_are_tested_once_for_each_stall() -> None:
+    quarantine, used = StalledPeers(2.0), Line(A)
+    found = []
+    for now in range(12):
+        used.acked = now // 4
+        quarantine.check(cast("Any", [used]), (A, B), now)
+        found.append(quarantine.untested((A, B)))
+    assert found.count([B]) == 3
+    assert found.count([]) == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
-from shardbus.membership.downing.resolver import LEASE_ANSWER_S, LEASE_TTL_S, DowningPlan, Resolver
+from shardbus.membership.downing.resolver import (
+    CONSENT_GRACE_MAX,
+    CONSENT_GRACE_PART,
+    LEASE_ANSWER_S,
+    LEASE_TTL_S,
+    DowningPlan,
+    Resolver,
+)
 from shardbus.membership.downing.split import EPOCHS, DowningOutcome, lease_of
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
@@ -26,10 +34,9 @@ THREE = state(a=UP, b=UP, c=UP)
 
 
 def cut(copy: Gossip, flag: Flag, *nodes: NodeId) -> Gossip:
-    """One of the side suspects these, or all of it has found them gone."""
+    """All of the side suspect these, or have found them gone."""
     side = [n for n in copy.members if n not in nodes]
-    observers = side if flag is Flag.TERMINATED else [A]
-    rows = {observer: ObserverRow(1, dict.fromkeys(nodes, flag)) for observer in observers}
+    rows = {observer: ObserverRow(1, dict.fromkeys(nodes, flag)) for observer in side}
     return replace(copy, reachability=Reachability(rows), seen=frozenset(side))
 
 
@@ -497,7 +504,11 @@ def test_a_lease_that_was_won_does_not_decide_about_the_next_split() -> None:
 
 # -- bad links ---------------------------------------------------------------------------------
 
-BAD_LINK = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+BAD_LINK = replace(
+    UNREACHABLE,
+    seen=frozenset({A, B, C}),
+    reachability=Reachability({A: ObserverRow(1, {C: Flag.UNREACHABLE})}),
+)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
@@ -611,13 +622,40 @@ def flap(
 
 
 @pytest.mark.parametrize("leading", [True, False])
-def test_who_flaps_too_long_goes(leading: bool) -> None:
-    pictures = [(E,), (D, E), (E,), (D, E), (D,)]
+def test_who_must_go_by_the_last_of_many_pictures_goes_by_itself(leading: bool) -> None:
+    pictures = [(E,), (D, E), (E,), (D, E), (B, C, D, E)]
     plan = flap(SETTINGS, *pictures, leading=leading)
     assert plan.decision is not None
-    assert plan.decision.outcome is DowningOutcome.DOWN_OURSELVES
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OURSELVES, (A,))
     assert plan.decision.reason == "reachability has kept changing for 9.0 s"
     assert flap(replace(SETTINGS, down_all_when_unstable=False), *pictures) == DowningPlan()
+    assert flap(SETTINGS, *pictures[:-1], (D,), leading=leading) == DowningPlan()
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_if_that_does_not_help_all_go(leading: bool) -> None:
+    resolver, now = Resolver(A, SETTINGS), 10.0
+    while now < 10.0 + 2 * PATIENCE:
+        for nodes in ((E,), (D, E), (D,)):
+            copy = cut(FIVE, Flag.UNREACHABLE, *nodes)
+            assert resolver.consider(copy, leading, now) == DowningPlan()
+            now += 2.0
+    plan = resolver.consider(copy, leading, 10.0 + 2 * PATIENCE)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (
+        DowningOutcome.DOWN_OURSELVES,
+        (A, B, C, E),
+    )
+
+
+def test_what_comes_and_goes_at_one_member_is_no_flapping() -> None:
+    """Its links fail one after the other, and come back."""
+    resolver, now = Resolver(A, SETTINGS), 10.0
+    while now < 10.0 + 3 * PATIENCE:
+        for links in ([(E, B)], [(E, B), (E, C)], [(E, C), (A, E)], [(B, E), (E, A), (E, D)]):
+            copy = flagged(FIVE, FIVE.members, *links)
+            assert resolver.consider(copy, True, now) == DowningPlan()
+            now += 1.5
 
 
 def test_patience_grows_with_stable_after() -> None:
@@ -679,3 +717,158 @@ def test_members_proved_gone_are_downed_without_a_wait_for_their_suspension() ->
     resolver.consider(GONE, True, 10.0)
     resolver.on_probe(B, ProbeOutcome.ALIVE)
     assert outcome(resolver.consider(GONE, True, 10.1)) is DowningOutcome.DOWN_OTHERS
+
+
+# -- whom a voter refuses its consent -----------------------------------------------------------
+
+WITHIN = 4.5
+GRACE = min(CONSENT_GRACE_PART * WITHIN, CONSENT_GRACE_MAX)
+
+
+def voter(me: NodeId, copy: Gossip, at: float = 10.0) -> Resolver:
+    made = Resolver(me, SETTINGS, suspended_within=WITHIN)
+    made.consider(copy, False, at)
+    return made
+
+
+def flagged(copy: Gossip, seen: Iterable[NodeId], *links: tuple[NodeId, NodeId]) -> Gossip:
+    rows: dict[NodeId, dict[NodeId, Flag]] = {}
+    for observer, subject in links:
+        rows.setdefault(observer, {})[subject] = Flag.UNREACHABLE
+    table = Reachability({o: ObserverRow(1, row) for o, row in sorted(rows.items())})
+    return replace(copy, reachability=table, seen=frozenset(seen))
+
+
+def test_who_is_cut_off_and_not_reached_from_here_is_refused_at_once() -> None:
+    assert voter(B, UNREACHABLE).refuses(C, 10.0)
+    assert not voter(B, UNREACHABLE).refuses(A, 1e3)
+
+
+def test_who_is_cut_off_by_hearsay_is_refused_after_a_grace_and_downed_that_much_later() -> None:
+    """C may answer in a moment: until then, what one observer says suspends nobody."""
+    copy = flagged(THREE, (A, B), (A, C))
+    here = voter(B, copy)
+    assert not here.refuses(C, 9.99 + GRACE)
+    assert here.refuses(C, 10.0 + GRACE)
+    leader = Resolver(A, SETTINGS, suspended_within=WITHIN)
+    assert leader.consider(copy, True, 10.0) == DowningPlan()
+    assert leader.consider(copy, True, 9.9 + GRACE + WITHIN) == DowningPlan()
+    acts = leader.consider(copy, True, 10.0 + GRACE + WITHIN)
+    assert outcome(acts) is DowningOutcome.DOWN_OTHERS
+
+
+@pytest.mark.parametrize("seen", [(A, B, C, D), (A, B, C, D, E), (A, B), (A,)])
+def test_flags_of_a_node_that_hears_no_other_cost_nobody_a_consent(
+    seen: tuple[NodeId, ...],
+) -> None:
+    """Also while nobody has noticed that it is deaf, and whoever has that version."""
+    copy = flagged(FIVE, seen, *((E, n) for n in (A, B, C, D)))
+    for me in (A, B, C, D):
+        here = voter(me, copy)
+        others = [n for n in (A, B, C, D) if n != me]
+        assert not any(here.refuses(n, 1e3) for n in others)
+        assert here.refuses(E, 1e3)
+
+
+def test_who_goes_for_bad_links_is_refused_once_the_picture_has_lasted() -> None:
+    """And is downed by others only when it is surely suspended since."""
+    copy = flagged(FIVE, FIVE.members, (E, A), (E, B))
+    here = voter(C, copy)
+    assert not here.refuses(E, 9.9 + STABLE)
+    assert here.refuses(E, 10.0 + STABLE)
+    assert not any(here.refuses(n, 1e3) for n in (A, B, D))
+    late = STABLE + PATIENCE + 1.0
+    leader = Resolver(A, SETTINGS, suspended_within=late)
+    leader.consider(copy, True, 10.0)
+    assert leader.consider(copy, True, 10.0 + STABLE + PATIENCE) == DowningPlan()
+    assert leader.consider(copy, True, 9.9 + STABLE + late) == DowningPlan()
+    plan = leader.consider(copy, True, 10.0 + STABLE + late)
+    assert plan.decision is not None
+    assert plan.decision.down == (E,)
+    itself = Resolver(E, SETTINGS, suspended_within=WITHIN)
+    itself.consider(copy, False, 10.0)
+    assert outcome(itself.consider(copy, False, 10.0 + STABLE)) is DowningOutcome.DOWN_OURSELVES
+
+
+def test_members_cut_off_and_one_with_bad_links_go_together_once_all_are_surely_suspended() -> None:
+    cut_off = [(n, E) for n in (A, B, C, D)]
+    copy = flagged(FIVE, (A, B, C, D), *cut_off, (B, D))
+    here = voter(C, copy)
+    assert here.refuses(E, 10.0)
+    assert not here.refuses(D, 9.99 + GRACE)
+    assert here.refuses(D, 10.0 + GRACE)
+    leader = Resolver(A, SETTINGS, suspended_within=WITHIN)
+    leader.consider(copy, True, 10.0)
+    assert leader.consider(copy, True, 9.9 + GRACE + WITHIN) == DowningPlan()
+    plan = leader.consider(copy, True, 10.0 + GRACE + WITHIN)
+    assert plan.decision is not None
+    assert plan.decision.down == (D, E)
+
+
+# -- who suspects itself first ------------------------------------------------------------------
+
+NOTICED = 6.0
+
+
+@pytest.mark.parametrize(
+    ("copy", "me", "away", "settings", "turn"),
+    [
+        (THREE, C, (A, B), LEASES, DELAY + NOTICED),
+        (FIVE, D, (A, B, C), LEASES, DELAY + NOTICED),
+        (FIVE, A, (D, E), LEASES, 0.0),
+        (FOUR, A, (C, D), SETTINGS, 0.0),
+        (state(a=UP, b=UP), A, (B,), SETTINGS, 0.0),
+        (state(a=UP, b=UP), B, (A,), LEASES, 0.0),
+    ],
+)
+def test_fewer_nodes_ask_for_a_lease_when_those_that_hear_each_other_have_had_their_turn(
+    copy: Gossip, me: NodeId, away: tuple[NodeId, ...], settings: DowningSettings, turn: float
+) -> None:
+    """Of two members either may win."""
+    resolver = Resolver(me, settings, noticed_within=NOTICED)
+    picture = cut(copy, Flag.UNREACHABLE, *away)
+    due: float | None = 10.0
+    asked = None
+    while asked is None:
+        assert due is not None
+        asked = resolver.consider(picture, True, due).ask
+        at, due = due, resolver.deadline()
+    assert at == 10.0 + STABLE + turn
+
+
+def test_fewer_nodes_do_not_wait_for_members_that_are_proved_gone() -> None:
+    few = cut(THREE, Flag.TERMINATED, B, C)
+    resolver = Resolver(A, LEASES, noticed_within=NOTICED)
+    resolver.consider(few, True, 10.0)
+    assert resolver.consider(few, True, 10.0 + STABLE + DELAY).ask is not None
+
+
+# -- who acts, and what is no unrest --------------------------------------------------------------
+
+
+def test_where_the_leader_must_go_the_speaker_acts() -> None:
+    """A hears nobody, and nobody has flagged it: by the order of addresses it leads."""
+    copy = flagged(FIVE, (B, C, D, E), *((A, n) for n in (B, C, D, E)))
+    for me, acts in ((B, True), (C, False)):
+        resolver = Resolver(me, SETTINGS)
+        resolver.consider(copy, False, 10.0)
+        plan = resolver.consider(copy, False, 10.0 + STABLE)
+        assert (outcome(plan) is DowningOutcome.DOWN_OTHERS) is acts
+
+
+def test_flags_that_go_with_their_observer_are_no_flapping() -> None:
+    """Two deaf members flag the others one after the other, and each downs itself."""
+    resolver, now = Resolver(A, SETTINGS), 10.0
+    links: list[tuple[NodeId, NodeId]] = []
+    for deaf in (D, E):
+        for n in (A, B, C):
+            links.append((deaf, n))
+            resolver.consider(flagged(FIVE, FIVE.members, *links), True, now)
+            now += 1.0
+    for gone in (D, E):
+        down = {n: replace(m, status=Status.DOWN) for n, m in FIVE.members.items() if n == gone}
+        copy = flagged(FIVE, FIVE.members, *links)
+        copy = replace(copy, members={**FIVE.members, **down})
+        resolver.consider(copy, True, now)
+        now += 2.0
+    assert resolver.consider(copy, True, 10.0 + PATIENCE + 1.0).decision is None

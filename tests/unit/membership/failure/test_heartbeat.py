@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shardbus.config.settings import FailureDetectorSettings
 from shardbus.ids import NodeId
-from shardbus.membership.failure.heartbeat import Heartbeats, Verdict, ring_hash, watched
+from shardbus.membership.failure.heartbeat import Heartbeats, Verdict
+from shardbus.membership.failure.ring import ring_hash, watched
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.view import SlowHeartbeat
 
