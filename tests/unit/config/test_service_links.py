@@ -1,4 +1,4 @@
-"""Variables that Kubernetes and Docker make are no settings; mistyped settings are still refused."""
+"""Variables that Kubernetes and Docker make are no settings; mistyped settings are refused."""
 
 from __future__ import annotations
 
