@@ -56,7 +56,9 @@ Of one text at most 100 lines appear in 10 s, of what strangers can cause at mos
 line says how many were left out. Writing never holds up a node: lines wait in a queue for a
 thread that writes them, 10,000 and 4 MiB at most. While the reader stands still further lines are
 dropped, and once it goes on, `log_lines_dropped` says how many. A process that ends waits a
-second for its reader.
+second for its reader. The same holds for each plain `StreamHandler` to standard output or standard
+error that your application has set up when it is loaded; a file, or a handler of another class,
+is written as it is.
 """
 
 MEMBERSHIP = """\

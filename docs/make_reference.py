@@ -56,6 +56,10 @@ Each setting has a variable, its key in capitals with two underscores for each d
 case, unless two types differ in nothing else. `SHARDBUS_NODE_URL`, `SHARDBUS_NODE_TOKEN`,
 `SHARDBUS_NODE_TOKEN_FILE` and `SHARDBUS_NODE_CACERT` are read by the commands that ask a node, and
 are no settings.
+
+Variables in the form of service links, which Kubernetes makes for each Service of a namespace and
+Docker for `--link`, are no settings either, and are ignored: `SHARDBUS_PORT=tcp://10.43.7.9:7355`,
+`SHARDBUS_HTTP_SERVICE_HOST=10.43.7.9`. `SHARDBUS_NODE_PORT=7355` has not that form, and is refused.
 """
 
 

@@ -80,6 +80,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("file_descriptors", "this process may open %d file descriptors, fewer than %d: %s"): _event(
         "few_file_descriptors", "limit wanted -"
     ),
+    ("event_loop", "connections to port %d wait: all %d descriptors are in use: %s"): _event(
+        "file_descriptors_used_up", "port limit -"
+    ),
     ("file_descriptors", "%d of %d file descriptors are in use: %s"): _event(
         "file_descriptors_run_out", "used limit -"
     ),

@@ -26,8 +26,9 @@ WATCHED = {
     " is raised",
     "shardbus/node/run.py _unless_stopped": "`doing.result()` is returned; the other only waits for"
     " a signal",
-    "shardbus/node/run.py _live": "it only waits for a signal",
-    "shardbus/node/run.py _leave": "`leaving.result()` is read; the other only waits for a signal",
+    "shardbus/node/run.py _NodeRun._live": "it only waits for a signal",
+    "shardbus/node/run.py _NodeRun._leave": "`leaving.result()` is read; the other only waits for a"
+    " signal",
     "shardbus/node/shutdown.py leave": "it is awaited, or cancelled when the node was downed",
     "shardbus/embedding.py EmbeddedNode._until_ready": "its result is read, or it is cancelled",
     "shardbus/embedding.py EmbeddedNode._unless_asked_to_end": "its result is returned, or it is"

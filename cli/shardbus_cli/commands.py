@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -90,16 +90,24 @@ def root(
         os.environ["SHARDBUS_NODE_CACERT"] = cacert
 
 
-def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run one command and return its exit code."""
+def run(
+    arguments: list[str], *, debug: bool = False, failing: Callable[[int], object] = int
+) -> int:
+    """Run one command and return its exit code. `failing` is called with that of a failure before
+    it is printed."""
     called = named_in(arguments)
+
+    def failed(failure: CommandFailure) -> int:
+        failing(failure.code)
+        return _failed(failure, debug=debug)
+
     try:
         app = command_line([called] if called else COMMANDS)
         ended_with = app(args=arguments, prog_name=usage_errors.PROGRAM, standalone_mode=False)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else ExitCode.OK
     except CommandFailure as failure:
-        return _failed(failure, debug=debug)
+        return failed(failure)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
@@ -113,10 +121,10 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         from shardbus.errors import ShardBusError
 
         if isinstance(raised, ShardBusError):
-            return _failed(CommandFailure.of(raised), debug=debug)
+            return failed(CommandFailure.of(raised))
         what = f"{type(raised).__name__}: {raised}".rstrip(": ")
         hint = "run it with --debug and report its output"
-        return _failed(CommandFailure(f"defect of this command: {what}", hint), debug=debug)
+        return failed(CommandFailure(f"defect of this command: {what}", hint))
     return ended_with if isinstance(ended_with, int) else ExitCode.OK
 
 

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from shardbus.error_text import traceback_of
 from shardbus.log_events import event_of, fields_of
 from shardbus.transport.log_limiter import LogRateLimiter
+from shardbus_cli.line_writer import LineStream
 from shardbus_cli.log_writer import LogWriter
 from shardbus_cli.output import escape
 
@@ -140,6 +141,19 @@ class JsonFormatter(logging.Formatter):
         if trace := traceback_text(record):
             entry["exception"] = trace
         return json.dumps(entry, default=str)
+
+
+def unblock_handlers() -> None:
+    """Let no handler of `logging` that the application has made wait for what reads standard output
+    or standard error. Called once the application is loaded."""
+    loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
+    for logger in loggers:
+        for handler in getattr(logger, "handlers", ()):
+            stream = getattr(handler, "stream", None)
+            if type(handler) is not logging.StreamHandler or stream is None:
+                continue
+            if stream in (sys.stdout, sys.stderr):
+                handler.setStream(LineStream(stream.fileno()))
 
 
 def configure(level: str, form: str, stream: TextIO | None = None, node: str = "") -> None:

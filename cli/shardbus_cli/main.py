@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def main() -> None:
     """Run one command and end the process with its exit code."""
@@ -16,11 +20,33 @@ def main() -> None:
     debug = "--debug" in own
     if debug:
         arguments.remove("--debug")
-    sys.exit(run(arguments, debug=debug))
+    if command := _command_of(arguments):
+        from shardbus_cli.process_end import ProcessEnd
+
+        end = ProcessEnd(command)
+        end.handle_signals()
+        code = run(arguments, debug=debug, failing=end.within)
+        end.finish(code)
+    else:
+        code = run(arguments, debug=debug)
+    sys.exit(code)
 
 
-def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run one command and return its exit code."""
+def _command_of(arguments: list[str]) -> str:
+    """Return the command that is called; an empty text for help and for `health`, which start in
+    no time and end at once."""
+    if not arguments or arguments[0] == "health" or arguments[-1] in ("-h", "--help"):
+        return ""
+    from shardbus_cli.command_table import named_in
+
+    return named_in(arguments)
+
+
+def run(
+    arguments: list[str], *, debug: bool = False, failing: Callable[[int], object] = int
+) -> int:
+    """Run one command and return its exit code. `failing` is called with that of a failure before
+    it is printed."""
     if not arguments or arguments[0] in ("-h", "--help"):
         from shardbus_cli.command_table import help_of_all
 
@@ -40,4 +66,4 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
             return code
     from shardbus_cli import commands
 
-    return commands.run(arguments, debug=debug)
+    return commands.run(arguments, debug=debug, failing=failing)

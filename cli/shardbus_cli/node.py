@@ -104,6 +104,7 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
     import sys
 
     from shardbus.errors import ConfigError
+    from shardbus_cli.line_writer import Console
     from shardbus_cli.workers.plan import plan_of
     from shardbus_cli.workers.supervisor import supervise
 
@@ -111,10 +112,13 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
     if form == "auto":
         form = "pretty" if sys.stderr.isatty() else "json"
     plan = plan_of(settings, workers, arguments, form)
+    console = Console()
     try:
-        return supervise(plan, settings, ready_fd)
+        return supervise(plan, settings, console, ready_fd)
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
+    finally:
+        console.flush()
 
 
 def _load_and_run(
@@ -127,8 +131,10 @@ def _load_and_run(
     from shardbus.config.loading import for_types, origins
     from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import checks_of, settings_for
+    from shardbus_cli.logs import unblock_handlers
 
     bus = load_app(app)
+    unblock_handlers()
     layers = for_types(layers, bus.types)
     settings = settings_for(layers, bus)
     for look in checks_of(bus, settings).values():
@@ -161,6 +167,7 @@ def _run(
     from shardbus.node.run import run_node
     from shardbus.store.opening import open_store
     from shardbus.store.urls import default_url
+    from shardbus_cli.line_writer import Console
     from shardbus_cli.logs import recent_lines
     from shardbus_cli.starting_anew import start_anew
 
@@ -168,18 +175,22 @@ def _run(
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
     open_store(settings.store.url, cluster=bus.name)  # an invalid URL is wrong usage
+    console = Console()
     try:
         return run_node(
             bus,
             settings,
             partial(administer, origins=origins, log=recent_lines),
+            console,
             ready_fd=ready_fd,
             supervisor=leash,
             rejoins_by=rejoins_by,
-            start_anew=start_anew,
+            start_anew=partial(start_anew, console),
         )
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
+    finally:
+        console.flush()
 
 
 @app.command()

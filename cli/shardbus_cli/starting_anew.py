@@ -8,27 +8,29 @@ Source: S3.42; docs/downing.md.
 
 from __future__ import annotations
 
-import logging
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
+
+from shardbus.node.deadline import Output, flush_output
+from shardbus_cli.process_end import SIGNALS
 
 REPLACED = ("--ready-fd", "--rejoin")
 """Options with a value that the new command does not take over."""
 
 
-def start_anew(by: Sequence[str]) -> None:
+def start_anew(output: Output, by: Sequence[str]) -> None:
     """Run this process's command again, to rejoin through these members, HOST:PORT. Return if the
-    system cannot."""
+    system cannot. A signal meanwhile waits until the new program handles signals."""
     words = [sys.executable, *without(sys.orig_argv[1:], REPLACED), "--rejoin", ",".join(by)]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for handler in logging.getLogger().handlers:
-        handler.flush()
+    flush_output(output)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         os.execv(sys.executable, words)  # noqa: S606  (this very command)
     except OSError as error:
-        print(f"shardbus: error: this process cannot start anew: {error}", file=sys.stderr)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        output.note(f"shardbus: error: this process cannot start anew: {error}")
 
 
 def without(words: Iterable[str], options: Iterable[str]) -> list[str]:

@@ -39,7 +39,6 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import FEATURES
 from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
-from shardbus.node.file_descriptors import descriptors_limit, in_use
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Note, Rebalance
@@ -47,6 +46,7 @@ from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.store.protocol import clock_offset_of, problems_of
 from shardbus.store.urls import default_url, mask_url
+from shardbus.transport.descriptors import descriptors_limit, in_use
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.schema import decode_value
 

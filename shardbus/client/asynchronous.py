@@ -152,6 +152,7 @@ class AsyncClient:
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
             on_refused=lambda reason, address: self._contact.on_refused(reason),
+            on_busy=lambda reason: self._contact.on_busy(reason),
             on_denied=lambda address, reason: self._contact.on_denied(reason),
             on_tick=self._on_tick,
             network=environment.network,

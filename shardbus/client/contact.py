@@ -17,7 +17,9 @@ from shardbus.task_set import TaskSet
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 
-RETRY_S = 0.2
+RETRY_S, BUSY_RETRY_S = 0.2, 1.0
+"""Until all addresses are tried again; the second if some node had no room, half as much or half as
+much again, so that refused clients do not come all at once."""
 CONTACT_WAIT_S = 3.0
 
 
@@ -41,6 +43,8 @@ class Contact:
         """Why no handshake succeeds at some address; empty if one did."""
         self.refused = ""
         """Why the cluster refuses this client; empty if it does not."""
+        self.busy = ""
+        """Why some node had no room for this client; empty once one had."""
         self._endpoint, self._addresses, self._dice = endpoint, addresses, dice
         self._on_chosen = on_chosen
         self._found = asyncio.Event()
@@ -64,6 +68,10 @@ class Contact:
         if self.session is None:
             self.refused = reason
 
+    def on_busy(self, reason: str) -> None:
+        """Record that a node has no room for this client now."""
+        self.busy = reason
+
     def on_denied(self, reason: str) -> None:
         """Record that no handshake with a node succeeds. The client is refused by it if no other
         node answers either, before it ever had a contact: later the secret may be rotated."""
@@ -81,7 +89,8 @@ class Contact:
         if self.refused:
             return Refused(self.refused)
         tried = ", ".join(map(str, self._addresses))
-        why = f": {self.denied}" if self.denied else ""
+        why = self.denied or self.busy
+        why = f": {why}" if why else ""
         return NodeLost(f"no node of cluster {self._endpoint.cluster!r} answers at {tried}{why}")
 
     async def _find(self) -> None:
@@ -89,14 +98,15 @@ class Contact:
             for address in self._candidates():
                 session = self._endpoint.session_to(address, probe=True)
                 if await self._opens(session):
-                    self.session, self._had_one, self.denied = session, True, ""
+                    self.session, self._had_one, self.denied, self.busy = session, True, "", ""
                     self._on_chosen(session.tag)
                     self._found.set()
                     return
             if self.denied and not self._had_one:
                 self.refused = self.denied
             else:
-                await asyncio.sleep(RETRY_S)
+                pause = BUSY_RETRY_S * (0.5 + self._dice.random()) if self.busy else RETRY_S
+                await asyncio.sleep(pause)
         self._found.set()
 
     def _candidates(self) -> list[Address]:

@@ -19,6 +19,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 from shardbus.config.options import Option, closest, option_of, read, unknown
+from shardbus.config.service_links import is_service_link
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.config.validation import check
 from shardbus.errors import ConfigError
@@ -75,6 +76,7 @@ def from_environment(environ: Mapping[str, str]) -> list[Layer]:
     """Return one layer per `SHARDBUS_SECTION__KEY` variable, so that an error names the variable.
 
     Names of entity types and roles in variables are read in lower case; `for_types` finds the type.
+    Variables that Kubernetes and Docker made are no settings (`service_links`).
 
     Raises:
         ConfigError: a `SHARDBUS_*` variable is no setting.
@@ -88,6 +90,8 @@ def from_environment(environ: Mapping[str, str]) -> list[Layer]:
         if variable not in names and not key.startswith(
             ("sharding.types.", "cluster.role_min_members.")
         ):
+            if is_service_link(variable, environ):
+                continue
             likely = closest(
                 variable, sorted(known.lower() for known in (*names, *CLIENT_VARIABLES))
             )

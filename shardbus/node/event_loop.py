@@ -6,6 +6,9 @@ would soon hold all of them, and the process cannot end before the last look-up 
 loop looks names up as links do (`transport.name_resolver`), and if an answer takes too long,
 connects to the address that was known before.
 
+While no file descriptor is left, asyncio tries once a second to accept a connection, and reports
+each time with a traceback. This loop reports it in one line, in intervals.
+
 Source: docs/architecture.md.
 """
 
@@ -15,9 +18,16 @@ import asyncio
 import socket
 from typing import Any
 
+from shardbus.guarded_log import GuardedLog
+from shardbus.transport.descriptors import HINT, descriptors_limit
 from shardbus.transport.destination import is_numeric
 from shardbus.transport.name_resolver import LookUpFunction, NameResolver, system_look_up
 
+log = GuardedLog("shardbus.node")
+
+NO_DESCRIPTOR = "socket.accept() out of system resource"
+"""The message of asyncio."""
+REPORT_EVERY_S = 10.0
 WITHIN_S = 1.0
 """Seconds for a look-up; a store gives a whole call about twice as long."""
 
@@ -29,6 +39,7 @@ class NodeEventLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._names = NameResolver(look_up)
         self._names.open(self)
+        self._reported_at: float | None = None
 
     async def getaddrinfo(
         self,
@@ -60,6 +71,19 @@ class NodeEventLoop(asyncio.SelectorEventLoop):
         if not found:
             raise socket.gaierror(socket.EAI_AGAIN, known.reason or "no address of that family")
         return found
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report what no other code handles."""
+        if context.get("message") != NO_DESCRIPTOR:
+            super().default_exception_handler(context)
+            return
+        now = self.time()
+        if self._reported_at is None or now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
+            port, limit = context["socket"].getsockname()[1], descriptors_limit()
+            log.warning(
+                "connections to port %d wait: all %d descriptors are in use: %s", port, limit, HINT
+            )
 
     def close(self) -> None:
         """Close the loop. Look-ups that run end by themselves."""

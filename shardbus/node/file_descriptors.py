@@ -9,19 +9,19 @@ Source: docs/how-to/operate.md.
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 
 from shardbus.guarded_log import GuardedLog
+from shardbus.transport.descriptors import HINT, descriptors_limit, in_use
 
 log = GuardedLog("shardbus.node")
 
 WANTED = 65_536
 ENOUGH = 1024
 CHECK_S = 10.0
+WARN_EVERY_S = 60.0
 SCARCE = 0.8
 """The part of the limit in use above which a warning is logged."""
-HINT = "raise the limit, as with `ulimit -n 65536` or LimitNOFILE= of systemd"
 
 
 class FileDescriptors:
@@ -30,7 +30,8 @@ class FileDescriptors:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._warned = False
+        self._warned_at: float | None = None
+        """When the last warning was; None once there are enough again."""
 
     def start(self) -> None:
         """Raise the limit to what the system allows, and check the use every `CHECK_S`."""
@@ -60,22 +61,10 @@ class FileDescriptors:
 
     def _check(self) -> None:
         used, limit = in_use(), descriptors_limit()
-        scarce = bool(limit) and used > SCARCE * limit
-        if scarce and not self._warned:
+        now, before = self._loop.time(), self._warned_at
+        if not limit or used <= SCARCE * limit:
+            self._warned_at = None
+        elif before is None or now - before >= WARN_EVERY_S:
+            self._warned_at = now
             log.warning("%d of %d file descriptors are in use: %s", used, limit, HINT)
-        self._warned = scarce
         self._timer = self._loop.call_later(CHECK_S, self._check)
-
-
-def descriptors_limit() -> int:
-    """The number of descriptors that this process may open; 0 if there is no limit."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 0 if limit == resource.RLIM_INFINITY else limit
-
-
-def in_use() -> int:
-    """The number of open descriptors; 0 where the system does not report it."""
-    try:
-        return len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return 0

@@ -5,11 +5,8 @@
 The first SIGTERM or SIGINT starts the phases of leaving; the second stops the node at once. When
 the whole cluster stops, the node ends by itself and hands nothing off.
 
-Each phase has a timeout, but no timeout ends a function that blocks the loop, or a task that
-ignores its cancellation. So from the first signal on a thread waits for somewhat longer than all
-phases may take, and then ends the process. After the node was downed, perhaps because its loop is
-blocked, that thread waits for 15 s. It ends the process with 7, or with the node's own exit code if
-the node has ended and only the process has not.
+From the first signal on the process has a deadline (`deadline`): a function that blocks the loop, a
+task that ignores its cancellation, or an output whose reader stands still does not keep it.
 
 A node that membership has downed starts anew: the process is replaced by one with the same command,
 which joins through the members that were not Down in this node's last view, and never founds a
@@ -27,32 +24,30 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import socket
-import sys
-import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from traceback import walk_stack
 from typing import Any, TypeVar
 
 from shardbus.config.settings import Settings
-from shardbus.entities.slow_handlers import places
 from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
 from shardbus.http.api import NodeApi
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import version_source, with_version
+from shardbus.node.deadline import DOWNED_S, NOT_DRAINED, Deadline, Output
 from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
 from shardbus.node.rejoining import contacts, named, store_answers
 from shardbus.node.served_node import READY_POLL_S, Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
+from shardbus.node.stop_signals import StopSignals
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.task_set import TaskSet
@@ -60,72 +55,24 @@ from shardbus.tasks.interrupts import is_interrupt
 
 log = GuardedLog("shardbus.node")
 
-DOWNED_S = 15.0
-"""For a node that was downed to end; it hands nothing off."""
+CANCEL_S = 2.0
+"""For a step of the start to end after its cancellation."""
 GC_THRESHOLDS = (50_000, 20, 50)
 """The first is above what some thousand messages in flight take, among which the collector would
 find nothing."""
 T = TypeVar("T")
-OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
+OK, FAILED, UNREACHABLE, REFUSED = 0, 1, 4, 6
 
 
-class _Deadline:
-    """Ends the process at a deadline, whatever its loop does."""
-
-    def __init__(self) -> None:
-        self._timer: threading.Timer | None = None
-        self.code = NOT_DRAINED
-        """The exit code of the process if it is ended. Once the node has one of its own, only the
-        end of the process takes too long, and that is no news for a supervisor."""
-        self.instead: Callable[[], object] | None = None
-        """Starts the process anew instead of ending it; it returns if it cannot."""
-
-    def set(self, node: Node, seconds: float = 0.0) -> None:
-        """End the process in `seconds`; by default when the phases of leaving must have ended."""
-        self.cancel()
-        main = threading.main_thread().ident
-        seconds = seconds or leaves_within(node)
-        self._timer = threading.Timer(seconds, self._end, (node, main))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        """Let the process run."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _end(self, node: Node, thread: int) -> None:
-        place = " < ".join(places(walk_stack(sys._current_frames().get(thread))))
-        phase = node.phases.current or "a blocked loop"
-        _print(f"error: {phase} does not end, at {place}: this process is stopped")
-        if self.instead is not None:
-            self.instead()
-        for handler in logging.getLogger().handlers:
-            handler.flush()
-        os._exit(self.code)
-
-
-class _Signals:
-    """The requests to stop, as events: the first and the second."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-
-    def stop(self) -> None:
-        if self.first.is_set():
-            self.second.set()
-        self.first.set()
-
-    def stop_at_once(self) -> None:
-        self.first.set()
-        self.second.set()
+class _StopAsked(Exception):
+    """A signal to stop came before the node could leave anything."""
 
 
 def run_node(
     bus: Application,
     settings: Settings,
     administer: Callable[[Node], NodeApi],
+    output: Output,
     *,
     ready_fd: int | None = None,
     supervisor: SupervisorLink | None = None,
@@ -136,6 +83,7 @@ def run_node(
 
     Args:
         administer: lets the node answer operators, and returns its pages.
+        output: gets the line that the node is ready, and its progress.
         ready_fd: a descriptor that gets a line when the node is ready.
         supervisor: the link to the process that started this one.
         rejoins_by: the members through which a node that was downed joins again, HOST:PORT.
@@ -152,8 +100,9 @@ def run_node(
     # through a million of them again and again while they start.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    deadline = _Deadline()
-    run = _NodeRun(bus, settings, administer, ready_fd, supervisor, deadline)
+    deadline = Deadline(output)
+    deadline.start()
+    run = _NodeRun(bus, settings, administer, output, ready_fd, supervisor, deadline)
     run.rejoins_by, run.start_anew = rejoins_by, start_anew
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
@@ -199,13 +148,15 @@ class _NodeRun:
         bus: Application,
         settings: Settings,
         administer: Callable[[Node], NodeApi],
+        output: Output,
         ready_fd: int | None,
         supervisor: SupervisorLink | None,
-        deadline: _Deadline,
+        deadline: Deadline,
     ) -> None:
         self._bus, self._settings, self._administer = bus, settings, administer
-        self._ready_fd, self._supervisor, self._deadline = ready_fd, supervisor, deadline
-        self._signals = _Signals()
+        self._output, self._ready_fd = output, ready_fd
+        self._supervisor, self._deadline = supervisor, deadline
+        self._signals: StopSignals
         self._tasks = TaskSet()
         self.rejoins_by: Sequence[str] = ()
         self.start_anew: Callable[[Sequence[str]], None] | None = None
@@ -213,51 +164,50 @@ class _NodeRun:
 
     async def run(self) -> int:
         """Start, live and leave. Returns the exit code."""
-        loop, signals, bus = asyncio.get_running_loop(), self._signals, self._bus
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, signals.stop)
+        signals = self._signals = StopSignals(self._deadline)
+        signals.listen()
         if self._settings.security.secret:
-            loop.add_signal_handler(signal.SIGHUP, self._rekey)
-        source = version_source(self._settings.kubernetes, bus.version_source)
-        versioned = with_version(self._settings.node, source)
-        own = await _unless_stopped(versioned, signals)
-        if own is None:
-            return OK
-        settings = replace(self._settings, node=own)
-        if self.rejoins_by:
-            try:
-                if not await _unless_stopped(store_answers(bus.name, settings), signals):
-                    return OK
-            except StoreUnavailable as e:
-                _print(f"error: {e}")
-                return UNREACHABLE
-        served = ServedNode(bus, settings, self._administer, self._membership)
-        node = self._node = served.node
-        self._attach_supervisor(node, loop)
-        code: int | None = None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._rekey)
         try:
-            await served.start(signals.stop, self.rejoins_by)
-            self._report("serves", node, served.server.port, leave_within=leaves_within(node))
-            ready = self._tasks.spawn(self._announce(served))
-            code = await _live(node, signals)
-            self._report("leaves", node, served.server.port)
-            ready.cancel()
-            if code is None:
-                self._deadline.set(node)
-                code = await _leave(node, signals)
+            return await self._run(signals)
+        except _StopAsked:
+            return OK
         except StoreUnavailable as e:
-            _print(f"error: {e}")
-            code = UNREACHABLE
+            self._print(f"error: {e}")
+            return UNREACHABLE
         except LayoutDiffers:
             raise
         except ShardBusError as e:
-            _print(f"error: {e}")
-            code = FAILED
+            self._print(f"error: {e}")
+            return FAILED
+
+    async def _run(self, signals: StopSignals) -> int:
+        bus = self._bus
+        source = version_source(self._settings.kubernetes, bus.version_source)
+        own = await _unless_stopped(with_version(self._settings.node, source), signals)
+        settings = replace(self._settings, node=own)
+        if self.rejoins_by and not await _unless_stopped(
+            store_answers(bus.name, settings), signals
+        ):
+            return OK
+        served = ServedNode(bus, settings, self._administer, self._membership)
+        node = self._node = self._deadline.node = served.node
+        self._attach_supervisor(node, asyncio.get_running_loop())
+        code: int | None = None
+        try:
+            await _unless_stopped(served.start(signals.stop, self.rejoins_by), signals)
+            self._report("serves", node, served.server.port, leave_within=leaves_within(node))
+            ready = self._tasks.spawn(self._announce(served))
+            code = await self._live(node)
+            self._report("leaves", node, served.server.port)
+            ready.cancel()
+            if code is None:
+                self._deadline.within()
+                code = await self._leave(node)
         finally:
             if code is not None:
                 self._deadline.code = code
             await served.close()
-        assert code is not None
         return code
 
     def _rekey(self) -> None:
@@ -278,7 +228,7 @@ class _NodeRun:
             if isinstance(effect, Stopped) and effect.reason != LEFT:
                 self._downed = effect.reason == DOWNED
                 self._deadline.instead = self.rejoin
-                self._deadline.set(self._node, DOWNED_S)
+                self._deadline.within(DOWNED_S)
             notify(effect)
 
         return ClusterThread(*args, notify=notify_with_deadline, **more)
@@ -286,12 +236,14 @@ class _NodeRun:
     def rejoin(self) -> None:
         """Start anew if this node was downed and may rejoin; return otherwise."""
         settings = self._settings
-        stays = self._signals.first.is_set() or self._supervisor is not None
-        if not self._downed or stays or not settings.cluster.rejoin_after_down:
+        if not self._downed or not settings.cluster.rejoin_after_down:
+            return
+        signals = self._signals
+        if signals.count or signals.first.is_set() or self._supervisor is not None:
             return
         by = contacts(self._node.view, settings.node.seeds)
         if by and self.start_anew is not None:
-            _print(f"this node was downed, and rejoins through {named(by)}")
+            self._print(f"this node was downed, and rejoins through {named(by)}")
             self.start_anew(by)
 
     def _attach_supervisor(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
@@ -299,7 +251,7 @@ class _NodeRun:
             return
         signals = self._signals
         close = partial(_begin_to_cordon, node, self._supervisor, self._tasks)
-        late = partial(self._deadline.set, node)
+        late = self._deadline.within
         self._supervisor.attach(
             LoopCaller(loop, close, signals.first.set, signals.stop_at_once, late)
         )
@@ -314,10 +266,9 @@ class _NodeRun:
             cluster, port = node.cluster_name, served.server.port
             self._report("ready", node, port, cluster=cluster, up=up, store=store)
             return
-        print(
+        self._output.data(
             f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
-            f"{served.http_url}, store {store}",
-            flush=True,
+            f"{served.http_url}, store {store}"
         )
         notify("READY=1")
         if self._ready_fd is not None:
@@ -329,61 +280,66 @@ class _NodeRun:
             address, where = str(node.me.address), [node.settings.http.host, http]
             self._supervisor.report(what, node=address, http=where, **facts)
 
+    async def _live(self, node: Node) -> int | None:
+        """Wait for the first signal or the stop of the cluster (None), or until membership has
+        ended (the exit code)."""
+        first = asyncio.ensure_future(self._signals.first.wait())
+        ends: set[asyncio.Future[Any]] = {first, node.stopped, node.cluster_stops}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if node.stopped.done():
+            return self._ended(node)
+        notify("STOPPING=1")
+        return None
 
-async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T | None:
-    """The result of the work; None if a signal to stop comes first."""
+    def _ended(self, node: Node) -> int:
+        """Return the exit code for the reason with which membership ended."""
+        reason = node.stopped.result()
+        if reason == LEFT:
+            return OK
+        self._print(f"error: this node stops: {reason}")
+        if not reason.startswith("join failed"):
+            return FAILED
+        return REFUSED if node.refusals else UNREACHABLE
+
+    async def _leave(self, node: Node) -> int:
+        """Leave, phase by phase, unless a second signal comes."""
+        leaving = asyncio.ensure_future(leave(node, self._print))
+        again = asyncio.ensure_future(self._signals.second.wait())
+        ends: set[asyncio.Future[Any]] = {leaving, again}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not leaving.done():
+            leaving.cancel()
+            self._print("stopped before everything was handed off")
+            return FAILED
+        if leaving.result():
+            self._print("left the cluster")
+            return OK
+        if node.stopped.done() and node.stopped.result() != LEFT:
+            return self._ended(node)
+        self._print("stopped before everything was handed off")
+        return NOT_DRAINED
+
+    def _print(self, text: str) -> None:
+        self._output.note(f"shardbus: {text}")
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, T], signals: StopSignals) -> T:
+    """Return the result of the work.
+
+    Raises:
+        _StopAsked: a signal to stop came first. The work was cancelled.
+    """
     doing = asyncio.ensure_future(work)
     first = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait({doing, first}, return_when=asyncio.FIRST_COMPLETED)
     first.cancel()
     if not doing.done():
         doing.cancel()
-        return None
+        await asyncio.wait({doing}, timeout=CANCEL_S)
+        raise _StopAsked
     return doing.result()
-
-
-async def _live(node: Node, signals: _Signals) -> int | None:
-    """Wait for the first signal or the stop of the cluster (None), or until membership has ended
-    (the exit code)."""
-    first = asyncio.ensure_future(signals.first.wait())
-    ends: set[asyncio.Future[Any]] = {first, node.stopped, node.cluster_stops}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    first.cancel()
-    if node.stopped.done():
-        return _ended(node)
-    notify("STOPPING=1")
-    return None
-
-
-def _ended(node: Node) -> int:
-    """The exit code for the reason with which membership ended."""
-    reason = node.stopped.result()
-    if reason == LEFT:
-        return OK
-    _print(f"error: this node stops: {reason}")
-    if not reason.startswith("join failed"):
-        return FAILED
-    return REFUSED if node.refusals else UNREACHABLE
-
-
-async def _leave(node: Node, signals: _Signals) -> int:
-    """Leave, phase by phase, unless a second signal comes."""
-    leaving = asyncio.ensure_future(leave(node, _print))
-    again = asyncio.ensure_future(signals.second.wait())
-    ends: set[asyncio.Future[Any]] = {leaving, again}
-    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    again.cancel()
-    if not leaving.done():
-        leaving.cancel()
-        _print("stopped before everything was handed off")
-        return FAILED
-    if leaving.result():
-        _print("left the cluster")
-        return OK
-    if node.stopped.done() and node.stopped.result() != LEFT:
-        return _ended(node)
-    _print("stopped before everything was handed off")
-    return NOT_DRAINED
 
 
 def _begin_to_cordon(node: Node, supervisor: SupervisorLink, tasks: TaskSet) -> None:
@@ -407,15 +363,11 @@ def _service(node: Node) -> Service:
     return mine.service if mine is not None else Service.CORDONED
 
 
-def _print(text: str) -> None:
-    sys.stderr.write(f"shardbus: {text}\n")  # at once: a thread writes the log to the same place
-    sys.stderr.flush()
-
-
 def notify(state: str) -> None:
-    """Notify systemd, if it started this process."""
+    """Notify systemd, if it started this process and takes the notice now."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s, suppress(OSError):
+            s.setblocking(False)
             s.connect("\0" + address[1:] if address.startswith("@") else address)
             s.send(state.encode())

@@ -143,6 +143,37 @@ def longest_move(node: LeavingNode) -> float:
     return max((region.settings.handoff_timeout for region in regions), default=0.0)
 
 
+def waits_for(node: LeavingNode) -> str:
+    """Return what a node that leaves waits for now. May be called from any thread: a number may be
+    a moment old."""
+    waits = list(node.phases.unfinished)
+    match node.phases.current:
+        case "" if not node.stopped.done():
+            waits.append("the present step of its start")
+        case phase if phase == HAND_OFF:
+            waits += _hand_off_waits(node)
+        case phase if phase == LEAVE and not node.stopped.done():
+            clients = node.endpoint.clients
+            waits += [f"{clients} clients to take another way"] if clients else []
+            waits.append("the other members to know that this node leaves")
+        case phase if phase == LEAVE:
+            waits.append("clients, and messages under way")
+    return " and ".join(waits) or "its callbacks and sockets to end"
+
+
+def _hand_off_waits(node: LeavingNode) -> list[str]:
+    """Return the shards that are still here, with a handler that keeps them."""
+    waits: list[str] = []
+    for name, region in list(node.regions.items()):
+        if shards := len(region.host.shards):
+            running = region.host.runner.running_handlers
+            keepers = (running.running(eager) for eager in list(running.tasks.values()))
+            keeper = next((one for one in keepers if one is not None), None)
+            why = f" ({keeper} runs)" if keeper is not None else ""
+            waits.append(f"{shards} shards of {name!r}{why}")
+    return waits or ["messages without a home"]
+
+
 async def _until(node: LeavingNode, condition: Callable[[], bool], seconds: float) -> None:
     """Wait for the condition, at most for `seconds`."""
     deadline = node.loop.time() + seconds

@@ -55,6 +55,7 @@ class Phases:
 
     def __init__(self, settings: ShutdownSettings) -> None:
         self.current = ""
+        self._running: dict[asyncio.Future[Any], str] = {}
         self._seconds = {
             "before-service-unbind": settings.before_service_unbind,
             "service-unbind": settings.service_unbind,
@@ -79,6 +80,12 @@ class Phases:
         """The sum of all timeouts, in seconds."""
         return sum(self.seconds(phase, handoff_timeout) for phase in PHASES)
 
+    @property
+    def unfinished(self) -> list[str]:
+        """The tasks of the running phase that have not ended, by name. May be read from any
+        thread."""
+        return [name for task, name in self._running.items() if not task.done()]
+
     async def run(
         self,
         phase: str,
@@ -88,7 +95,7 @@ class Phases:
     ) -> bool:
         """Run one phase, with `own` as the node's work in it. True if that work ended in time."""
         self.current = phase
-        running: dict[asyncio.Future[Any], str] = {
+        running = self._running = {
             asyncio.ensure_future(_guarded(phase, task)): callable_name(task)
             for task in self._tasks[phase]
         }

@@ -276,8 +276,8 @@ class ClusterThread:
         self._yield_coordinators()
         if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
             self._gave_up = True
+            self._handle(ev.Down(self.me.node))  # before the line: a handler of the log may wait
             log.error("the application has not turned its loop for %.1f s: down", self._stalled)
-            self._handle(ev.Down(self.me.node))
         self._loop.call_at(self._tick_due, self._watch)
 
     def _yield_coordinators(self) -> None:
@@ -288,13 +288,13 @@ class ClusterThread:
             self._yield_at = patience
         elif self._stalled >= self._yield_at:
             first, self._yield_at = self._yield_at == patience, self._stalled + patience
+            self._handle(ev.YieldSeniority())
             log.log(
                 logging.WARNING if first else logging.DEBUG,
                 "the application has not turned its loop for %.1f s: "
                 "the next oldest node takes over its coordinators",
                 self._stalled,
             )
-            self._handle(ev.YieldSeniority())
 
     def _handle(self, event: ev.Event) -> None:
         if self._machine is not None:

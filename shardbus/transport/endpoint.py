@@ -70,6 +70,7 @@ class Endpoint:
         on_client: Callable[[Session], None] | None = None,
         on_leaving: Callable[[Session], None] | None = None,
         on_refused: Callable[[str, Address], None] | None = None,
+        on_busy: Callable[[str], None] | None = None,
         on_denied: Callable[[Address, str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes, Address | None], None] | None = None,
@@ -91,7 +92,7 @@ class Endpoint:
         self._on_open, self._on_lost = on_open, on_lost
         self._on_client, self._on_membership = on_client, on_membership
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
-        self._on_denied = on_denied
+        self._on_denied, self._on_busy = on_denied, on_busy
         self.incoming = IncomingSessions(self)
         self._outgoing: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
         """By address and the wanted incarnation, None for any. The connection to a dead incarnation
@@ -291,6 +292,12 @@ class Endpoint:
         """The node at this address refuses this process."""
         if self._on_refused is not None:
             self._on_refused(reason, address)
+
+    def on_busy(self, reason: str) -> None:
+        """A node has no room for a session of this process now."""
+        self.count_drop("no_room_there")
+        if self._on_busy is not None:
+            self._on_busy(reason)
 
     def on_denied(self, address: Address, reason: str) -> None:
         """The keys of the process at an address differ from those of this one."""

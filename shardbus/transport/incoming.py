@@ -13,7 +13,8 @@ it had. So open connections bound the sessions. Those that are kept because thei
 have bounds by role, so that neither clients nor unknown nodes shut the other out:
 
     clients        over `CLIENTS_MAX`, an idle one gives way; without an idle one, HELLO gets no
-                   answer, and the client repeats it
+                   answer, and the client repeats it. When descriptors are short, a new client is
+                   REFUSED as long as that lasts, and those that have a session keep it
     unknown nodes  over `NEWCOMERS_MAX`, the oldest gives way: it has nothing under way, and says
                    HELLO again
     members        are few
@@ -237,6 +238,9 @@ class IncomingSessions:
         if inbound is None:
             if permissions.role is Role.NEWCOMER and hello.node and owner.is_member(hello.node):
                 permissions = NODE
+            if permissions.role is Role.CLIENT and self.listener.full:
+                self._turn_away(identity, uid)
+                return
             if not self._has_room(permissions.role):
                 owner.count_drop("too_many_sessions")  # no answer: it sends HELLO again
                 return
@@ -252,6 +256,16 @@ class IncomingSessions:
         self.transmit(identity, uid, FrameType.WELCOME, 0, inbound.session.received, welcome)
         self._announce_leaving_to(inbound)
         inbound.session.opened(ack)
+
+    def _turn_away(self, identity: bytes, uid: int) -> None:
+        """Refuse a client for now: what is left of descriptors is for nodes."""
+        reason = f"{self._owner.node} has no file descriptor left for another client"
+        self._owner.count_drop("no_room")
+        log.warning("refused a session: %s", reason)
+        refusal = encode_body(RefusedBody(reason, stale=False, busy=True))
+        self.transmit(identity, uid, FrameType.REFUSED, 0, 0, refusal)
+        assert self.listener is not None
+        self.listener.dismiss(identity)
 
     def _has_room(self, role: Role) -> bool:
         """Make room for one more session of this role. Returns False if none gives way."""

@@ -48,6 +48,15 @@ class Listener(Protocol):
         """Return the name that authentication gave the peer of a connection, None without keys."""
         ...
 
+    @property
+    def full(self) -> bool:
+        """True if what is left of connections and descriptors is for nodes, not for clients."""
+        ...
+
+    def dismiss(self, of: bytes, /) -> None:
+        """End a connection that has sent something, once it had a moment to read its refusal."""
+        ...
+
     def end_turn(self) -> None:
         """Let the loop's other work run before the next frame is handed out."""
         ...

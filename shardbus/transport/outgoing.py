@@ -45,6 +45,8 @@ from shardbus.wire.batch import (
 )
 
 HELLO_EVERY_S = 0.5
+BUSY_S = 1.0
+"""Until HELLO is sent again to a node that has no room, besides `HELLO_EVERY_S`."""
 SILENCE_S = 15.0
 PROBE_TIMEOUT_S = 1.0
 PROBE_EVERY_S = 0.05
@@ -70,6 +72,7 @@ class OutgoingOwner(Protocol):
     def on_welcomed(self, connection: OutgoingConnection) -> None: ...
     def on_leaving(self, session: Session) -> None: ...
     def on_refused(self, reason: str, address: Address) -> None: ...
+    def on_busy(self, reason: str) -> None: ...
     def is_member(self, node: NodeId) -> bool: ...
     def on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None: ...
     def on_denied(self, address: Address, reason: str) -> None: ...
@@ -228,11 +231,23 @@ class OutgoingConnection:
 
     def _on_refused(self, body: bytes) -> None:
         refusal = decode_refused(body)
+        if refusal.busy:
+            self._on_busy(refusal.reason)
+            return
         if refusal.stale and not self._welcomed and self.node is None:
             return  # it refuses a frame sent before the welcome, which named no incarnation
         if not refusal.stale:
             self._owner.on_refused(refusal.reason, self.address)
         self._end(f"{self.session.name}: {refusal.reason}")
+
+    def _on_busy(self, reason: str) -> None:
+        """The node has no room now. A session that seeks any node ends, so that its owner asks
+        another one; a session with this very node is asked for again later."""
+        self._owner.on_busy(reason)
+        self._hello_at = self._owner.loop.time() + BUSY_S
+        if self.wanted is None and not self._opened:
+            error = NodeLost(f"{self.session.name}: {reason}")
+            self._owner.end_connection(self, error, peer_ended=False)
 
     def _on_welcome(self, ack: int, body: bytes) -> None:
         welcome = decode_welcome(body)

@@ -302,11 +302,13 @@ class MembershipFrame(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
-    """The session is not opened and never will be; why."""
+    """The session is not opened, and unless the node is `busy` never will be; why."""
 
     reason: Text
     stale: bool
     """The wanted process is gone: another one answers at its address."""
+    busy: bool = False
+    """The node has no room for another session now. Builds that do not know this end there."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -12,7 +12,9 @@ import logging
 import os
 import random
 import struct
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,7 @@ class Book:
 
 
 book = Book()
+hoard: list[int] = []
 
 
 @bus.entity("page", shards=shards)
@@ -86,6 +89,26 @@ class Page(Entity):
         """Log so many lines of a kilobyte."""
         for n in range(lines):
             logging.getLogger("lab").warning(f"{n} {'x' * 1000}")
+
+    @handler
+    def shout(self, stream: str, lines: int) -> None:
+        """Print so many lines of a kilobyte, by itself: that waits for a reader."""
+        for n in range(lines):
+            print(f"{n} {'x' * 1000}", file=getattr(sys, stream), flush=True)
+
+    @handler
+    def hoard(self) -> int:
+        """Open files until none is left to open."""
+        with suppress(OSError):
+            while True:
+                hoard.append(os.open(os.devnull, os.O_RDONLY))
+        return len(hoard)
+
+    @handler
+    def release(self) -> None:
+        """Close them."""
+        while hoard:
+            os.close(hoard.pop())
 
     @handler
     def block(self, seconds: float) -> str:

@@ -55,6 +55,8 @@ class NodeProcess:
         machine: Machine | None = None,
         program: str = _COMMAND,
         stderr: int | None = None,
+        stdout: int | None = None,
+        enter: tuple[str, ...] = (),
         **environment: str,
     ) -> None:
         self.name, self.folder, self.machine = name, folder, machine
@@ -66,11 +68,11 @@ class NodeProcess:
         env |= {"PYTHONPATH": path, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*(machine.enter if machine else ()), sys.executable, "-c", program, *command],
+                [*(machine.enter if machine else enter), sys.executable, "-c", program, *command],
                 cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=err if stderr is None else stderr,
             )
 

@@ -293,6 +293,7 @@ def test_a_pod_may_do_nothing_that_it_need_not() -> None:
     assert container["allowPrivilegeEscalation"] is False
     assert container["capabilities"] == {"drop": ["ALL"]}
     assert POD["spec"]["automountServiceAccountToken"] is False
+    assert POD["spec"]["enableServiceLinks"] is False
     [keys] = [volume for volume in POD["spec"]["volumes"] if volume["name"] == "keys"]
     assert keys["secret"]["defaultMode"] == 0o440
 

@@ -33,8 +33,10 @@ from shardbus_cli.config import checks_of, layers_of, settings_for
 from shardbus_cli.dev.cluster import Word
 from shardbus_cli.dev.guide import example_of, ways_to_other_shards
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.logs import configure, recent_lines
+from shardbus_cli.line_writer import Console
+from shardbus_cli.logs import configure, recent_lines, unblock_handlers
 from shardbus_cli.output import error
+from shardbus_cli.process_end import ProcessEnd
 
 ALONE_S = 3.0
 """For a node to end by itself after `dev` has ended."""
@@ -109,6 +111,7 @@ def main() -> None:
         error(str(failed))
         code = failed.code
     link.end_group()
+    ProcessEnd("node").finish(code)
     sys.exit(code)
 
 
@@ -125,15 +128,19 @@ def _run(task: dict[str, Any], link: DevLink) -> int:
 
     address = str(Address.advertised(settings.node.host, settings.node.port))
     configure(settings.log.level, settings.log.format, node=address)
+    unblock_handlers()
     for look in checks_of(bus, settings).values():
         look()
     link.report("loaded", cluster=bus.name, example=_example(bus))
     link.wait_for(Word.RUN)
+    console = Console()
     try:
-        return run_node(bus, settings, link.pages_of, supervisor=link)
+        return run_node(bus, settings, link.pages_of, console, supervisor=link)
     except LayoutDiffers as differs:
         ways = ways_to_other_shards(differs.entity_type, bus.name, mask_url(settings.store.url))
         raise CommandFailure(differs.message, ways, code=ExitCode.FAILED) from None
+    finally:
+        console.flush()
 
 
 def _layers(settings: dict[str, str]) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,16 +16,18 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from shardbus_cli.dev import cluster
-from shardbus_cli.dev.cluster import DevCluster, DevEffect, DevEvent
+from shardbus_cli.dev.cluster import DevCluster, DevEffect, DevEvent, DevStage
 from shardbus_cli.dev.guide import banner, reloaded
 from shardbus_cli.dev.layout import HOST, WEAK, DevFolder, NodePlace
 from shardbus_cli.dev.node_process import NodeProcess, Report
 from shardbus_cli.dev.source_files import SourceFiles
-from shardbus_cli.output import data, note
+from shardbus_cli.line_writer import Console
 from shardbus_cli.workers.child_process import how_ended
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
 
 LONGEST_WAIT_S = 3600.0
+FIRST_NOTE_S, NOTE_S = 1.0, 5.0
+"""Until the first report of which nodes have not ended, and between two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,14 @@ class DevRunner:
         self._cluster = DevCluster(len(nodes), reload=options.reload)
         self._events: SimpleQueue[DevEvent | tuple[int, Report] | list[str]] = SimpleQueue()
         self._processes: dict[int, NodeProcess] = {}
-        self._output = PrefixedOutput()
+        self._output, self._console = PrefixedOutput(), Console()
         self._said: Report = {}
         self._changed: list[str] = []
         self._changed_at = 0.0
         self._code: int | None = None
+        self._interrupted = False
+        self._note_at: float | None = None
+        """When to report which nodes have not ended yet."""
 
     def run(self) -> int:
         """Run until the last process has ended. Returns the exit code."""
@@ -74,6 +78,7 @@ class DevRunner:
             if watched is not None:
                 watched.stop()
             self._output.close()
+            self._console.flush()
 
     def _watch(self) -> SourceFiles:
         more = [self._options.file] if self._options.file else []
@@ -83,12 +88,12 @@ class DevRunner:
 
     def _step(self) -> None:
         """Wait for an event or the next deadline, and handle it."""
-        due = self._cluster.deadline()
-        wait = LONGEST_WAIT_S if due is None else max(0.0, due - time.monotonic())
+        dues = [due for due in (self._cluster.deadline(), self._note_at) if due is not None]
+        wait = max(0.0, min(dues) - time.monotonic()) if dues else LONGEST_WAIT_S
         try:
             event = self._events.get(timeout=wait)
         except Empty:
-            self._carry_out(self._cluster.tick(time.monotonic()))
+            self._on_time(time.monotonic())
             return
         match event:
             case tuple():
@@ -102,10 +107,30 @@ class DevRunner:
 
     def _on_event(self, event: DevEvent) -> None:
         if isinstance(event, cluster.Interrupt):
-            note("shardbus: the nodes end")
+            self._console.note("shardbus: the nodes end")
+            self._note_at = None if self._interrupted else time.monotonic() + FIRST_NOTE_S
+            self._interrupted = True
         if isinstance(event, cluster.RunExited):
             self._processes.pop(event.run, None)
         self._handle(event)
+
+    def _on_time(self, now: float) -> None:
+        due = self._cluster.deadline()
+        if self._note_at is not None and self._note_at <= now:
+            self._note_ends(now)
+        if due is not None and due <= now:
+            self._carry_out(self._cluster.tick(now))
+
+    def _note_ends(self, now: float) -> None:
+        """Report which nodes have not ended yet, and how long they may take."""
+        self._note_at = now + NOTE_S
+        late = [str(n) for n, stage in self._cluster.stages.items() if stage is DevStage.ENDING]
+        due = self._cluster.deadline()
+        if late and due is not None:
+            self._console.note(
+                f"shardbus: waiting for the end of node {', '.join(late)}, {due - now:.0f} s more "
+                "at most, then they are killed; a second Ctrl-C kills them at once"
+            )
 
     def _on_changed(self, names: list[str]) -> None:
         self._changed = [os.path.relpath(name) for name in names]
@@ -151,7 +176,7 @@ class DevRunner:
         try:
             process.start(self._task(number, seeds), self._folder.lock, self._output)
         except OSError as failed:
-            note(f"shardbus: node {number} cannot be started: {failed.strerror}")
+            self._console.note(f"shardbus: node {number} cannot be started: {failed.strerror}")
             self._events.put(cluster.RunExited(run, cluster.FAILED))
 
     def _task(self, number: int, seeds: Iterable[int]) -> dict[str, Any]:
@@ -192,21 +217,26 @@ class DevRunner:
             case cluster.AllReady(generation):
                 self._announce(generation)
             case cluster.NodeRestarts(number, code, seconds):
-                note(f"shardbus: node {number} {how_ended(code)}; it starts again in {seconds:g} s")
+                self._console.note(
+                    f"shardbus: node {number} {how_ended(code)}; it starts again in {seconds:g} s"
+                )
             case cluster.RunBack(number):
-                data(f"node {number} is ready again, process {self._pids().get(number, '-')}")
+                self._console.data(
+                    f"node {number} is ready again, process {self._pids().get(number, '-')}"
+                )
             case cluster.RunLeft(number):
-                note(f"shardbus: node {number} has left, and stays away until `dev` starts again")
+                self._console.note(
+                    f"shardbus: node {number} has left, and stays away until `dev` starts again"
+                )
             case cluster.NotLoaded(kept):
                 what = "the nodes run the code as it was" if kept else "no node runs"
-                note(f"shardbus: {what}; correct the error and save the file")
-        sys.stdout.flush()
+                self._console.note(f"shardbus: {what}; correct the error and save the file")
 
     def _announce(self, generation: int) -> None:
         if generation > 1:
-            data(reloaded(self._changed, time.monotonic() - self._changed_at))
+            self._console.data(reloaded(self._changed, time.monotonic() - self._changed_at))
             return
-        data(
+        self._console.data(
             banner(
                 str(self._said.get("cluster", "")),
                 list(self._places.values()),

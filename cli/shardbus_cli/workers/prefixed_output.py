@@ -3,9 +3,11 @@
     [2] shardbus: handing off 12 shards              a line of text
     {"worker": 2, "time": ..., "level": ...}         a line of JSON stays JSON
 
-A thread reads the pipes of all workers and writes whole lines, so that lines are never mixed, and a
-stopped terminal does not stop the supervisor. Workers whose pipes are full wait, as a single node
-waits for its terminal. A line longer than 64 KiB is cut into several.
+For standard output and for standard error a thread of its own reads the pipes of all workers and
+writes whole lines, so that lines are never mixed, a stopped terminal does not stop the supervisor,
+and a reader of one of the two that stands still does not stop the other. Workers whose pipes are
+full wait, as a single node waits for its terminal: what shardbus itself writes there never
+waits (`line_writer`). A line longer than 64 KiB is cut into several.
 
 Source: docs/reference/cli.md.
 """
@@ -15,9 +17,12 @@ from __future__ import annotations
 import os
 import selectors
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+
+from shardbus_cli.line_writer import write_all
 
 LINE_BYTES_MAX = 64 * 2**10
 STDOUT, STDERR = 1, 2
@@ -26,11 +31,10 @@ CLOSE_S = 2.0
 
 @dataclass(slots=True)
 class _Pipe:
-    """One pipe, whose lines go to `target`. `held` is the start of an incomplete line."""
+    """One pipe. `held` is the start of an incomplete line."""
 
     worker: int
     fd: int
-    target: int
     held: bytes = b""
 
 
@@ -45,7 +49,32 @@ class PrefixedOutput:
     """Writes the lines of all workers to the descriptors `out` and `err`."""
 
     def __init__(self, out: int = STDOUT, err: int = STDERR) -> None:
-        self._out, self._err = out, err
+        self._out, self._err = _Relay(out), _Relay(err)
+
+    def start(self) -> None:
+        """Start the threads that read the pipes."""
+        self._out.start()
+        self._err.start()
+
+    def add(self, worker: int, *, out: int, err: int) -> None:
+        """Read these pipes of a worker until they end, then close them."""
+        self._out.add(worker, out)
+        self._err.add(worker, err)
+
+    def close(self) -> None:
+        """Write the remaining output and stop; wait two seconds at most."""
+        end = time.monotonic() + CLOSE_S
+        self._out.close()
+        self._err.close()
+        for relay in (self._out, self._err):
+            relay.join(max(0.0, end - time.monotonic()))
+
+
+class _Relay:
+    """Writes the lines of some pipes to one descriptor."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Pipe] = deque()
         self._wake_read, self._wake_write = os.pipe()
@@ -60,16 +89,22 @@ class PrefixedOutput:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread.start()
 
-    def add(self, worker: int, *, out: int, err: int) -> None:
-        """Read these pipes of a worker until they end, then close them."""
-        self._new.extend((_Pipe(worker, out, self._out), _Pipe(worker, err, self._err)))
-        os.write(self._wake_write, b"\n")
+    def add(self, worker: int, fd: int) -> None:
+        """Read this pipe until it ends, then close it."""
+        self._new.append(_Pipe(worker, fd))
+        self._wake()
 
     def close(self) -> None:
-        """Write the remaining output and stop; wait two seconds at most."""
+        """Write the remaining output, then stop."""
         self._closing = True
+        self._wake()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join(seconds)
+
+    def _wake(self) -> None:
         os.write(self._wake_write, b"\n")
-        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while not self._closing:
@@ -99,14 +134,7 @@ class PrefixedOutput:
         pipe.held = rest
         if lines:
             text = b"".join(marked(pipe.worker, line) + b"\n" for line in lines)
-            _write(pipe.target, text)
+            write_all(self._target, text)
         if not data:
             self._selector.unregister(pipe.fd)
             os.close(pipe.fd)
-
-
-def _write(target: int, text: bytes) -> None:
-    """Write all of the text; give up if the descriptor has no reader any more."""
-    with suppress(OSError):
-        while text:
-            text = text[os.write(target, text) :]

@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
-from shardbus_cli.output import data, note
+from shardbus_cli.line_writer import Console
 from shardbus_cli.workers import worker_group
 from shardbus_cli.workers.child_process import how_ended
 from shardbus_cli.workers.http_front import Json, Place, create_front
@@ -33,22 +34,27 @@ log = GuardedLog("shardbus.workers")
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
 """The address for requests to a worker that listens on every interface."""
+FIRST_NOTE_S, NOTE_S = 1.0, 5.0
+"""Until the first report of which workers have not ended, and between two."""
 
 
-def supervise(plan: WorkerPlan, settings: Settings, ready_fd: int | None) -> int:
+def supervise(plan: WorkerPlan, settings: Settings, console: Console, ready_fd: int | None) -> int:
     """Run a unit until a signal stops it or it cannot continue. Returns the exit code.
 
     Raises:
         ConfigError: the HTTP port cannot be used. Nothing was started.
     """
-    return asyncio.run(UnitSupervisor(plan, settings, ready_fd).run())
+    return asyncio.run(UnitSupervisor(plan, settings, console, ready_fd).run())
 
 
 class UnitSupervisor:
     """Runs the workers of one unit, and is the `WorkerUnit` of its HTTP front."""
 
-    def __init__(self, plan: WorkerPlan, settings: Settings, ready_fd: int | None) -> None:
+    def __init__(
+        self, plan: WorkerPlan, settings: Settings, console: Console, ready_fd: int | None
+    ) -> None:
         self._plan, self._settings, self._ready_fd = plan, settings, ready_fd
+        self._console = console
         self._group = WorkerGroup(len(plan.workers))
         self._processes: dict[int, WorkerProcess] = {}
         self._reports: dict[int, Json] = {}
@@ -64,7 +70,7 @@ class UnitSupervisor:
         self._server = serve(app, http.host, http.port, tls_files(http))
         await self._server.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._leave)
+            signal.signal(number, self._on_signal)
         if self._settings.security.secret:
             self._loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._output.start()
@@ -125,11 +131,29 @@ class UnitSupervisor:
 
     # ---- events
 
+    def _on_signal(self, number: int, frame: object) -> None:
+        """Pass a signal into the loop. Unlike a handler of asyncio, it stays until the process
+        ends, so that no signal changes the exit code."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._leave)
+
     def _leave(self) -> None:
         if not self._group.leaving:
             notify("STOPPING=1")
-            note(f"shardbus: {len(self.expected)} workers leave")
+            self._console.note(f"shardbus: {len(self.expected)} workers leave")
+            self._loop.call_later(FIRST_NOTE_S, self._note_ends)
         self._handle(worker_group.LeaveUnit())
+
+    def _note_ends(self) -> None:
+        """Report which workers have not ended yet, and how long they may take."""
+        late = [n for n, s in enumerate(self._group.states) if s.stage in worker_group.RUNNING]
+        if late and not self._ended.done():
+            left = max(0.0, self._group.ends_by - time.monotonic())
+            self._console.note(
+                f"shardbus: waiting for the end of worker {', '.join(map(str, late))}, {left:.0f} s"
+                " more at most, then they are killed; a second Ctrl-C or SIGTERM stops them at once"
+            )
+            self._loop.call_later(NOTE_S, self._note_ends)
 
     def _reload_keys(self) -> None:
         """Let every worker read the file of the cluster's secret again."""
@@ -209,15 +233,8 @@ class UnitSupervisor:
         http = self._settings.http
         where = f"{scheme(http)}://{http.host}:{self._server.port}"
         told = f"in cluster {said['cluster']!r} ({said['up']} up), {where}, store {said['store']}"
-        data(f"ready: {len(self._plan.workers)} workers {addresses} {told}")
-        _flush()
+        self._console.data(f"ready: {len(self._plan.workers)} workers {addresses} {told}")
         notify("READY=1")
         if self._ready_fd is not None:
             os.write(self._ready_fd, b"ready\n")
             os.close(self._ready_fd)
-
-
-def _flush() -> None:
-    import sys
-
-    sys.stdout.flush()

@@ -198,6 +198,12 @@ class WorkerGroup:
         stages = {state.stage for state in self.states} - {WorkerStage.GONE}
         return stages == {WorkerStage.READY} and not self.leaving
 
+    @property
+    def ends_by(self) -> float:
+        """The time by which the workers of a unit that leaves have ended, or are killed."""
+        leaving = self._leave_within + LEAVE_MARGIN_S if self._closing else 0.0
+        return self._deadline + leaving
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle an event and return its effects."""
         match event:

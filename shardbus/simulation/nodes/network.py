@@ -247,6 +247,14 @@ class SimListener:
         connection.put(connection.inward, [head, body])
         return SendResult.TAKEN
 
+    @property
+    def full(self) -> bool:
+        """Return False: simulated nodes have descriptors for all."""
+        return False
+
+    def dismiss(self, of: bytes) -> None:
+        """Do nothing: no connection is refused."""
+
     def end_turn(self) -> None:
         """Do nothing: each frame has a turn of its own."""
 

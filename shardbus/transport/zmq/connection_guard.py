@@ -13,6 +13,8 @@ second, what the kernel has counted for each connection, and ends connections fo
     silent                 no message since it opened; ZeroMQ itself ends connections without a
                            handshake
     too_many_handshakes    with keys: more attempts of one address than `HandshakeLimit` allows
+    no_room                its session was refused, because what is left is for nodes
+    no_descriptor          no descriptor is left for it; those that are open stay
 
 Ending a connection breaks no guarantee: a peer that keeps the protocol reconnects and sends
 unacknowledged batches again. So a mistake costs a moment, and the bounds may be rough.
@@ -21,6 +23,11 @@ The guard has a thread of its own, because a handler may block the loop, and a f
 subscriptions keeps ZeroMQ busy inside one call. A descriptor belongs to ZeroMQ, and may have been
 closed and reused by the time it is checked; so before a connection is ended, its two addresses are
 compared.
+
+**Descriptors.** Before the last are used up, the listener is `full`: a client that comes then gets
+a refusal that says why, and nodes still find room. When none is left, because the application has
+taken them, ZeroMQ would try to accept in an endless loop. So the guard accepts what waits in the
+place of a descriptor that it holds for that, and ends it (`descriptors`).
 
 Source: docs/guarantees.md; C.32.
 """
@@ -42,6 +49,13 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from shardbus.transport.descriptors import (
+    HINT,
+    NONE_LEFT,
+    DescriptorReserve,
+    descriptors_limit,
+    in_use,
+)
 from shardbus.transport.log_limiter import log
 from shardbus.transport.zmq.zap import HandshakeLimit, plain_address
 
@@ -58,6 +72,16 @@ IDLE_BYTES_PER_S = 128
 sides take 82 bytes a second."""
 SILENT_S = 30.0
 CONNECTIONS_MIN = 16
+FOR_NODES_MIN, FOR_NODES_PART = 8, 16
+"""Descriptors that clients leave to nodes: one part in `FOR_NODES_PART`, or the minimum."""
+COUNT_S, COUNT_COST = 1.0, 500
+"""Between two counts of the open descriptors: seconds, and a multiple of what a count takes."""
+DISMISSED_S = 1.0
+"""For a refused client to close its connection."""
+RESERVED = 2
+"""Descriptors that a guard holds for connections that find none."""
+TURNED_AWAY_MAX = 1024
+"""Connections that are turned away at a time: twice what waits in the kernel's queue."""
 EVENTS_MAX = 100_000
 """Connections that may open and close while this thread gets no time."""
 LOG_EVERY_S = 10.0
@@ -67,26 +91,34 @@ _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _UNAUTHENTIC = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 """The peer has no keys, or the wrong ones. Connections that end before the handshake does, such as
 probes, raise another event."""
-_EVENTS = zmq.EVENT_ACCEPTED | _ENDED | zmq.EVENT_MONITOR_STOPPED | _UNAUTHENTIC
+_EVENTS = (
+    zmq.EVENT_LISTENING
+    | zmq.EVENT_ACCEPTED
+    | zmq.EVENT_ACCEPT_FAILED
+    | _ENDED
+    | zmq.EVENT_MONITOR_STOPPED
+    | _UNAUTHENTIC
+)
 _names = count()
 
 
 class ReadCounter:
     """Bytes read of one connection; written by the thread that reads. `user`: the name that
-    authentication gave the peer, None without keys."""
+    authentication gave the peer, None without keys. `dismissed`: its session was refused."""
 
-    __slots__ = ("fd", "gone", "taken", "user")
+    __slots__ = ("dismissed", "fd", "gone", "taken", "user")
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.taken, self.gone = fd, 0, False
+        self.fd, self.taken, self.gone, self.dismissed = fd, 0, False, False
         self.user: str | None = None
 
 
 class _Connection:
-    __slots__ = ("counter", "peer", "since")
+    __slots__ = ("counter", "dismissed_at", "peer", "since")
 
     def __init__(self, peer: Any, since: float) -> None:
         self.peer, self.since = peer, since
+        self.dismissed_at: float | None = None
         self.counter: ReadCounter | None = None
 
 
@@ -121,6 +153,13 @@ class ConnectionGuard:
         self._refused: deque[tuple[int, str]] = deque()
         self._turn = 0
         self._logged_at = 0.0
+        self._spoken = 0
+        """Connections that have a counter."""
+        self._reserve = DescriptorReserve(RESERVED)
+        self._few_left = False
+        self._count_at = 0.0
+        self._listening = -1
+        """The descriptor of the listening socket, which is ZeroMQ's."""
         self._stopped = False
         name = f"inproc://listener-{next(_names)}"
         socket.monitor(name, _EVENTS)
@@ -144,11 +183,22 @@ class ConnectionGuard:
         if self._thread.ident is not None:
             self._thread.join(2 * CHECK_S + 1.0)
         self._monitor.close(0)
+        self._reserve.close()
 
     @property
     def connections(self) -> int:
         """Number of open connections."""
         return len(self._connections)
+
+    @property
+    def full(self) -> bool:
+        """True if what is left of connections and descriptors is for nodes, not for clients."""
+        for_nodes = min(_for_nodes(), self.connections_max // 4)
+        return self._few_left or self._in_use() > self.connections_max - for_nodes
+
+    def _in_use(self) -> int:
+        """The number of connections that have sent something. Others give way to them."""
+        return self._spoken + len(self._introduced)
 
     # ---- for the thread that reads
 
@@ -175,7 +225,8 @@ class ConnectionGuard:
                 log.exception("connections are not watched any more")
 
     def _read_events(self) -> None:
-        """Read which connections opened and closed."""
+        """Read which connections opened and closed, and which found no descriptor."""
+        turned_away = False
         for _ in range(EVENTS_MAX):
             try:
                 report = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
@@ -184,6 +235,12 @@ class ConnectionGuard:
             fd, event = int(report["value"]), report["event"]
             if event == zmq.EVENT_ACCEPTED:
                 self._opened(fd, time.monotonic())
+            elif event == zmq.EVENT_LISTENING:
+                self._listening = fd
+            elif event == zmq.EVENT_ACCEPT_FAILED:
+                if fd in NONE_LEFT and not turned_away:  # the value is an error
+                    turned_away = True
+                    self._turn_away()
             elif event & _ENDED:
                 self._closed(fd)
             elif event & _UNAUTHENTIC and self._limit is not None:
@@ -197,6 +254,8 @@ class ConnectionGuard:
                 return  # it has ended, and another socket of this process has its number
             peer = connection.getpeername()
             self._connections[fd] = _Connection(peer, now)
+            if self._reserve.short:  # it has the descriptor that was given up for a moment
+                self._cut(fd, "no_descriptor")
             if self._limit is not None and not self._limit.accepted(plain_address(peer[0]), now):
                 self._cut(fd, "too_many_handshakes")
 
@@ -204,6 +263,7 @@ class ConnectionGuard:
         gone = self._connections.pop(fd, None)
         if gone is not None and gone.counter is not None:
             gone.counter.gone = True
+            self._spoken -= 1
 
     def check(self, now: float) -> None:
         """End the connections that exceed a bound."""
@@ -215,11 +275,16 @@ class ConnectionGuard:
             if connection is None:
                 counter.gone = True
             else:
+                self._spoken += connection.counter is None
                 connection.counter = counter
         for fd, reason in refused:
             self._cut(fd, reason)
         while len(self._connections) > self.connections_max:
             self._cut(self._expendable(), "too_many_connections")
+        if self._reserve.short:
+            self._reserve.fill()
+        if now >= self._count_at:
+            self._count_descriptors(now)
         for fd in self._next():
             connection = self._connections[fd]
             age, taken = now - connection.since, 0
@@ -229,13 +294,49 @@ class ConnectionGuard:
                 self._cut(fd, "too_much_unread")
             elif connection.counter is None and age > SILENT_S and not self._may_be_silent:
                 self._cut(fd, "silent")
+            elif connection.counter is not None and connection.counter.dismissed:
+                self._on_dismissed(fd, connection, now)
+
+    def _on_dismissed(self, fd: int, connection: _Connection, now: float) -> None:
+        """End a connection that was refused some time ago, and is still there."""
+        if connection.dismissed_at is None:
+            connection.dismissed_at = now
+        elif now - connection.dismissed_at > DISMISSED_S:
+            self._cut(fd, "no_room")
 
     def _expendable(self) -> int:
-        """Return the connection to end of too many: a silent one loses nothing."""
+        """Return the connection to end of too many: a silent or a refused one loses nothing."""
         for fd, connection in self._connections.items():
-            if connection.counter is None:
+            if connection.counter is None or connection.counter.dismissed:
                 return fd
         return next(reversed(self._connections))
+
+    def _count_descriptors(self, now: float) -> None:
+        """Find out whether the process has few descriptors left."""
+        limit = descriptors_limit()
+        self._few_left = bool(limit) and limit - in_use() < _for_nodes()
+        took = time.monotonic() - now
+        self._count_at = now + max(COUNT_S, COUNT_COST * took)
+
+    def _turn_away(self) -> None:
+        """No descriptor is left for the connections that wait: accept each in the place of one that
+        is held, and end it."""
+        self._few_left, turned_away = True, 0
+        if not self._reserve.give():
+            return
+        with suppress(OSError, ValueError):
+            door = net.socket(fileno=self._listening)
+            try:
+                while turned_away < TURNED_AWAY_MAX and door.getsockname()[1] == self._port:
+                    door.accept()[0].close()
+                    turned_away += 1
+            finally:
+                door.detach()
+        self._reserve.fill()
+        for _ in range(turned_away):
+            self._on_cut("no_descriptor")
+        if turned_away:
+            self._log("a peer", "no_descriptor")
 
     def _next(self) -> list[int]:
         known = len(self._connections)
@@ -265,9 +366,16 @@ class ConnectionGuard:
         hint = ""
         if reason == "too_many_connections":
             hint = f", at most {self.connections_max} here: raise the limit of `ulimit -n`"
+        elif reason == "no_descriptor":
+            hint = f", all {descriptors_limit()} of this process are in use: {HINT}"
         elif reason == "handshake_failed":
             hint = ": it does not have this cluster's secret"
         log.warning("ended a connection from %s: %s%s", peer, reason, hint)
+
+
+def _for_nodes() -> int:
+    """The number of descriptors that clients leave to nodes."""
+    return max(FOR_NODES_MIN, descriptors_limit() // FOR_NODES_PART)
 
 
 @contextmanager

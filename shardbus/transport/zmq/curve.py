@@ -261,10 +261,13 @@ def reason_for(value: int, *, keyed: bool) -> str:
     if keyed and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
         return "that node has no secret: it runs without security.secret"
     if not keyed:
-        return (
+        has_none = (
             "the cluster has a secret, and this process has none: set security.secret, "
             "as in SHARDBUS_SECURITY__SECRET"
         )
+        if value in EXPLAINED:
+            return has_none
+        return f"no connection is let in: that node has no file descriptor left, or {has_none}"
     if value == DENIED:
         return "the cluster does not know this process's key"
     return "the cluster's secret differs from the one here, or that node has none"

@@ -15,12 +15,15 @@ import zmq
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.transport.descriptors import require_descriptors
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.reader import Reader
 from shardbus.transport.zmq.sockets import connect_dealer, end_context
 from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, cluster_tag, pack_header, read_header
 
 CONTEXT_SOCKETS = 256
+START_DESCRIPTORS = 16
+"""More than a context opens with its first socket. libzmq aborts the process if they end midway."""
 
 
 class Identifier:
@@ -36,9 +39,10 @@ class Identifier:
         without a bound: a busy process answers late.
 
         Raises:
-            OSError: the frame cannot be sent.
+            OSError: the frame cannot be sent, or few descriptors are left.
         """
         if self._context is None:
+            require_descriptors(START_DESCRIPTORS)
             self._context = zmq.Context(io_threads=1)
             self._context.max_sockets = CONTEXT_SOCKETS
         loop = asyncio.get_running_loop()

@@ -67,6 +67,12 @@ class Multipart:
         counter = self._counters.get(routing_id)
         return counter.user if counter is not None else None
 
+    def dismiss(self, routing_id: bytes) -> None:
+        """Let the guard end a connection that has sent something, after a moment."""
+        counter = self._counters.get(routing_id)
+        if counter is not None:
+            counter.dismissed = True
+
     def receive(self) -> list[bytes] | None:
         """Return the parts of the next message. Returns no parts if there are too many, and None
         while the rest of such a message is skipped, or if the guard ends its connection.

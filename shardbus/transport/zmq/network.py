@@ -176,7 +176,7 @@ class _Router:
         self._send = sender(self._socket)
         overhead = MESSAGE_OVERHEAD if keyring is not None else 0
         multipart = Multipart(self._socket, self.guard, overhead)
-        self.user = multipart.user
+        self.user, self.dismiss = multipart.user, multipart.dismiss
         self._reader = Reader(loop, self._socket, on_frame, network.on_missed, multipart.receive)
         self.guard.start(port_of(self._socket))
         self._reader.start()
@@ -210,6 +210,10 @@ class _Router:
             return SendResult.UNROUTABLE
         self._reader.used()
         return SendResult.TAKEN
+
+    @property
+    def full(self) -> bool:
+        return self.guard.full
 
     def end_turn(self) -> None:
         self._reader.end_turn()

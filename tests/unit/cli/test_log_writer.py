@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardbus_cli import log_writer
+from shardbus_cli import line_writer
 from shardbus_cli.log_writer import LogWriter
 from shardbus_cli.logs import JsonFormatter
 
@@ -39,7 +39,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
-    monkeypatch.setattr(log_writer, "FLUSH_S", 0.1)
+    monkeypatch.setattr(line_writer, "FLUSH_S", 0.1)
     pipe = Pipe()
     yield pipe
     os.close(pipe.read_end)
@@ -58,14 +58,14 @@ def test_lines_are_written_in_order_by_another_thread(pipe: Pipe) -> None:
 
 def test_a_reader_that_stands_still_costs_lines_and_no_time_and_is_told_of_them(pipe: Pipe) -> None:
     big = "x" * 1000
-    for _ in range(log_writer.BYTES_MAX // 1000 + 500):
+    for _ in range(line_writer.BYTES_MAX // 1000 + 500):
         pipe.log(big)  # would wait for ever at the 65th if it were written here
     assert pipe.writer.dropped > 100
     dropped = pipe.writer.dropped
     rows = pipe.read_until("lines of the log were dropped")
     assert rows[-1]["event"] == "log_lines_dropped"
     assert rows[-1]["count"] == dropped
-    assert len(rows) - 1 + dropped == log_writer.BYTES_MAX // 1000 + 500
+    assert len(rows) - 1 + dropped == line_writer.BYTES_MAX // 1000 + 500
     pipe.log("and on")
     pipe.read_until("and on")
 

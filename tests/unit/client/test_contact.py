@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.client.contact import CONTACT_WAIT_S, RETRY_S, Contact
+from shardbus.client.contact import BUSY_RETRY_S, CONTACT_WAIT_S, RETRY_S, Contact
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import NodeId
 from tests.unit.client.client_kit import A, B, C, FakeEndpoint, World
@@ -114,6 +114,23 @@ async def test_a_refusal_ends_the_search_with_its_reason() -> None:
     assert seeker.chosen == []
     assert isinstance(seeker.contact.error, Refused)
     assert str(seeker.contact.error) == "the cluster is named mart"
+
+
+@virtual
+async def test_a_node_without_room_is_asked_again_later_and_names_itself_meanwhile() -> None:
+    world = World(A)
+    world.up = set()
+    seeker = Seeker(world, A)
+    seeker.contact.seek()
+    seeker.contact.on_busy("no file descriptor left")
+    assert str(seeker.contact.error).endswith("answers at 10.0.0.1:7355: no file descriptor left")
+    await asyncio.sleep(CONTACT_WAIT_S + BUSY_RETRY_S / 2 - 0.01)
+    seeker.endpoint.open_sessions.clear()
+    world.up = {A.address}
+    assert world.tried == [A.address]
+    await asyncio.sleep(BUSY_RETRY_S)
+    assert seeker.chosen == [A]
+    assert seeker.contact.busy == ""
 
 
 @virtual

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from shardbus.node import event_loop, run
+from shardbus.node import event_loop
 from shardbus.node.event_loop import NodeEventLoop
 
 HANGS_S = 30.0
@@ -91,17 +88,3 @@ def test_what_needs_no_look_up_is_as_in_asyncio() -> None:
 
     with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
         runner.run(main())
-
-
-@pytest.mark.parametrize(("known", "code"), [(None, 7), (1, 1), (6, 6)])
-def test_a_process_that_does_not_end_exits_with_the_code_of_its_node(
-    known: int | None, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    deadline = run._Deadline()
-    if known is not None:
-        deadline.code = known
-    node = SimpleNamespace(phases=SimpleNamespace(current=""))
-    deadline._end(cast("Any", node), threading.get_ident())
-    assert ended == [code]

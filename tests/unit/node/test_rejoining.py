@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -73,21 +74,40 @@ def test_the_new_command_has_no_option_of_the_former_life(words: str, kept: str)
     assert starting_anew.without(words.split(), starting_anew.REPLACED) == kept.split()
 
 
+class Said:
+    """The output of a process, as a list."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def data(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def flush(self) -> None: ...
+
+
 def test_a_command_that_cannot_be_run_again_is_an_error_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commands: list[list[str]] = []
+    masks: list[set[int]] = []
 
     def refuse(program: str, words: Any) -> NoReturn:
         commands.append([program, *words])
+        masks.append({int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())})
         raise OSError(2, "No such file or directory")
 
     monkeypatch.setattr(starting_anew.os, "execv", refuse)
     monkeypatch.setattr(sys, "orig_argv", ["python3", "/bin/shardbus", "node", "start"])
-    starting_anew.start_anew(("a:1", "b:2"))
+    output = Said()
+    starting_anew.start_anew(output, ("a:1", "b:2"))
     me = sys.executable
     assert commands == [[me, me, "/bin/shardbus", "node", "start", "--rejoin", "a:1,b:2"]]
-    assert "cannot start anew: [Errno 2]" in capsys.readouterr().err
+    assert "cannot start anew: [Errno 2]" in output.notes[0]
+    assert {signal.SIGTERM, signal.SIGINT} <= masks[0]  # a signal waits for the new program
+    assert not {signal.SIGTERM, signal.SIGINT} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_line_names_a_few_members() -> None:

@@ -81,6 +81,12 @@ class MemoryListener:
                 return SendResult.TAKEN
         return SendResult.UNROUTABLE
 
+    full = False
+    """Set by tests."""
+
+    def dismiss(self, of: bytes) -> None:
+        """Links end with their sessions."""
+
     def end_turn(self) -> None:
         """Each frame is carried by itself."""
 

@@ -250,6 +250,71 @@ async def test_of_too_many_connections_a_silent_one_goes_first(door: Door) -> No
         stranger.socket.close()
 
 
+class Room:
+    """Whether a listener is full, as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        monkeypatch.setattr(ConnectionGuard, "full", property(lambda guard: self.full))
+
+
+async def test_a_full_listener_refuses_new_clients_with_the_reason_and_keeps_the_others(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, first, second = Room(monkeypatch), door.client(10), door.client(11)
+    assert await door.ask(first, b"\x01") == 1
+    room.full = True
+    session = second.session_to(Address("127.0.0.1", door.me.port), probe=True)
+    await until(lambda: session.lost is not None, "the refusal")
+    assert f"{door.me} has no file descriptor left for another client" in str(session.lost)
+    assert not session.peer_ended
+    assert second.dropped_frames["no_room_there"]
+    for fd in list(door.guard._connections):
+        door.guard.refuse(fd, "too_much_unread")  # a client that has a session may come back
+    await until(lambda: door.node.dropped_frames.get("too_much_unread"), "the end of a connection")
+    assert await door.ask(first, b"\x02") == 2
+    assert door.node.dropped_frames["no_room"]
+    room.full = False
+    assert await door.ask(second, b"\x03") == 3
+    assert door.lost == [session.name]
+
+
+async def test_a_full_listener_lets_nodes_in(
+    door: Door, context: zmq.Context[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Room(monkeypatch).full = True
+    node = NodeId("10.0.0.1", 7355, 5)
+    with connect_dealer(context, "127.0.0.1", door.me.port) as dealer:
+        dealer.send_multipart(door.hello(str(node), node=node))
+        await until(lambda: str(node) in door.node.incoming.by_name, "its session")
+
+
+async def test_a_refused_client_that_stays_is_ended(
+    door: Door, context: zmq.Context[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_guard, "DISMISSED_S", 0.1)
+    Room(monkeypatch).full = True
+    with connect_dealer(context, "127.0.0.1", door.me.port) as dealer:
+        dealer.send_multipart(door.hello("client#5"))
+        await until(lambda: door.node.dropped_frames.get("no_room", 0) > 1, "its end")
+
+
+async def test_a_listener_is_full_before_its_last_connections_or_descriptors(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, used = door.guard, [100]
+    monkeypatch.setattr(connection_guard, "descriptors_limit", lambda: 256)
+    monkeypatch.setattr(connection_guard, "in_use", lambda: used[0])
+    guard.connections_max = 128
+    for at, full in ((100, False), (240, False), (241, True), (100, False)):
+        used[0] = at
+        guard._count_descriptors(0.0)
+        assert guard.full is full
+    for spoken, full in ((112, False), (113, True)):
+        monkeypatch.setattr(guard, "_spoken", spoken)
+        assert guard.full is full
+
+
 async def test_a_silent_connection_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     client = door.client()
     assert await door.ask(client, b"\x01") == 1

@@ -1,0 +1,137 @@
+"""SIGTERM and SIGINT at every moment of a node's life: it ends in order, as process 1 too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.markers import long_only
+from tests.ports import free_port
+from tests.process.app import Stubborn
+from tests.process.nodes import NodeProcess, Processes
+from tests.waiting import until
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+IMPORTS = """
+import os, time
+from pathlib import Path
+os.write(2, b"imports begin\\n")
+{body}
+"""
+SLEEPS = "time.sleep(3600)"
+CATCHES = """
+while True:
+    try:
+        time.sleep(3600)
+    except BaseException:
+        pass
+"""
+SPACE = ("--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def catches(pid: int, number: int = signal.SIGTERM) -> bool:
+    """True if the process handles the signal by now."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    [mask] = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def child_of(pid: int) -> int:
+    """The only child of a process; 0 if it has none yet."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(found[0]) if found else 0
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_during_its_imports_ends_a_node(lab: Processes, number: int) -> None:
+    node = lab.begin()
+    # Python itself handles SIGINT: what counts is the handler of the command.
+    await until(lambda: catches(node.process.pid), "the first instruction of the command")
+    node.signal(signal.Signals(number))
+    assert await node.ended() == 0
+    assert "Traceback" not in node.err.read_text()
+
+
+@pytest.mark.parametrize("body", [SLEEPS, *long_only(CATCHES)])
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_a_signal_while_it_imports_its_application_ends_a_node(
+    lab: Processes, body: str, number: int
+) -> None:
+    app = lab.folder / "slow_app.py"
+    app.write_text(IMPORTS.format(body=body))
+    node = lab.run("node", "start", f"{app}:bus")
+    await node.says("imports begin")
+    node.signal(signal.Signals(number))
+    assert await node.ended() == 0
+    assert "Traceback" not in node.err.read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root, unshare")
+@pytest.mark.parametrize("body", ["", *long_only(SLEEPS)])
+async def test_process_one_of_a_container_gets_the_signal_while_it_starts(
+    lab: Processes, body: str
+) -> None:
+    """The kernel drops a signal for process 1 that has no handler."""
+    app = lab.folder / "slow_app.py"
+    app.write_text(IMPORTS.format(body=body))
+    enter = (shutil.which("unshare") or "", *SPACE)
+    node = NodeProcess(lab.folder, "contained", ["node", "start", f"{app}:bus"], None, enter=enter)
+    lab.all.append(node)
+    first = await until(lambda: child_of(node.process.pid), "process 1")
+    await until(lambda: catches(first), "the first instruction of the command")
+    if body:
+        await node.says("imports begin")
+    os.kill(first, signal.SIGTERM)
+    assert await node.ended() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *long_only(signal.SIGINT)])
+async def test_a_signal_while_it_joins_ends_a_node(lab: Processes, number: int) -> None:
+    node = lab.begin(seeds=[f"127.0.0.1:{free_port()}"])
+    await until(lambda: node.get("/livez"), "HTTP")
+    node.signal(signal.Signals(number))
+    assert await node.ended() == 0
+
+
+async def test_a_signal_while_its_store_does_not_answer_ends_a_node(lab: Processes) -> None:
+    """A server that accepts and says nothing."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        node = lab.begin("--store", url, settings=("store.timeout=120s",))
+        silent.accept()  # the node has begun to ask
+        node.signal(signal.SIGTERM)
+        assert await node.ended() == 0
+
+
+async def test_the_wait_after_ctrl_c_names_what_it_waits_for_and_a_second_one_ends_it(
+    lab: Processes,
+) -> None:
+    node = await lab.start()
+    async with lab.client() as client:
+        assert await client.ref(Stubborn, "x").hello() == "hello"
+    node.signal(signal.SIGINT)
+    await node.says("shardbus: this node waits for 1 shards of 'stubborn'")
+    await node.says(" s more at most; a second Ctrl-C stops it at once")
+    node.signal(signal.SIGINT)
+    assert await node.ended() == 1
+
+
+async def test_a_second_signal_ends_a_node_whose_loop_is_blocked(lab: Processes) -> None:
+    node = await lab.start()
+    async with lab.client() as client:
+        await client.cast("page", "page-1", "block", 3600.0)
+        await client.flush()
+        node.signal(signal.SIGTERM)
+        await node.says("which is blocked at ")
+        node.signal(signal.SIGTERM)
+        assert await node.ended() == 7
+    assert "does not end, at " in node.err.read_text()

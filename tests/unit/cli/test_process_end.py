@@ -1,0 +1,145 @@
+"""No signal is lost before a command handles signals, and nothing keeps a process whose work is
+done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.waiting import PATIENCE_S
+
+BEGIN = """
+import atexit, os, signal, sys, threading, time
+from shardbus_cli import process_end
+from shardbus_cli.process_end import ProcessEnd
+process_end.EARLY_S = process_end.END_S = {seconds}
+atexit.register(lambda: os.write(2, b"atexit "))
+end = ProcessEnd({command!r})
+end.handle_signals()
+"""
+HERE = "os.write(2, b'here ')\n"
+SLEEPS = f"""
+try:
+    {HERE}
+    time.sleep(3600)
+finally:
+    os.write(2, b"finally ")
+"""
+CATCHES = f"""
+while True:
+    try:
+        {HERE}
+        time.sleep(3600)
+    except BaseException:
+        os.write(2, b"caught ")
+"""
+IN_A_THREAD = f"""
+threading.Thread(target=time.sleep, args=(3600,)).start()
+{HERE}
+time.sleep(3600)
+"""
+
+
+def start(program: str, command: str = "node", seconds: float = 3600.0) -> subprocess.Popen[bytes]:
+    """Start a process that writes `here` to standard error once it is there."""
+    begin = BEGIN.format(command=command, seconds=seconds)
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin + program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    assert process.stderr is not None
+    assert process.stderr.read(5) == b"here "
+    return process
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes]:
+    """Return the exit code of a process and the rest of what it has written."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    code = process.wait(PATIENCE_S)
+    said = process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    return code, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_node_is_there_ends_its_process_in_order(number: int) -> None:
+    process = start(SLEEPS)
+    process.send_signal(number)
+    assert ended(process) == (0, b"finally atexit ")
+
+
+def test_code_that_catches_the_exit_ends_a_moment_later() -> None:
+    process = start(CATCHES, seconds=0.2)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+def test_a_thread_of_the_application_does_not_keep_it() -> None:
+    process = start(IN_A_THREAD, seconds=0.2)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    process = start(CATCHES)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert process.stderr.read(7) == b"caught "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+def test_other_commands_end_as_by_the_signal() -> None:
+    process = start(SLEEPS, command="nodes")
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (-signal.SIGTERM, b"")
+
+
+def test_a_signal_that_came_while_the_process_started_anew_is_not_lost() -> None:
+    blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, process_end.SIGNALS)\n"
+    pending = f"os.kill(os.getpid(), signal.SIGTERM)\n{HERE}end.handle_signals()\ntime.sleep(3600)"
+    assert ended(start(blocked + pending))[0] == 0
+
+
+LEFT_BEHIND = f"""
+{HERE}
+threading.Thread(target=time.sleep, args=(3600,)).start()
+end.finish(7)
+sys.exit(7)
+"""
+
+
+def test_a_thread_that_does_not_end_keeps_no_process_whose_work_is_done() -> None:
+    assert ended(start(LEFT_BEHIND, seconds=0.2))[0] == 7
+
+
+def test_a_reader_that_stands_still_keeps_no_process_whose_work_is_done() -> None:
+    fills = "os.set_blocking(1, False)\ntry:\n while True: os.write(1, b'x' * 4096)\n"
+    fills += "except BlockingIOError: os.set_blocking(1, True)\n"
+    stuck = f"{fills}sys.stdout.write('x' * 8000)\n{HERE}end.finish(7)\nsys.exit(7)"
+    assert ended(start(stuck, seconds=0.2))[0] == 7
+
+
+def test_a_reader_that_has_ended_changes_no_exit_code() -> None:
+    goes_on = f"sys.stdout.write('x')\n{HERE}sys.stdin.read()\nend.finish(0)\nsys.exit(0)"
+    begin = BEGIN.format(command="node", seconds=3600.0)
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin + goes_on],
+        stdin=subprocess.PIPE,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+    )
+    os.close(writing)
+    os.close(reading)
+    _, said = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, said) == (0, b"here atexit ")
