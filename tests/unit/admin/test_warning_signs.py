@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin import warning_signs as signs
+from shardbus.admin.diagnosis import CLOCK_S, Picture, findings
+from shardbus.admin.warning_signs import HOT_MESSAGES, MAILBOX, MAILBOXES, warning_signs
 from shardbus.node.file_descriptors import SCARCE
-from shardbus_cli import warning_signs as signs
-from shardbus_cli.diagnosis import CLOCK_S, Picture, findings
-from shardbus_cli.warning_signs import HOT_MESSAGES, MAILBOX, MAILBOXES, warning_signs
-from tests.unit.cli.test_doctor import A, B, C, member, of_type, update
-from tests.unit.cli.test_doctor import healthy as sound
+from tests.unit.admin.test_diagnosis import A, B, C, member, of_type, update
+from tests.unit.admin.test_diagnosis import healthy as sound
 
 KIND, OTHER = "page", "cart"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
