@@ -239,10 +239,13 @@ class Picture:
         return list(self.nodes.get("nodes", ()))
 
     def status(self, node: str) -> tuple[str, float]:
-        """Return the status of a member, and for how many seconds it has been so."""
+        """Return the status of a member, and for how many seconds it has been so. The asked node
+        may be none yet."""
         for row in self.members:
             if row.get("node") == node:
                 return str(row.get("status")), _age(row, "status_for")
+        if node == self.cluster.get("self") and "status_for" in self.cluster:
+            return str(self.cluster.get("status")), _age(self.cluster, "status_for")
         return "", LASTING
 
 
@@ -304,7 +307,8 @@ def _readiness(picture: Picture) -> Iterator[Finding]:
     for name, check in picture.ready.items():
         detail = str(check.get("detail"))
         normal = young and name == "membership" and detail == status
-        leaves = name == "membership" and status in ("leaving", "exiting")
+        stops = bool(picture.cluster.get("stopping")) or status in ("leaving", "exiting")
+        leaves = name == "membership" and stops
         if not check.get("ok") and not (normal or leaves or name.startswith("coordinator:")):
             yield Finding("not-ready", asked, name, f"is not ready: {detail}")
 
@@ -434,7 +438,7 @@ def _coordination(
     known = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
     disputed = {row.get("coordinator") for row in settled.values() if row.get("coordinator")}
     lacks = not known and kind not in picture.cluster.get("coordinators", {})
-    if lacks and (settled or not rows):
+    if lacks and settled:
         yield Finding("no-coordinator", kind, "coordinator", "is missing")
     elif len(disputed) > 1:
         names = ", ".join(sorted(str(node) for node in disputed))

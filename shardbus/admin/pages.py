@@ -243,7 +243,7 @@ class AdminPages:
         self._overview = ClusterOverview(node, self._facts)
         self._letters = LetterPages(node)
         self._tasks = SharedAnswer(self._list_tasks, TASKS_FRESH_S)
-        self._examination = Examination(self._look, node.loop.time)
+        self._examination = Examination(self._look, lambda: node.loop.time())
         self._was_ready = False
 
     @property
@@ -271,6 +271,7 @@ class AdminPages:
             "converged": view.converged if view is not None else False,
             "converged_for": round(node.loop.time() - node.ages.converged_since, 3),
             "suspended": node.gate.describe() or None,
+            "stopping": node.phases.current or None,
             "members": len(view.members) if view is not None else 0,
             "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
             "coordinators": coordinators,
@@ -552,8 +553,10 @@ class AdminPages:
     async def checkup(self) -> Json:
         """The state of every member and of the store, for the doctor to compare."""
         node, began = self._node, time.time()
+        members = node.rpc.members()
         answers, store = await asyncio.gather(node.rpc.ask_all("checkup"), self._stored())
-        members = node.rpc.members() or [node.me]
+        if not members:  # before it is a member, a node knows itself alone
+            members, answers = [node.me], {node.me: await node.rpc.ask(node.me, "checkup")}
         rows = [{"node": str(m), "answered": m in answers, **answers.get(m, {})} for m in members]
         return {
             "node": str(node.me),

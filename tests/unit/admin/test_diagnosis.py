@@ -406,6 +406,13 @@ def test_a_node_that_begins_is_not_ready_in_silence_unless_it_says_why() -> None
         assert [finding.check for finding in findings(picture)] == expected, detail
 
 
+def test_a_node_that_stops_is_not_ready_in_silence() -> None:
+    picture = copy.deepcopy(healthy())
+    update(picture.cluster, status="up", stopping="before-service-unbind")
+    update(picture.ready, membership={"ok": False, "detail": "before-service-unbind"})
+    assert findings(picture) == []
+
+
 def test_every_check_has_a_level() -> None:
     assert set(ADVICE) > diagnosis.FAULTS
     assert set(ADVICE) > PASSING

@@ -69,6 +69,7 @@ async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: 
         "oldest": str(ME),
         "converged": True,
         "suspended": None,
+        "stopping": None,
         "members": 3,
         "unreachable": [str(LOST)],
         "coordinators": {PAGE: {"node": str(ME), "epoch": 3}},
