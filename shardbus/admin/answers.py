@@ -316,6 +316,7 @@ class NodeAnswers:
                 "epoch": region.epoch,
                 "registered": region.registered,
                 "buffered": region.buffered[0],
+                "buffered_for": now - (shell.table.router.wanted_since or now),
                 "mailboxes": _mailboxes(shell),
                 "hot": shell.sampling.hot_spots.row(),
                 "layout": shell.entity_type.interface.layout,

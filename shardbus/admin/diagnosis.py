@@ -41,10 +41,10 @@ EPOCH_HIGH = 2**30 - 1
 """Half of all epochs; a cluster with a new epoch every second reaches it after 34 years."""
 MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
 
-JOIN_S, LEAVE_S, CONVERGE_S, COORDINATOR_S, MOVE_S = 30.0, 90.0, 15.0, 10.0, 30.0
+JOIN_S, LEAVE_S, CONVERGE_S, COORDINATOR_S, MOVE_S, WAIT_S = 30.0, 90.0, 15.0, 10.0, 30.0, 10.0
 """Seconds after which it is a fault that a member has not joined, that one has not left, that the
-members do not agree, that a type has no coordinator or a region is not registered with it, and that
-a shard still moves or starts."""
+members do not agree, that a type has no coordinator or a region is not registered with it, that a
+shard still moves or starts, and that messages still wait for the home of a shard."""
 START_S = 10.0
 """Seconds for which a member that is up may still be busy with its start."""
 EXIT_S = 30.0
@@ -67,7 +67,6 @@ PASSING = frozenset(
         "coordinator-silent",
         "coordinator-disputed",
         "unallocated",
-        "waiting",
         "not-hosted",
         "hosted-elsewhere",
         "hosted-twice",
@@ -415,7 +414,7 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
             continue
         if not row.get("registered"):
             yield Finding("not-registered", kind, node, "is not registered with the coordinator")
-        if row.get("buffered"):
+        if row.get("buffered") and _age(row, "buffered_for") >= WAIT_S:
             yield Finding("waiting", kind, node, f"has {row['buffered']} messages without a home")
     yield from _homes(picture, kind, rows)
 

@@ -47,6 +47,8 @@ START_FAILED_S = 600.0
 ALIVE_PHI = 1.0
 """The suspicion below which a node answers heartbeats in time."""
 
+PAUSING = "pausing"
+"""The state of an activation that waits for its next attempt to start."""
 STORE, THREAD = "store", "thread"
 """What a handler waits for, besides entities: a load or a save, or a worker thread."""
 
@@ -269,7 +271,7 @@ def _at_home(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
     if place.suspended:
         return  # while a node is suspended, what it does is no cause
     yield from _start(seen)
-    stuck = list(_stuck(seen))
+    stuck = list(_stuck(seen)) if seen.life != PAUSING else []
     yield from stuck
     yield from _store(seen)
     if not stuck:

@@ -57,6 +57,8 @@ HOT_ENTITY = 0.5
 """The part of a hot shard's messages that a hot entity has."""
 BUSY = 0.5
 """Processor time of the loop, as a part of the time that passed, from which a node is busy."""
+EXPLAINED = ("rejected", "failed", "start_failed")
+"""Reasons of drops that are no findings."""
 HOT_WAITING = 100
 """Messages that wait for an entity of a hot shard."""
 
@@ -100,16 +102,16 @@ def _members(picture: Picture) -> Iterator[Finding]:
 
 
 def _dropped(picture: Picture) -> Iterator[Finding]:
-    """Yield what was dropped in the last minute, of all nodes together. A rejection is an answer of
-    the application."""
+    """Yield why messages were dropped in the last minute, of all nodes together. A rejection is an
+    answer of the application, and failures are findings of their own."""
     dropped: Counter[tuple[str, str]] = Counter()
     for row in picture.answers.values():
         for kind, reason, count in row.get("dropped") or ():
             dropped[str(kind), str(reason)] += count
     for (kind, reason), count in dropped.items():
-        if reason != "rejected":
-            what = f"{'message was' if count == 1 else 'messages were'} dropped in the last minute"
-            yield Finding("dropped", kind, reason, f"is why {count} {what}")
+        if reason not in EXPLAINED:
+            times = "1 message" if count == 1 else f"{count} messages"
+            yield Finding("dropped", kind, reason, f"is why {times} got no handler in a minute")
 
 
 def _lag(row: Row) -> float:

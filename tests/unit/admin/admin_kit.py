@@ -202,6 +202,7 @@ class FakeNode:
         shard_of = {"x": "1", "y": "1", "z": "2", "7": "1"}
         router = SimpleNamespace(
             region=machine,
+            wanted_since=None,
             has_shard=lambda shard: shard in ("1", "2", "3"),
             route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
             shard_of=lambda i: shard_of.get(i, "3"),

@@ -178,6 +178,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
     }
     assert found["types"][PAGE].pop("coordinator_for") >= 0
     assert found["types"][PAGE] == {
+        "buffered_for": 0.0,
         "failing": [],
         "failed_starts": {},
         "deaf": [],

@@ -20,6 +20,7 @@ from shardbus.admin.diagnosis import (
     LEAVE_S,
     MOVE_S,
     PASSING,
+    WAIT_S,
     Finding,
     Picture,
     findings,
@@ -363,6 +364,7 @@ MOMENTS: list[tuple[Callable[[Picture, float], object], float, str]] = [
         COORDINATOR_S,
         "waiting",
     ),
+    (lambda p, s: update(of_type(p, 1), buffered=7, buffered_for=s), WAIT_S, "waiting"),
     (lambda p, s: update(shard(p, 1), state="handing_off", age=s), MOVE_S, "moving"),
     (lambda p, s: update(shard(p, 1), state="starting", age=s), MOVE_S, "starting"),
     (
