@@ -302,10 +302,11 @@ def _readiness(picture: Picture) -> Iterator[Finding]:
     membership, or what other findings say of all members."""
     asked = str(picture.cluster.get("self", "the node"))
     young = _age(picture.cluster, "status_for") < JOIN_S
+    is_member = any(member.get("node") == asked for member in picture.members)
     status = picture.cluster.get("status")
     for name, check in picture.ready.items():
         detail = str(check.get("detail"))
-        normal = young and name == "membership" and detail == status
+        normal = (young or is_member) and name == "membership" and detail == status
         stops = bool(picture.cluster.get("stopping")) or status in ("leaving", "exiting")
         leaves = name == "membership" and stops
         if not check.get("ok") and not (normal or leaves or name.startswith("coordinator:")):
@@ -406,13 +407,15 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
             yield Finding("state-unreadable", kind, entity_id, f"does not start: {why}")
         for entity_id in row.get("deaf") or ():
             yield Finding("deaf-entity", kind, entity_id, "is busy, and nothing of it runs")
-    yield from _coordination(picture, kind, rows)
+    coordination = list(_coordination(picture, kind, rows))
+    lacks = any(finding.check == "no-coordinator" for finding in coordination)
+    yield from coordination
     if len(layouts := _layouts(picture, kind)) > 1:
         yield Finding("layout", kind, "layout", f"is {' and '.join(sorted(layouts))}")
     for node, row in rows.items():
         if not row or not _is_settled(picture, node, row):
             continue
-        if not row.get("registered"):
+        if not row.get("registered") and not lacks:
             yield Finding("not-registered", kind, node, "is not registered with the coordinator")
         if row.get("buffered") and _age(row, "buffered_for") >= WAIT_S:
             yield Finding("waiting", kind, node, f"has {row['buffered']} messages without a home")

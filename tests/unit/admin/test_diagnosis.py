@@ -165,6 +165,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     (lambda p: update(p.cluster, converged=False), [("not-converged", "cluster", "membership")]),
     (no_coordinator, [("no-coordinator", "page", "coordinator")]),
     (
+        lambda p: (no_coordinator(p), [update(of_type(p, n), registered=False) for n in range(3)]),
+        [("no-coordinator", "page", "coordinator")],
+    ),
+    (
         lambda p: update(p.shards["page"], complete=False),
         [("coordinator-silent", "page", "coordinator")],
     ),
