@@ -256,8 +256,9 @@ class NodeLost(RequestError):
 
 
 class EntityFailed(RequestError):
-    """The handler raised, or a start that is not retried did. `type` and `message` are those of the
-    exception. What the handler did before it raised is not undone."""
+    """The handler raised, or a start did that is not tried before the deadline of the ask: then the
+    text says that the entity does not start. `type` and `message` are those of the exception.
+    What the handler did before it raised is not undone."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(f"{type}: {message}")

@@ -152,8 +152,8 @@ PLAIN = [
     *(
         b"/v1/" + name
         for name in (
-            b"overview settings slow cluster nodes types downing gossip load checkup events tasks"
-            b" log"
+            b"overview settings slow findings cluster nodes types downing gossip load checkup"
+            b" events tasks log"
         ).split()
     ),
 ]

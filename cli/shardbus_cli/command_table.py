@@ -30,7 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "tell": ("send:tell", "Send a message; return when a node has acknowledged it."),
     },
     "Look": {
-        "top": ("top:top", "Watch how busy the nodes and the types are."),
+        "top": ("top:top", "Watch states, load, errors and latencies of nodes and types."),
         "nodes": ("show:nodes", "List the members and the shards and entities of each."),
         "types": ("show:types", "List the entity types of the cluster."),
         "shards": ("show:shards", "List the shards of a type and where they live."),

@@ -1,8 +1,8 @@
 """`doctor`: find what is wrong with a cluster, or soon will be, and what to do about it.
 
-The command examines the cluster twice, a few seconds apart, and reports what it found both times,
-because some findings are only passing states. If the first examination finds nothing, it is the
-last.
+The node that is asked examines the cluster (`/v1/findings`); this command prints its answer. It
+asks twice, a few seconds apart, and reports what was found both times, because some findings are
+only passing states. If the first examination finds nothing, it is the last.
 
 Source: N.6.
 """
@@ -14,13 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardbus.admin.diagnosis import (
+    ADVICE,
+    CLUSTER,
+    MEMBERS,
+    STORE,
+    Finding,
+    Picture,
+    findings,
+    stored,
+)
+from shardbus.admin.examination import grouped
+from shardbus.admin.warning_signs import warning_signs
 from shardbus_cli import output
 from shardbus_cli.data import opened
-from shardbus_cli.diagnosis import ADVICE, STORE, Finding, Picture, findings, stored
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.finding_lines import finding_line, lost_line
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
-from shardbus_cli.warning_signs import warning_signs
 
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
@@ -29,6 +40,9 @@ SUBJECTS_SHOWN = 5
 WAIT_S = 5.0
 Wait = Annotated[float, duration("Between the two examinations: 2, 2s; 0 is only one.", WAIT_S)]
 Tables = dict[str, "StoredTable | None"]
+Answer = dict[str, Any]
+GENERAL = (MEMBERS, CLUSTER, STORE)
+PRINTED = ("check", "level", "of", "subjects", "what", "advice")
 
 
 def doctor(
@@ -48,32 +62,56 @@ def doctor(
 ) -> None:
     """Report what is wrong with the cluster and what to do; exit code 5 if anything is."""
     asked = NodeHttp(node)
-    picture: Picture | None = None
+    answer: Answer = {}
     silent: CommandFailure | None = None
     try:
-        picture = look(asked, types)
+        answer = examine(asked, types)
     except CommandFailure as failure:
         if failure.code is ExitCode.USAGE or not (store and cluster and types):
             raise
         silent = failure
-    found = _all(picture, types or [], store, cluster)
-    if found and picture is not None and wait:
+    found = _all(answer, asked, types or [], store, cluster)
+    if found and answer and wait:
         time.sleep(wait)
         before = {finding.key for finding in found}
-        picture = look(asked, types)
-        found = [f for f in _all(picture, types or [], store, cluster) if f.key in before]
-    _print(asked.url, picture, found, as_json)
+        answer = examine(asked, types)
+        found = [f for f in _all(answer, asked, types or [], store, cluster) if f.key in before]
+    _print(asked.url, answer, found, as_json)
     if silent is not None:
         raise silent
     if found:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
+def examine(node: NodeHttp, types: list[str] | None) -> Answer:
+    """Let a node examine the cluster. Of a node of an earlier release, read the pages and examine
+    them here.
+
+    Raises:
+        CommandFailure: the node does not answer at all, or knows no type of that name.
+    """
+    if types:
+        _check_types(types, [row["type"] for row in node.read("v1", "types").get("types", ())])
+    try:
+        return node.read("v1", "findings")
+    except CommandFailure as failure:
+        if failure.code is not ExitCode.FAILED:
+            raise
+    picture = look(node, types)
+    return {
+        "cluster": picture.cluster.get("cluster"),
+        "members": len(picture.members),
+        "types": len(picture.shards),
+        "shards": sum(len(page.get("shards", ())) for page in picture.shards.values()),
+        "findings": grouped([*findings(picture), *warning_signs(picture)]),
+    }
+
+
 def look(node: NodeHttp, types: list[str] | None) -> Picture:
     """Read the pages of a node.
 
     Raises:
-        CommandFailure: the node does not answer at all, or knows no type of that name.
+        CommandFailure: the node does not answer at all.
     """
     picture = Picture(cluster=node.read("v1", "cluster"))
 
@@ -88,32 +126,38 @@ def look(node: NodeHttp, types: list[str] | None) -> Picture:
     picture.nodes, picture.gossip = page("v1", "nodes"), page("v1", "gossip")
     picture.checkup, picture.slow = page("v1", "checkup"), page("v1", "slow")
     known = [str(row["type"]) for row in page("v1", "types").get("types", ())]
-    for kind in types or () if known else ():
-        _check_type(kind, known)
     picture.shards = {kind: page("v1", "shards", kind) for kind in types or known}
     return picture
 
 
-def _check_type(kind: str, known: list[str]) -> None:
+def _check_types(types: list[str], known: list[str]) -> None:
     from shardbus.config.options import closest
 
-    if kind not in known:
-        near = closest(kind, known)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-        raise CommandFailure(f"there is no entity type {kind!r}", hint)
+    for kind in types:
+        if kind not in known:
+            near = closest(kind, known)
+            hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+            raise CommandFailure(f"there is no entity type {kind!r}", hint)
 
 
 def _all(
-    picture: Picture | None, types: list[str], url: str | None, cluster: str | None
+    answer: Answer, node: NodeHttp, types: list[str], url: str | None, cluster: str | None
 ) -> list[Finding]:
+    """Return the findings of the node and those about the stored tables."""
     import asyncio
 
-    found = [*findings(picture), *warning_signs(picture)] if picture is not None else []
+    found = [
+        Finding(group["check"], group["of"], subject, group["what"])
+        for group in answer.get("findings", ())
+        for subject in group["subjects"]
+        if not types or group["of"] in types or group["of"] in GENERAL
+    ]
     if url is None:
         return found
-    name = cluster or str(picture.cluster.get("cluster")) if picture is not None else cluster
+    picture = look(node, types) if answer else None
+    name = cluster or str(answer.get("cluster", ""))
     known = types or (list(picture.shards) if picture is not None else [])
-    tables, wrong = asyncio.run(_tables(url, name or "", known))
+    tables, wrong = asyncio.run(_tables(url, name, known))
     found += wrong
     for kind, table in tables.items():
         found += stored(kind, table, picture)
@@ -146,34 +190,22 @@ async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, lis
     return tables, wrong
 
 
-def _print(url: str, picture: Picture | None, found: list[Finding], as_json: bool) -> None:
-    groups = _grouped(found)
-    name = picture.cluster.get("cluster") if picture is not None else None
+def _print(url: str, answer: Answer, found: list[Finding], as_json: bool) -> None:
+    # A node of a later release may advise on what this command does not know.
+    advice = ADVICE | {group["check"]: group["advice"] for group in answer.get("findings", ())}
+    groups = grouped(found, advice)
+    lost = answer.get("lost", ())
     if as_json:
-        answer = {"node": url, "cluster": name, "healthy": not found, "findings": groups}
-        output.data(output.as_json(answer))
+        rows = [{name: row[name] for name in PRINTED} for row in groups]
+        head = {"node": url, "cluster": answer.get("cluster"), "healthy": not found}
+        output.data(output.as_json({**head, "findings": rows, "lost": lost}))
         return
     for group in groups:
-        subjects = group["subjects"]
-        shown = ", ".join(subjects[:SUBJECTS_SHOWN])
-        more = len(subjects) - SUBJECTS_SHOWN
-        rest = f" and {more} more" if more > 0 else ""
-        line = f"{group['check']}: {group['of']} {shown}{rest} {group['what']}"
-        output.data(output.safe(line))
-        output.data(f"    {group['advice']}")
-    if not groups and picture is not None:
-        shards = sum(len(page.get("shards", ())) for page in picture.shards.values())
-        counts = {"member": len(picture.members), "type": len(picture.shards), "shard": shards}
+        output.data(finding_line(group, SUBJECTS_SHOWN))
+        output.data(output.safe(f"    {group['advice']}"))
+    if not groups and answer:
+        counts = {what: int(answer.get(f"{what}s", 0)) for what in ("member", "type", "shard")}
         parts = [f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()]
         output.data(f"healthy: {', '.join(parts)}")
-
-
-def _grouped(found: list[Finding]) -> list[dict[str, Any]]:
-    """Return the findings, with those that differ only in their subject as one."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for one in found:
-        groups.setdefault((one.check, one.of, one.what), []).append(one.subject)
-    return [
-        {"check": check, "of": of, "subjects": names, "what": what, "advice": ADVICE[check]}
-        for (check, of, what), names in groups.items()
-    ]
+    for row in lost:
+        output.data(lost_line(row))

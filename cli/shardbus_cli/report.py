@@ -29,15 +29,15 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from shardbus.admin.diagnosis import ADVICE, Finding, Picture, findings
+from shardbus.admin.warning_signs import warning_signs
 from shardbus_cli import output
 from shardbus_cli.any_node import http_urls
-from shardbus_cli.diagnosis import ADVICE, Finding, Picture, findings
 from shardbus_cli.doctor import look
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import SILENT, NodeHttp, own_token
 from shardbus_cli.parameters import NODE_URL, NodeUrl
 from shardbus_cli.report_bundle import ReportBundle, folder_of, subjects_of
-from shardbus_cli.warning_signs import warning_signs
 
 CLUSTER_PAGES = (
     "cluster", "nodes", "types", "overview", "load", "slow", "checkup", "events/recent",

@@ -22,7 +22,7 @@ from io import BytesIO
 from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from shardbus_cli.diagnosis import Finding, Picture
+from shardbus.admin.diagnosis import Finding, Picture
 
 FILE_BYTES = 4 * 2**20
 BUNDLE_BYTES = 64 * 2**20

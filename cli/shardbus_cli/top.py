@@ -1,4 +1,5 @@
-"""`top`: watch how busy the nodes and the types are, over the HTTP of any node.
+"""`top`: watch the states, the load, the errors and the latencies of the nodes and the types, over
+the HTTP of any node, and the findings of `doctor`.
 
 On a terminal the picture is drawn anew every two seconds until Ctrl-C; elsewhere one picture is
 printed. If the node does not answer, the other nodes of the last picture are asked instead. `frame`
@@ -19,10 +20,12 @@ import typer
 
 from shardbus_cli import output
 from shardbus_cli.any_node import AnyNode
-from shardbus_cli.exit_codes import CommandFailure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.finding_lines import finding_line, lost_line
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
 from shardbus_cli.show import HOTTEST_COLUMNS, busy_cells
+from shardbus_cli.type_rates import type_rates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +44,12 @@ NODE_COLUMNS = (
     "node", "status", "busy", "lag ms", "rss MiB", "msg/s", "mailbox", "shards", "entities",
     "state MiB", "is",
 )  # fmt: skip
-TYPE_COLUMNS = ("type", "shards", "entities", "state MiB", "coordinator")
+TYPE_COLUMNS = (
+    "type", "shards", "entities", "msg/s", "p50", "p99", "wait p99", "failed", "dropped",
+    "state MiB", "coordinator",
+)  # fmt: skip
+FINDINGS, SUBJECTS, LOST = 5, 3, 1
+"""Findings, subjects of each, and lost nodes that a picture has."""
 
 
 def top(
@@ -57,7 +65,7 @@ def top(
         bool, typer.Option("--json", help="Print one JSON object per picture.")
     ] = False,
 ) -> None:
-    """Watch how busy the nodes and the types are, until Ctrl-C."""
+    """Watch states, load, errors and latencies of nodes and types, until Ctrl-C."""
     draws = sys.stdout.isatty() and not as_json
     left = count if count is not None or draws else 1
     watched = Watched(node)
@@ -76,6 +84,8 @@ class Watched:
 
     def __init__(self, url: str) -> None:
         self._nodes = AnyNode(url)
+        self.before: Pages | None = None
+        """The overview of the last picture."""
 
     @property
     def url(self) -> str:
@@ -92,30 +102,51 @@ class Watched:
 
     def _read(self, asked: NodeHttp) -> Pages:
         found = {name: asked.read("v1", name) for name in ("cluster", "nodes", "types", "load")}
+        for name in ("overview", "findings"):
+            try:
+                found[name] = asked.read("v1", name)
+            except CommandFailure as failure:
+                if failure.code is not ExitCode.FAILED:
+                    raise
+                found[name] = {}  # a node of an earlier release has no such page
         self._nodes.learn(asked, found["nodes"])
         return found
 
 
-def frame(pages: Mapping[str, Any], url: str, clock: str) -> list[str]:
-    """Return the lines of one picture."""
+def frame(pages: Mapping[str, Any], url: str, clock: str, before: Pages | None = None) -> list[str]:
+    """Return the lines of one picture. `before`: the overview of the picture before."""
     cluster, members = pages["cluster"], pages["nodes"].get("nodes", ())
     busy = {row["node"]: row for row in pages["load"].get("nodes", ())}
     up = sum(row.get("status") == "up" and bool(row.get("reachable", True)) for row in members)
     name = output.safe(cluster.get("cluster"))
     head = f"cluster {name}   {up} of {len(members)} nodes up   {clock}   {url}"
     rows = [_node_row(row, busy.get(row["node"], {})) for row in members]
-    lines = [head, "", *output.table_lines(NODE_COLUMNS, rows), ""]
-    lines += output.table_lines(TYPE_COLUMNS, _type_rows(pages, members))
+    lines = [head, *_attention(pages.get("findings") or {}), ""]
+    lines += [*output.table_lines(NODE_COLUMNS, rows), ""]
+    rates = type_rates(before, pages.get("overview") or {})
+    lines += output.table_lines(TYPE_COLUMNS, _type_rows(pages, members, rates))
     hottest = pages["load"].get("hottest", ())[:HOTTEST]
     if hottest:
         lines += ["", *output.table_lines(HOTTEST_COLUMNS, hottest)]
     return lines
 
 
+def _attention(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the confirmed findings, the gravest first, and the node that was lost last."""
+    found = [group for group in answer.get("findings", ()) if group.get("confirmed")]
+    for group in found[:FINDINGS]:
+        yield f"{group['level']}: {finding_line(group, SUBJECTS)}"
+    if len(found) > FINDINGS:
+        yield f"and {len(found) - FINDINGS} other findings: see `shardbus doctor`"
+    yield from map(lost_line, answer.get("lost", ())[:LOST])
+
+
 def _node_row(row: Mapping[str, Any], busy: Mapping[str, Any]) -> dict[str, object]:
     reachable = row.get("reachable", True)
     marks = [mark for mark in ("leader", "oldest") if row.get(mark)]
+    marks += [word for word in (row.get("service"),) if word not in (None, "open")]
     marks += ["suspended"] if row.get("suspended") else []
+    marks += [] if row.get("answered", True) or not reachable else ["silent"]
     return (busy_cells(busy) if busy else {}) | {
         "node": row["node"],
         "status": row.get("status") if reachable else "unreachable",
@@ -132,12 +163,17 @@ def _mebibytes(sizes: Iterable[int]) -> str:
     return f"{sum(found) / 2**20:.1f}" if found else ""
 
 
-def _type_rows(pages: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> list[Pages]:
-    """The types with their shards and entities on all nodes."""
+def _type_rows(
+    pages: Mapping[str, Any],
+    members: Sequence[Mapping[str, Any]],
+    rates: Mapping[str, Mapping[str, object]],
+) -> list[Pages]:
+    """Return the types with their shards, entities, errors and latencies on all nodes."""
     coordinators = pages["cluster"].get("coordinators") or {}
     names = [row["type"] for row in pages["types"].get("types", ())]
     return [
         {
+            **rates.get(name, {}),
             "type": name,
             "shards": sum((row.get("shards") or {}).get(name, 0) for row in members),
             "entities": sum((row.get("entities") or {}).get(name, 0) for row in members),
@@ -163,7 +199,8 @@ def _show(watched: Watched, *, draws: bool, as_json: bool) -> None:
         output.data(output.as_json(pages))
         sys.stdout.flush()
         return
-    lines = frame(pages, watched.url, time.strftime("%H:%M:%S"))
+    lines = frame(pages, watched.url, time.strftime("%H:%M:%S"), watched.before)
+    watched.before = pages["overview"] or None
     if draws:
         _draw(lines)
     else:

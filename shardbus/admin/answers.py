@@ -18,6 +18,7 @@ import heapq
 import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 from shardbus.admin.brief import brief_of
@@ -64,6 +65,10 @@ NODES_MAX = 1000
 """Nodes, at most, that a plan may add."""
 FULLEST = 3
 """Entities with the longest mailboxes, in a checkup."""
+FAILING_MAX = 20
+"""Methods of a type that failed, in a checkup."""
+FAILED_S = 600.0
+"""Seconds for which a failure is in a checkup."""
 COMPARED = ("cluster", "sharding")
 """Sections of the settings in which the nodes of a cluster should agree."""
 
@@ -106,6 +111,7 @@ class NodeAnswers:
             self.shard_map,
             self.slow_reports,
             self.recent_events,
+            self.losses,
         ):
             self._node.rpc.register(answer.__name__, answer)
         LetterAnswers(self._node).register()
@@ -300,26 +306,25 @@ class NodeAnswers:
 
     def checkup(self) -> dict[str, Any]:
         """This node's state, for comparison with that of other nodes."""
-        node = self._node
+        node, now = self._node, self._node.loop.time()
         types = {}
         for name, shell in node.regions.items():
             region = shell.router.region
             types[name] = {
                 "coordinator": str(shell.coordinator) if shell.coordinator is not None else None,
+                "coordinator_for": now - shell.table.coordinator_since,
                 "epoch": region.epoch,
                 "registered": region.registered,
                 "buffered": region.buffered[0],
+                "buffered_for": now - (shell.table.router.wanted_since or now),
                 "mailboxes": _mailboxes(shell),
                 "hot": shell.sampling.hot_spots.row(),
                 "layout": shell.entity_type.interface.layout,
                 "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
                 "deaf": shell.host.deaf.named(),
                 "strategy": self._strategy_faults(name),
-                "unreadable": {
-                    entity_id: why
-                    for entity_id, why in shell.host.counts.unreadable.items()
-                    if shell.router.shard_of(entity_id) in shell.host.shards
-                },
+                "failing": _failing(shell, now),
+                **_failed_starts(shell, now),
             }
         url = node.settings.store.url or default_url(node.cluster_name)
         return {
@@ -339,9 +344,29 @@ class NodeAnswers:
             "store_problems": list(problems_of(node.store)),
             "store_clock": clock_offset_of(node.store),
             "saves": list(node.states.backlog),
+            "dropped": list(node.recent_drops.lately()),
             "settings": dict(_changed_settings(node)),
             "types": types,
         }
+
+    def losses(self) -> list[list[Any]]:
+        """The nodes that were lost, as this node has seen it, oldest first: the node, seconds
+        since then, why this node decided so, and how many of its shards each coordinator here has
+        freed and has given a new home."""
+        now = self._node.loop.time()
+        return [
+            [str(lost.node), now - lost.at, lost.why, self._freed(lost.node)]
+            for lost in self._node.lost_nodes
+        ]
+
+    def _freed(self, node: NodeId) -> dict[str, list[int]]:
+        found = {}
+        for name in self._node.singletons:
+            coordinator = self._coordinator(name)
+            freed = coordinator.history.freed(node) if coordinator is not None else (0, 0)
+            if freed[0]:
+                found[name] = list(freed)
+        return found
 
     # ---- what a coordinator on this node knows
 
@@ -350,10 +375,18 @@ class NodeAnswers:
         coordinator = self._coordinator(name)
         if coordinator is None:
             return None
-        homes = coordinator.table.homes
-        load_of = coordinator.rebalancing.load_of
+        homes, now = coordinator.table.homes, self._node.loop.time()
+        load_of, state_of = coordinator.rebalancing.load_of, coordinator.state_of
+        since = coordinator.unsettled_since
         shards = [
-            [shard, str(home.node), home.fence, coordinator.state_of(shard), load_of(shard)]
+            [
+                shard,
+                str(home.node),
+                home.fence,
+                state_of(shard),
+                load_of(shard),
+                now - began if (began := since(shard)) is not None else None,
+            ]
             for shard, home in homes.items()
         ]
         return {
@@ -520,6 +553,35 @@ def _mailboxes(shell: RegionShell) -> dict[str, Any]:
         "limit": shell.settings.mailbox,
         "paused": limits.paused,
     }
+
+
+def _failing(shell: RegionShell, now: float) -> list[dict[str, Any]]:
+    """The methods of a type that failed lately here, the last one first, with their last
+    exceptions."""
+    methods = reversed(shell.host.counts.failed.methods.items())
+    return [
+        {
+            "method": method if method and not method.startswith("$") else "receive",
+            "count": failures.count,
+            "last": [[now - one.at, *one[1:]] for one in failures.last],
+        }
+        for method, failures in islice(methods, FAILING_MAX)
+        if now - failures.last[-1].at <= FAILED_S
+    ]
+
+
+def _failed_starts(shell: RegionShell, now: float) -> dict[str, Any]:
+    """The entities that live here and did not start: those whose stored state cannot be read, and
+    the others, with the seconds since then, the number of attempts, and the error."""
+    unreadable, failed = {}, {}
+    for entity_id, start in shell.host.counts.failed.starts.items():
+        if shell.router.shard_of(entity_id) not in shell.host.shards:
+            continue
+        if start.unreadable:
+            unreadable[entity_id] = start.error
+        elif now - start.at <= FAILED_S:
+            failed[entity_id] = [now - start.at, start.times, start.error]
+    return {"unreadable": unreadable, "failed_starts": failed}
 
 
 def _refusal(error: ShardBusError) -> dict[str, Any]:

@@ -119,11 +119,14 @@ async def watch(node: AdminServices, region: RegionShell, shard: str, id: str) -
     handlers, sampled = _handlers(region, id, now)
     shard_part, entity_part = _parts(node, region, shard, id, now)
     vitals, states = node.vitals.latest, node.states
+    failed = region.host.counts.failed.starts.get(id)
     return EntityFigures(
         life=activation.state.name.lower() if activation is not None else "",
         mailbox=len(activation.mailbox or ()) if activation is not None else 0,
         mailbox_max=region.settings.mailbox,
         failures=activation.failures if activation is not None else 0,
+        start_failed_ago=now - failed.at if failed is not None else None,
+        start_error=failed.error if failed is not None else "",
         looks=seen.looks,
         busy=seen.busy,
         moved=seen.moved,

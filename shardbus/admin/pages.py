@@ -19,7 +19,9 @@ from typing import Any
 
 from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.dead_letters import LetterFilter, LetterPages
+from shardbus.admin.diagnosis import Picture
 from shardbus.admin.entity_watch import of_plain, to_plain
+from shardbus.admin.examination import Examination, Losses
 from shardbus.admin.metrics import render
 from shardbus.admin.overview import ClusterOverview
 from shardbus.admin.services import AdminServices
@@ -153,6 +155,27 @@ def _check_shard(region: RegionShell, shard: str) -> None:
         raise ConfigError(f"{region.name!r} has no shard {shard!r}")
 
 
+def _shard_row(
+    shard: str,
+    node: str,
+    fence: int,
+    state: str,
+    load: float | None = None,
+    age: float | None = None,
+    *_: object,
+) -> dict[str, Any]:
+    """A row of a coordinator's table as a page has it; `age`: for how long the shard has been
+    neither running nor at rest. A coordinator of an older version sends less."""
+    return {
+        "shard": shard,
+        "node": node,
+        "state": _STATES.get(state, "running"),
+        "age": round(age, 3) if age is not None else None,
+        "fence": fence,
+        "load": round(load, 2) if load is not None else None,
+    }
+
+
 def _moves(region: RegionShell, shard: str) -> bool:
     """True if messages for a shard wait here until it has moved."""
     route = region.router.routes.get(shard)
@@ -220,6 +243,7 @@ class AdminPages:
         self._overview = ClusterOverview(node, self._facts)
         self._letters = LetterPages(node)
         self._tasks = SharedAnswer(self._list_tasks, TASKS_FRESH_S)
+        self._examination = Examination(self._look, lambda: node.loop.time())
         self._was_ready = False
 
     @property
@@ -241,10 +265,13 @@ class AdminPages:
             "cluster": node.cluster_name,
             "self": str(node.me),
             "status": self._status(),
+            "status_for": round(node.loop.time() - node.ages.status_since(node.me), 3),
             "leader": str(view.leader) if view is not None and view.leader else None,
             "oldest": str(oldest.node) if oldest is not None else None,
             "converged": view.converged if view is not None else False,
+            "converged_for": round(node.loop.time() - node.ages.converged_since, 3),
             "suspended": node.gate.describe() or None,
+            "stopping": node.phases.current or None,
             "members": len(view.members) if view is not None else 0,
             "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
             "coordinators": coordinators,
@@ -279,8 +306,7 @@ class AdminPages:
             ]
         }
 
-    @staticmethod
-    def _row(member: Member, stats: Any, suspended: str | None, view: Any) -> Json:
+    def _row(self, member: Member, stats: Any, suspended: str | None, view: Any) -> Json:
         oldest, answered = view.oldest(), stats is not None
         stats = stats or {}
         return {
@@ -288,6 +314,7 @@ class AdminPages:
             "address": str(member.node.address),
             "http": member.http,
             "status": member.status.value,
+            "status_for": round(self._status_for(member.node), 3),
             "reachable": member.node not in view.unreachable,
             "answered": answered,
             "suspended": suspended or None,
@@ -300,6 +327,9 @@ class AdminPages:
             "oldest": oldest is not None and member.node == oldest.node,
             "leader": member.node == view.leader,
         }
+
+    def _status_for(self, node: NodeId) -> float:
+        return self._node.loop.time() - self._node.ages.status_since(node)
 
     async def _facts(self) -> tuple[Json, Json]:
         return await self.cluster(), await self.types()
@@ -329,6 +359,40 @@ class AdminPages:
         rows.sort(key=itemgetter("age"))
         handlers = [{"at": _ago(now, row.pop("age")), **row} for row in rows]
         return {"handlers": handlers, "silent": [str(n) for n in asked if n not in answers]}
+
+    async def findings(self) -> Json:
+        """What is wrong with the cluster, or soon will be, and what it has lost."""
+        return await self._examination.get()
+
+    async def _look(self) -> tuple[Picture, Losses]:
+        """Read the pages that the findings are made from."""
+        node, view = self._node, self._node.view
+        own = [name for name, region in node.regions.items() if region.table is region]
+        cluster, checkup, slow, losses, *tables = await asyncio.gather(
+            self.cluster(),
+            self.checkup(),
+            self.slow(),
+            node.rpc.ask_all("losses"),
+            *map(self._table, own),
+        )
+        members = view.members if view is not None else ()
+        picture = Picture(
+            ready={name: asdict(check) for name, check in self.readiness().items()},
+            cluster=cluster,
+            nodes={"nodes": [self._row(member, None, None, view) for member in members]},
+            gossip=await self.gossip() if node.watching is not None else {},
+            checkup=checkup,
+            slow=slow,
+            shards={
+                name: {
+                    "epoch": table["epoch"],
+                    "complete": table["complete"],
+                    "shards": [_shard_row(*row) for row in table["shards"]],
+                }
+                for name, table in zip(own, tables, strict=True)
+            },
+        )
+        return picture, losses
 
     async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
         """The last dropped messages of every member, newest first."""
@@ -489,8 +553,10 @@ class AdminPages:
     async def checkup(self) -> Json:
         """The state of every member and of the store, for the doctor to compare."""
         node, began = self._node, time.time()
+        members = node.rpc.members()
         answers, store = await asyncio.gather(node.rpc.ask_all("checkup"), self._stored())
-        members = node.rpc.members() or [node.me]
+        if not members:  # before it is a member, a node knows itself alone
+            members, answers = [node.me], {node.me: await node.rpc.ask(node.me, "checkup")}
         rows = [{"node": str(m), "answered": m in answers, **answers.get(m, {})} for m in members]
         return {
             "node": str(node.me),
@@ -613,6 +679,7 @@ class AdminPages:
         if force and target == self._node.me:
             raise Refused(f"{target} is this node: a node cannot remove itself")
         command = cluster.Remove(target) if force else cluster.Down(target, for_good=True)
+        self._node.lost_nodes.decided([target], "an operator declared it dead")
         self._node.cluster.post(command)
         return {"node": str(target), "down": True, "removed": force}
 
@@ -671,15 +738,13 @@ class AdminPages:
             for shard, count in types.get(type, {}).items()
         }
         rows = [
-            {
-                "shard": shard,
-                "node": node,
-                "state": _STATES.get(state, "running"),
-                "fence": fence,
-                "entities": live.get((node, shard), 0) if node in answered else None,
-                "load": round(load[0], 2) if load and load[0] is not None else None,
+            row
+            | {
+                "entities": live.get((row["node"], row["shard"]), 0)
+                if row["node"] in answered
+                else None
             }
-            for shard, node, fence, state, *load in table["shards"]
+            for row in (_shard_row(*columns) for columns in table["shards"])
         ]
         rows.sort(key=_by_shard)
         return {
@@ -838,7 +903,7 @@ class AdminPages:
     ) -> EntityPlace:
         node, home = self._node, region.router.region.home_of(shard)
         at = home.node if home is not None else None
-        since = node.unreachable_since.get(at) if at is not None else None
+        since = node.ages.unreachable.get(at) if at is not None else None
         phis = node.watching.overview.phis if node.watching is not None else {}
         downing = node.settings.cluster.downing
         return EntityPlace(

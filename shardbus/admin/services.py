@@ -13,10 +13,13 @@ from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
 from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.node.downing_log import DowningLog
+from shardbus.node.lost_nodes import LostNodes
+from shardbus.node.recent_drops import RecentDrops
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.shutdown_phases import Phases
 from shardbus.node.subscriptions import Subscriptions
+from shardbus.node.view_ages import ViewAges
 from shardbus.sharding.events import Note
 from shardbus.shells.cluster_thread import MembershipRunner
 from shardbus.shells.pod_deletion_cost import PodDeletionCost
@@ -34,6 +37,7 @@ from shardbus.transport.zmq.curve import Keyring
 class AdminServices(Protocol):
     """A node as pages, answers and metrics see it. The attributes are described at `Node`."""
 
+    ages: ViewAges
     cluster_name: str
     cluster: MembershipRunner
     decisions: DowningLog
@@ -44,11 +48,13 @@ class AdminServices(Protocol):
     letters: DeadLetters
     keyring: Keyring | None
     loop: asyncio.AbstractEventLoop
+    lost_nodes: LostNodes
     me: NodeId
     other_clusters: tuple[OtherCluster, ...]
     on_leave: Callable[[], None] | None
     phases: Phases
     pod_cost: PodDeletionCost | None
+    recent_drops: RecentDrops
     recent_events: RecentEvents
     refused: RefusedTells
     rpc: NodeRpc
@@ -58,7 +64,6 @@ class AdminServices(Protocol):
     stopped: asyncio.Future[str]
     store: StateStore
     subscriptions: Subscriptions
-    unreachable_since: dict[NodeId, float]
     view: MembershipView | None
     vitals: VitalsSampler
 

@@ -42,9 +42,13 @@ ALONE_PART = 0.8
 """Of a shard's messages, from which one entity is what makes it hot."""
 STORE_FAILED_S = 60.0
 """Seconds for which a failure of the store is a cause."""
+START_FAILED_S = 600.0
+"""Seconds for which the failed start of an entity that is not in memory is a cause."""
 ALIVE_PHI = 1.0
 """The suspicion below which a node answers heartbeats in time."""
 
+PAUSING = "pausing"
+"""The state of an activation that waits for its next attempt to start."""
 STORE, THREAD = "store", "thread"
 """What a handler waits for, besides entities: a load or a save, or a worker thread."""
 
@@ -95,6 +99,7 @@ class EntityFigures:
         life: the state of its activation; empty if it is not in memory.
         mailbox, mailbox_max: messages that wait, and that may.
         failures: failed starts in a row.
+        start_failed_ago, start_error: its last start that failed, if none has succeeded since.
         looks, busy: how often the home looked at it, and found it at work.
         moved: it was at work on another message at some look than at another.
         waits: at how many looks it waited for what: `store`, `thread`, or an entity.
@@ -116,6 +121,8 @@ class EntityFigures:
     mailbox: int = 0
     mailbox_max: int = 0
     failures: int = 0
+    start_failed_ago: float | None = None
+    start_error: str = ""
     looks: int = 0
     busy: int = 0
     moved: bool = False
@@ -264,7 +271,7 @@ def _at_home(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
     if place.suspended:
         return  # while a node is suspended, what it does is no cause
     yield from _start(seen)
-    stuck = list(_stuck(seen))
+    stuck = list(_stuck(seen)) if seen.life != PAUSING else []
     yield from stuck
     yield from _store(seen)
     if not stuck:
@@ -274,14 +281,23 @@ def _at_home(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
 
 
 def _start(seen: EntityFigures) -> Iterator[Cause]:
+    because, ago = seen.start_error, seen.start_failed_ago
     if seen.failures > 1:
+        last = f", the last time {span(ago or 0.0)} ago: {because}" if because else ""
         yield Cause(
             "failing_start",
             None,
-            f"its start has failed {seen.failures} times in a row: {seen.mailbox} messages wait "
-            "for one that succeeds",
-            "its home's log has the error (`failed to start`); attempts go on, with a backoff of "
-            "at most `entity_restart_backoff`",
+            f"its start has failed {seen.failures} times in a row{last}; {seen.mailbox} messages "
+            "wait for one that succeeds",
+            "mend what the error names; attempts go on, with a backoff of at most "
+            "`entity_restart_backoff`, and an ask that cannot wait for the next one gets the error",
+        )
+    elif because and not seen.life and ago is not None and ago < START_FAILED_S:
+        yield Cause(
+            "failing_start",
+            None,
+            f"its last start failed {span(ago)} ago: {because}",
+            "mend what the error names; the next message starts it again",
         )
 
 

@@ -37,7 +37,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from shardbus.entities.entity_type import Invoker, StopReason
-from shardbus.errors import LocalProtocolError
+from shardbus.errors import EntityFailed, LocalProtocolError
 from shardbus.tasks.eager import EagerTask
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
@@ -168,8 +168,8 @@ class StopRequest:
 
 class Extras:
     """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
-    request, the error of a start that is not tried again, failures, failures of their own timers,
-    and former objects."""
+    request, the error of a start that is not tried again, failures, the last failure of a start,
+    failures of their own timers, and former objects."""
 
     __slots__ = (
         "failures",
@@ -177,6 +177,8 @@ class Extras:
         "objects_ended",
         "own_failures",
         "refusal",
+        "resumes_at",
+        "start_failure",
         "stash",
         "stashed",
         "stop_request",
@@ -198,6 +200,10 @@ class Extras:
         self.refusal: BaseException | None = None
         self.failures = 0
         """Starts in a row that have failed, with the failure that led to the first."""
+        self.start_failure: EntityFailed | None = None
+        """The last failure of a start, as its askers get it."""
+        self.resumes_at = 0
+        """The tick of the next attempt, while the entity waits for it."""
         self.own_failures = 0
         """Failures by messages of the entity's own, without one of others in between."""
         self.used_at_failure = 0

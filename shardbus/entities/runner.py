@@ -67,6 +67,7 @@ from shardbus.entities.activation import (
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.entities.failures import ON_START
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
 from shardbus.entities.running_handlers import (
@@ -184,8 +185,10 @@ def answer(
         why = e.message if is_a(e, SchemaError) else described(e)
         text = f"the handler returned a value that cannot be encoded: {why}"
         session.fail(corr, EntityFailed("SchemaError", text))
+        activation.shard.host.runner.note_unanswered(activation, invoker, e)
     else:
-        session.reply(corr, payload)
+        if (error := session.reply(corr, payload)) is not None:
+            activation.shard.host.runner.note_unanswered(activation, invoker, error)
 
 
 def failure_for_asker(
@@ -598,9 +601,7 @@ class EntityRunner:
             self.counts.lose("reentrant", activation.key, *message[:4])
             message.refuse(error)
             return
-        if activation.state >= LifeState.REFUSING:
-            self.counts.lose("stopped", activation.key, *message[:4])
-            message.refuse(Unhandled(f"{self.kind.name} {activation.key!r} stopped as it started"))
+        if activation.state is not RUNNING and self._refused(activation, message):
             return
         mailbox, mailbox_limits = activation.mailbox, self.mailbox_limits
         if mailbox is None:
@@ -613,6 +614,15 @@ class EntityRunner:
         self.counts.lose("mailbox_full", activation.key, *message[:4])
         text = f"{self.kind.name} {activation.key!r} has {len(mailbox)} messages waiting"
         message.refuse(MailboxFull(text))
+
+    def _refused(self, activation: Activation, message: Message) -> bool:
+        """Refuse a message for an entity that stopped as it started, or whose next attempt to start
+        comes after the deadline of the message. Returns True if it is refused."""
+        if activation.state >= LifeState.REFUSING:
+            self.counts.lose("stopped", activation.key, *message[:4])
+            message.refuse(Unhandled(f"{self.kind.name} {activation.key!r} stopped as it started"))
+            return True
+        return self._supervisor.starts_too_late(activation, message)
 
     def _settle_if_needed(self, activation: Activation) -> None:
         if activation.stopping is not None or activation.mailbox:
@@ -954,7 +964,8 @@ class EntityRunner:
         directive = Directive.STOP if stale else self._supervisor.directive(error)
         in_start = activation.state is LifeState.STARTING  # cancelled
         again = in_start and directive is Directive.RESTART
-        self._supervisor.failed(activation, "failed", error, again=again)
+        method = ON_START if message is None else message[0].name
+        self._supervisor.failed(activation, method, "failed", error, again=again)
         if directive is Directive.RESUME:
             return True
         if self._supervisor.stops_itself(activation, error) or self._ends(activation, directive):
@@ -965,6 +976,17 @@ class EntityRunner:
             self.counts.restarted()
         self._start_again(activation)
         return False
+
+    def note_failure(self, activation: Activation, method: str, error: BaseException) -> None:
+        """Count a failure of a method, and keep it for operators."""
+        self._supervisor.note_failure(activation, method, error)
+
+    def note_unanswered(
+        self, activation: Activation, invoker: Invoker, error: BaseException
+    ) -> None:
+        """Keep for operators that an answer could not be sent. The entity goes on."""
+        now, failed = self.loop.time(), self.counts.failed
+        failed.add(now, invoker.name, activation.key, error, "its answer cannot be sent: ")
 
     def _lost(self, reason: str, activation: Activation, message: Handled | None) -> None:
         """Count a message that its handler did not take."""

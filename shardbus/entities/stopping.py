@@ -43,6 +43,7 @@ from shardbus.entities.activation import (
     StopRequest,
 )
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
+from shardbus.entities.failures import ON_STOP
 from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
 from shardbus.guarded_log import GuardedLog
@@ -173,7 +174,7 @@ class Stopper:
 
     def _stop_failed(self, activation: Activation, error: BaseException) -> None:
         """Count and log an `on_stop` that has raised; what the entity has is not carried."""
-        self._runner.counts.failures += 1
+        self._runner.note_failure(activation, ON_STOP, error)
         about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
         log.error(
             "on_stop of %s %r failed",

@@ -6,6 +6,8 @@ while the entity is wanted, the first time at once, then with a doubling backoff
 
     it fails ──> the directive is `stop` ──> it ends, and the messages that wait are refused
              ──> any other ────────────────> backoff ──> again
+                                                ├─ an ask whose deadline comes before: refused with
+                                                │  the cause
                                                 └─ idle for too long, or over the limit, and no
                                                    asker waits for it: passivated
 
@@ -34,18 +36,23 @@ Source: S2.47, S2.48, S2.69, S4.16-S4.20; docs/how-to/define-entities.md.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import filterfalse
 from typing import Any, Protocol
 
 from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
+from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep, Message
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.dead_letters import KeepLetter
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.entities.failures import ON_START, HandlerFailures
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.error_text import is_a, is_exception, text_of, type_name
 from shardbus.errors import (
+    EntityFailed,
     StaleActivation,
     StaleFence,
     StateTooLarge,
@@ -55,6 +62,7 @@ from shardbus.errors import (
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.transport.asks import CoarseClock
 from shardbus.transport.drop_reports import Origin, is_session_mark
 from shardbus.transport.log_limiter import LogRateLimiter
 from shardbus.transport.session import Session
@@ -76,7 +84,6 @@ class StateLoader(Protocol):
     def refuse_unsent(self, entity_type: str, shard: str, entity_id: str) -> None: ...
 
 
-UNREADABLE_MAX = 10
 LOGGED_MAX = 4096
 """Characters of an error's text in a line of the log."""
 
@@ -91,6 +98,7 @@ class EntityCounts:
         "cut_off",
         "dropped",
         "expired",
+        "failed",
         "failures",
         "keep_letter",
         "own_dropped",
@@ -100,7 +108,6 @@ class EntityCounts:
         "stashed",
         "stopped",
         "undone",
-        "unreadable",
     )
 
     def __init__(self) -> None:
@@ -122,22 +129,15 @@ class EntityCounts:
         self.expired = 0
         """States that were removed after `state_ttl`."""
         self.failures = 0
+        self.failed = HandlerFailures()
+        """Which methods and starts failed, and how."""
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.stopped: dict[str, int] = {}
-        self.unreadable: dict[str, str] = {}
-        """Why the stored state of an entity cannot be read, of the last `UNREADABLE_MAX`."""
         self.report_drop: Callable[[int, str, int], None] | None = None
         """Reports dropped tells to their sender: its session's mark, the reason, the number."""
         self.keep_letter: KeepLetter | None = None
         """Keeps dropped messages as dead letters."""
-
-    def note_unreadable(self, entity_id: str, why: str) -> None:
-        """Remember an entity whose stored state cannot be read, in place of the oldest one."""
-        self.unreadable.pop(entity_id, None)
-        self.unreadable[entity_id] = why
-        if len(self.unreadable) > UNREADABLE_MAX:
-            del self.unreadable[next(iter(self.unreadable))]
 
     def restarted(self) -> None:
         """Count an entity that starts again after a failure, in the same activation."""
@@ -242,7 +242,8 @@ class Supervisor:
             else:
                 if activation.extras is not None:
                     activation.extras.failures = 0
-                self.counts.unreadable.pop(activation.key, None)
+                    activation.extras.start_failure = None
+                self.counts.failed.started(activation.key)
                 if self.carrying is not None:
                     self.carrying.forget(activation)
                 ended = _stopped_itself(activation)
@@ -258,12 +259,31 @@ class Supervisor:
         extras.failures = extras.own_failures
 
     async def _pause(self, activation: Activation, seconds: float) -> None:
+        """Wait for the next attempt. Refuse the asks that would be too late for it: their senders
+        get the cause instead of a timeout."""
+        activation.more().resumes_at = self.tick + CoarseClock.ticks(seconds)
         activation.step(LifeStep.PAUSES)
+        if activation.mailbox:
+            late = partial(self.starts_too_late, activation)
+            activation.mailbox = deque(filterfalse(late, activation.mailbox))
         try:
             await asyncio.sleep(seconds)
         finally:
             if activation.state is LifeState.PAUSING:
                 activation.step(LifeStep.RETRIES)
+
+    def starts_too_late(self, activation: Activation, message: Message) -> bool:
+        """Refuse an ask whose deadline passes before the next attempt to start the entity. Returns
+        True if it is refused."""
+        extras = activation.extras
+        if activation.state is not LifeState.PAUSING or extras is None or message.session is None:
+            return False
+        failure = extras.start_failure
+        if failure is None or message.deadline > extras.resumes_at:
+            return False
+        self.counts.lose("start_failed", activation.key, *message[:4])
+        message.refuse(failure)
+        return True
 
     def abandoned(self, activation: Activation) -> bool:
         """True if the entity waits for its next attempt and no message waits for it. Asks whose
@@ -279,13 +299,16 @@ class Supervisor:
         """Note a failed start. Returns True if it is not tried again. If supervision or the entity
         decided so, the messages that wait are refused: a next activation would fail alike."""
         self.end_object(activation)
+        unreadable = is_a(error, StateUnreadable)
+        why = f"it does not start: {text_of(error)}"
+        activation.more().start_failure = EntityFailed(type_name(error), why)
+        now = asyncio.get_running_loop().time()
+        self.counts.failed.not_started(now, activation.key, error, unreadable=unreadable)
         if self.stops_itself(activation, error):
-            self.failed(activation, "failed to start", error, again=False)
+            self.failed(activation, ON_START, "failed to start", error, again=False)
             return True
-        if is_a(error, StateUnreadable):
-            self.counts.note_unreadable(activation.key, text_of(error))
         stops = self.directive(error) is Directive.STOP
-        self.failed(activation, "failed to start", error, again=not stops)
+        self.failed(activation, ON_START, "failed to start", error, again=not stops)
         if self._ends(activation, error):
             return True
         if stops:
@@ -376,11 +399,17 @@ class Supervisor:
         return doubling(least, most, activation.failures - 1)
 
     def failed(
-        self, activation: Activation, what: str, error: BaseException, *, again: bool = True
+        self,
+        activation: Activation,
+        method: str,
+        what: str,
+        error: BaseException,
+        *,
+        again: bool = True,
     ) -> None:
-        """Count and log a failure. `again`: it is a start that is tried again, after a longer
-        backoff than the last time."""
-        self.counts.failures += 1
+        """Count, keep and log a failure of a method. `again`: it is a start that is tried again,
+        after a longer backoff than the last time."""
+        self.note_failure(activation, method, error)
         if again:
             activation.more().failures += 1
         # A store that fails may fail all entities of a node.
@@ -396,3 +425,9 @@ class Supervisor:
             exc_info=None if stored or is_a(error, StoreError) else error,
             extra={"shard": activation.shard.shard, "fence": activation.shard.fence},
         )
+
+    def note_failure(self, activation: Activation, method: str, error: BaseException) -> None:
+        """Count a failure of a method, and keep it for operators."""
+        self.counts.failures += 1
+        now = asyncio.get_running_loop().time()
+        self.counts.failed.add(now, method, activation.key, error)

@@ -63,6 +63,11 @@ class NodeApi(Protocol):
         """The settings of this node, and who set them. Secrets are masked."""
         ...
 
+    async def findings(self) -> Json:
+        """What is wrong with the cluster, the nodes that it has lost, and the last failures of
+        handlers, in one answer that readers share."""
+        ...
+
     async def slow(self) -> Json:
         """The last reports of slow handlers of every member."""
         ...

@@ -6,6 +6,7 @@
     GET  /v1/overview                        members, types and counters, for that page
     GET  /v1/map/{type}                      homes in columns; ?known=VERSION: only if changed
     GET  /v1/settings /v1/slow               settings and their origins; slow handlers
+    GET  /v1/findings                        what is wrong, for `doctor`, `top` and that page
     GET  /v1/cluster /v1/nodes /v1/types
     GET  /v1/shards/{type}
     GET  /v1/partitions/{type}               the instances of each shard
@@ -17,7 +18,7 @@
     GET  /v1/downing
     GET  /v1/gossip
     GET  /v1/load                            how busy the nodes are
-    GET  /v1/checkup                         what `shardbus doctor` compares
+    GET  /v1/checkup                         the members' reports, which findings compare
     GET  /v1/events                          server-sent events; the first is a snapshot
     GET  /v1/events/recent                   ?within=SECONDS &limit=: the last ones of every member
     GET  /v1/tasks                           where the tasks of this node wait
@@ -96,6 +97,7 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/overview", pages.overview),
             Route("/v1/map/{rest:path}", pages.shard_map),
             Route("/v1/settings", pages.settings_page),
+            Route("/v1/findings", pages.findings),
             Route("/v1/slow", pages.slow),
             Route("/v1/dead-letters", pages.dead_letters),
             Route("/v1/dead-letters/replay", pages.replay, methods=["POST"]),
@@ -184,6 +186,9 @@ class _Pages:
 
     async def settings_page(self, request: Request) -> Response:
         return await _answer(self.node.settings())
+
+    async def findings(self, request: Request) -> Response:
+        return await _answer(self.node.findings())
 
     async def slow(self, request: Request) -> Response:
         return await _answer(self.node.slow())

@@ -39,6 +39,7 @@ from shardbus.membership.known_types import announced
 from shardbus.membership.member import FEATURES, Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
 from shardbus.membership.view import (
+    DowningDecided,
     HandlingResumed,
     HandlingSuspended,
     MembershipView,
@@ -49,6 +50,8 @@ from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, note_fields, remark
+from shardbus.node.lost_nodes import LostNodes
+from shardbus.node.recent_drops import PERIOD_S, RecentDrops
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rejoining import Rejoining
 from shardbus.node.rpc import NodeRpc
@@ -57,6 +60,7 @@ from shardbus.node.shutdown_phases import Phases
 from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
+from shardbus.node.view_ages import ViewAges
 from shardbus.routing.instance_refs import reference
 from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.traced_sending import Tracer, open_tracing
@@ -92,7 +96,7 @@ from shardbus.transport.fork_guard import guard
 from shardbus.transport.kubernetes_api import PodApi
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.permissions import JOIN_ANSWERS, JOIN_REQUESTS, authorize
-from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.send_buffer import SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -163,8 +167,8 @@ class Node:
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
-        self.unreachable_since: dict[NodeId, float] = {}
-        """Members that are unreachable, and since when, on the clock of the loop."""
+        self.lost_nodes = LostNodes()
+        self.recent_drops = RecentDrops(self._drops)
         self._departed: dict[NodeId, None] = {}
         """Nodes that were members a moment ago, and may still forward messages."""
         self._claimed: dict[str, int] = {}
@@ -217,6 +221,7 @@ class Node:
         self._store_identity = await self.store.identity()
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.recent_events = RecentEvents(self.loop.time)
+        self.ages = ViewAges(self.loop.time())
         self.subscriptions = Subscriptions(self.me, self.recent_events)
         self.tracer = self._make_tracer()
         self.endpoint = self._make_endpoint(uid)
@@ -345,6 +350,7 @@ class Node:
         add("loopback", lambda tick: self.loopback.expire())
         add("drops", self.drops.report)
         add("refusals", lambda tick: self._log_refused())
+        add("recent drops", self.recent_drops.sample, PERIOD_S * SECOND)
 
     def join(self, http: str, rejoins_by: Sequence[str] = ()) -> None:
         """Start membership, and join unless `node.join` is `manual`.
@@ -482,6 +488,9 @@ class Node:
                 self.gate.resumed()
             case OtherClustersChanged(clusters):
                 self.other_clusters = clusters
+            case DowningDecided(decision=decision):
+                why = f"{decision.rule}: {decision.reason}"
+                self.lost_nodes.decided(decision.down, why)
 
     async def _register_again(self) -> None:
         try:
@@ -506,8 +515,7 @@ class Node:
         former, before = self.view, self._peers
         self._suspects = set(former.unreachable if former else ())
         self.view, now = view, self.loop.time()
-        since = self.unreachable_since
-        self.unreachable_since = {node: since.get(node, now) for node in view.unreachable}
+        self.ages.seen(view, now)
         self.subscriptions.on_view(view)
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive
@@ -518,7 +526,7 @@ class Node:
         self.endpoint.set_members((*alive, *self._departed))
         for node in before:
             if node not in alive and node != self.me:
-                self.session_loss.member_gone(node, died=self._died(node))
+                self._on_gone(node, before[node], now)
         going = (Status.LEAVING, Status.EXITING)
         self.drops.somebody_leaves = any(m.status in going for m in view.members)
         zones = {member.node: member.zone for member in view.members if member.zone}
@@ -541,6 +549,15 @@ class Node:
         for name, singleton in self.singletons.items():
             if not same or view.epochs.get(name) != epochs.get(name):
                 singleton.update(members)
+
+    def _on_gone(self, node: NodeId, before: Member, now: float) -> None:
+        """Act on a member that is down or was removed. The process of one that leaves in order ends
+        before its removal, and is unreachable for a moment."""
+        died = self._died(node)
+        down = self.view is not None and self.view.member(node) is not None
+        if down or (died and before.status is not Status.EXITING):
+            self.lost_nodes.gone(node, now)
+        self.session_loss.member_gone(node, died=died)
 
     def _died(self, node: NodeId) -> bool:
         """True if a removed member was lost, and did not leave."""
@@ -710,6 +727,16 @@ class Node:
         region = self.regions.get(entity_type)
         about = note_fields(note, entity_type, region.router.region.epoch if region else 0)
         log.log(level_of(note), "%s: %s", entity_type, remark(note), extra=about)
+
+    def _drops(self) -> dict[tuple[str, str], int]:
+        """Count the messages that this node has dropped, by entity type and reason."""
+        dropped = {
+            (name, reason): count
+            for name, region in self.regions.items()
+            for reason, count in region.host.counts.dropped.items()
+        }
+        refused = self.endpoint.send_buffer_limit.refused
+        return dropped | {(name, SEND_BUFFER_FULL): count for name, count in refused.items()}
 
     def _member_ids(self) -> list[NodeId]:
         return [m.node for m in self.view.members] if self.view is not None else []

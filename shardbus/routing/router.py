@@ -473,6 +473,12 @@ class Router:
                 router.refused = None
 
     @property
+    def wanted_since(self) -> float | None:
+        """When the first message began to wait for the home that is wanted for longest; None if
+        none is."""
+        return min(self._wanted_since.values(), default=None)
+
+    @property
     def waiting(self) -> int:
         """The number of messages that wait for a home, and flushes that follow such messages."""
         return self.table.region.buffered[0]

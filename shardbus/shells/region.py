@@ -177,6 +177,8 @@ class RegionShell:
         self.sampling = LoadSampling(self.router.shard_of, loop.time, self.times)
         self._marks = self.sampling.marks
         self._coordinator: NodeId | None = None
+        self.coordinator_since = loop.time()
+        """When this node came to expect the coordinator there, or nowhere."""
         self.drained: asyncio.Future[None] = loop.create_future()
         self.relayed_messages = 0
         self._stop_reason = StopReason.HANDOFF
@@ -227,7 +229,9 @@ class RegionShell:
 
     @coordinator.setter
     def coordinator(self, node: NodeId | None) -> None:
-        self.table._coordinator = node
+        if node != self.table._coordinator:
+            self.table._coordinator = node
+            self.table.coordinator_since = self._loop.time()
 
     @property
     def coordinator_role(self) -> str:

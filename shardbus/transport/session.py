@@ -399,15 +399,17 @@ class Session:
         else:
             self.ask(key, entity_id, payload, timeout_ms, waiter, decode)
 
-    def reply(self, corr: int, payload: bytes) -> None:
-        """Answer an ask that came by this session."""
+    def reply(self, corr: int, payload: bytes) -> EntityFailed | None:
+        """Answer an ask that came by this session. Returns the error that it gets instead if the
+        answer is too large."""
         if self._replies is None:
             self._open_replies()
         self._reply_corrs.append(corr)
         self._reply_payloads.append(payload)
         self._weight += len(payload) + ASK_WEIGHT
         if self._weight > BATCH_WEIGHT_MAX:
-            self._full_of_replies()
+            return self._full_of_replies()
+        return None
 
     def fail(self, corr: int, error: Exception, *, begun: bool = False) -> None:
         """Answer an ask with an error. `begun`: a handler has begun with the message."""
@@ -769,17 +771,19 @@ class Session:
             raise too_large(size)
         self._send_full()
 
-    def _full_of_replies(self) -> None:
-        """Send the open batch. A last answer that is too large is replaced by an error, because its
-        caller waits."""
+    def _full_of_replies(self) -> EntityFailed | None:
+        """Send the open batch. A last answer that is too large is replaced by an error, which is
+        returned, because its caller waits."""
         run = self._replies
         if run is not None and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
             corr, size = run.corrs.pop(), len(run.payloads.pop())
             self._weight -= size
             text = f"the answer has {size} bytes, at most {PAYLOAD_BYTES_MAX}"
-            self.fail(corr, EntityFailed("MessageTooLarge", text))
-            return
+            error = EntityFailed("MessageTooLarge", text)
+            self.fail(corr, error)
+            return error
         self._send_full()
+        return None
 
     def _send_full(self) -> None:
         self.flush()

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+from shardbus.admin.diagnosis import Picture, findings
+from shardbus.admin.examination import grouped
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import StateChanged
 from shardbus.histograms import LATENCY_BOUNDS
@@ -43,6 +45,8 @@ class Fleet(FakeNode):
         self.drops: list[list[Any]] = [["cart", "expired", 3]]
         self.letters = [self.letter("cart", "expired", f"cart-{n}") for n in (2, 1)]
         self.reports: list[Json] = []
+        self.lost: list[Json] = []
+        self.failures: list[Json] = []
         self.zone = "east"
         self.posted: list[tuple[str, ...]] = []
         self.looked: list[str] = []
@@ -328,6 +332,11 @@ class Fleet(FakeNode):
         before = {"at": _time(now - 60), "seen_by": self.names[0], "number": 1}
         drained = {"event": "rebalance", "type": TYPE, "node": None, "text": "two shards move"}
         return {"time": _time(now), "events": [before | drained], "silent": []}
+
+    async def findings(self) -> Json:
+        cluster = await self.overview()
+        found = findings(Picture(cluster=cluster))
+        return {"findings": grouped(found), "lost": self.lost, "failures": self.failures}
 
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}

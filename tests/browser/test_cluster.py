@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from shardbus import EntityFailed
 from tests.browser.windows import Windows, live, shows, text_of
 from tests.process.app import Account, Page
+from tests.process.failing_app import Customer, Order
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_workers import start as start_unit
 from tests.waiting import until
@@ -17,6 +19,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 TOKEN = "the operator of real nodes"
+FAILING = "tests.process.failing_app:bus"
 SETTINGS = ("http.write=true", f"http.token={TOKEN}", "sharding.rebalance_interval=1s")
 
 
@@ -76,6 +79,30 @@ async def test_a_kill_is_seen_within_two_seconds_of_the_clusters_knowing_it(
     print(f"the page showed it {seen - known[0]:.3f} s after /v1/cluster did")
     await shows(page, "#moves tbody", "node gone")
     await shows(page, "#map-summary", "24 shards on 2 nodes")
+    await shows(page, "#problems", f"{victim.address} was lost at")
+    await shows(page, "#problems", "keep-majority")
+    await shows(page, "#problems", "8 of its 8 shards of page have a home again")
+
+
+async def test_what_fails_is_in_attention_and_its_exceptions_are_in_trouble(
+    windows: Windows, lab: Processes
+) -> None:
+    [node] = await lab.cluster(1, settings=SETTINGS, app=FAILING)
+    page = await windows.open(url_of(node))
+    await live(page)
+    await shows(page, "#problems", "Nothing needs attention")
+    async with lab.client(timeout=5.0) as client:
+        with pytest.raises(EntityFailed):
+            await client.ref(Order, "o-1").pay(3)
+        with pytest.raises(EntityFailed, match="it does not start"):
+            await client.ref(Customer, "c-1").hit()
+    await shows(page, "#problems", "order pay has 1 failure, the last one ValueError: no money")
+    await shows(page, "#problems", "customer c-1 has not started")
+    await page.goto(f"{url_of(node)}#trouble")
+    await shows(page, "#failing tbody", "ValueError: no money for 3 of o-1")
+    await shows(page, "#failing tbody", "LookupError: no row for c-1")
+    await page.locator("#failing summary", has_text="no money").click()
+    await shows(page, "#failing details[open] pre", "in pay")
 
 
 async def test_moves_are_seen_and_a_drain_shows_its_plan_before(

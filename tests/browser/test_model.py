@@ -96,35 +96,40 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
         assert await m("m.quantile([0, 5, 4, 1], [0.001, 0.01, 0.1], a)", part) == (bound or INF)
     assert await m("m.quantile([], [], 0.5)") is None
 
-    # Problems are sorted, the gravest first, and each has a cause.
-    drops = "new Map([['cart\\nexpired', 2], ['\\nno_session', 1]])"
-    minute = f"{{drops: {drops}, storeErrors: 1, slow: 3}}"
-    overview = {
-        "converged": False,
-        "types": [{"type": "cart", "coordinator": None}],
-        "nodes": [
-            a_node("a:1#0", reachable=False, answered=False),
-            a_node("b:1#0", vitals={"busy": 0.97, "lag": 0.5, "mailbox": 0}),
-            a_node("c:1#0", service="draining"),
-            a_node("d:1#0", suspended="suspended: no contact"),
+    # Attention is what the node has found, without what is not confirmed, then what was lost.
+    group = {"of": "members", "subjects": ["a:1#0"], "advice": "look", "confirmed": True}
+    answer = {
+        "findings": [
+            {**group, "check": "unreachable", "level": "fault", "what": "is unreachable"},
+            {**group, "check": "silent", "level": "fault", "what": "?", "confirmed": False},
+            {
+                **group,
+                "check": "moving",
+                "level": "warning",
+                "of": "cart",
+                "subjects": [str(n) for n in range(7)],
+                "what": "is handing\u202e off",
+            },
+        ],
+        "lost": [
+            {
+                "node": "b:1#0",
+                "at": "2026-01-02T03:04:05+00:00",
+                "by": "c:1#0",
+                "why": "keep-majority: 2 of 3",
+                "shards": {"cart": {"freed": 4, "homed": 3}},
+            }
         ],
     }
-    lines = await m(
-        f"m.problems(a, {minute}, []).map((p) => `${{p.level}}: ${{p.text}}`)", overview
-    )
-    assert lines == [
-        "fault: a:1 is unreachable",
-        "fault: d:1 is suspended: no contact",
-        "fault: the store failed 1 time in the last minute",
-        "warning: b:1 uses 97 % of its core",
-        "warning: b:1 is late by 500 ms",
-        "warning: cart has no coordinator known here",
-        "warning: 2 messages dropped in the last minute: expired (cart)",
-        "warning: 1 frame dropped in the last minute: no_session",
-        "warning: 3 slow handlers in the last minute",
-        "note: c:1 is draining",
-        "note: the members do not agree on the membership yet",
+    lines = await m("m.attention(a).map((p) => `${p.level}: ${p.text}. ${p.advice}`)", answer)
+    assert lines[:2] == [
+        "fault: members a:1 is unreachable. look",
+        "warning: cart 0, 1, 2, 3, 4 and 2 more is handing⟨U+202E⟩ off. look",
     ]
+    assert lines[2].startswith("note: b:1 was lost at ")
+    why = "declared dead by c:1: keep-majority: 2 of 3"
+    assert lines[2].endswith(f", {why}. 3 of its 4 shards of cart have a home again.")
+    assert await m("m.attention(null)") == []
 
 
 def a_map(homes: list[int], version: str, shards: list[str] | None = None, **more: Any) -> Any:

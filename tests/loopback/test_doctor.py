@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.diagnosis import findings
 from shardbus.admin.pages import AdminPages
+from shardbus.admin.warning_signs import warning_signs
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus.http.server import serve
 from shardbus.node.node import Node
 from shardbus_cli import doctor
-from shardbus_cli.diagnosis import findings
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.warning_signs import warning_signs
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 

@@ -117,7 +117,7 @@ async def test_what_no_version_can_read_is_an_error_at_once(nodes: Nodes) -> Non
             await client.ref(clerk, "c").look(entity_id)
         assert asked.value.type == "StateUnreadable"
         assert not asked.value.definite, "the clerk's handler ran"
-    named = [node.regions["cart"].host.counts.unreadable for node in nodes.all]
+    named = [node.regions["cart"].host.counts.failed.unreadable for node in nodes.all]
     assert sum(map(len, named)) == len(IDS)
     assert any("KeyError" in one.get(f"x{IDS[0]}", "") for one in named)
     await client.ref(cart, f"x{IDS[0]}").show.tell()

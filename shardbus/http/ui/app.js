@@ -1,7 +1,8 @@
 // The page: asks the node, keeps what it learns, and draws what has changed, once per frame.
 //
 //   stream of events ──> members, events ──┐
-//   /v1/overview, each 2 s ──> all nodes ──┼──> dirty views ──> one frame
+//   /v1/overview, each 2 s ──> all nodes ──┤
+//   /v1/findings, each 5 s ──> attention ──┼──> dirty views ──> one frame
 //   /v1/map, each second ──> the map ──────┘
 //
 // Out of sight it asks each 20 s. While the node does not answer, it asks less and less often.
@@ -11,7 +12,7 @@ import { Api } from "./api.js";
 import { Entities, changeRows } from "./entities.js";
 import { $, LongList, fill, h, name } from "./dom.js";
 import { ShardMap } from "./map.js";
-import { EVENTS_MAX, HISTORY, addUp, address, applyEvent, bytes, clock, count, dropTable, earlierEvents, homeOf, number, point, problems, rates, seconds, short, stateOf, stateWord, typeTable, visible } from "./model.js";
+import { EVENTS_MAX, HISTORY, addUp, address, applyEvent, attention, bytes, clock, count, dropTable, earlierEvents, homeOf, number, point, rates, seconds, short, stateOf, stateWord, typeTable, visible } from "./model.js";
 import { Plots } from "./plot.js";
 
 const OVERVIEW_MS = 2_000;
@@ -20,6 +21,7 @@ const MOVING_MS = 250;
 const HIDDEN_MS = 20_000;
 const RETRY_MAX_MS = 15_000;
 const LIST_MS = 5_000;
+const FINDINGS_MS = 5_000;
 const LETTERS = 50;
 const EVENTS_SHOWN = 200;
 const MINUTE_MS = 60_000;
@@ -32,7 +34,7 @@ const KEYS = [
 
 const api = new Api();
 const state = {
-  overview: null, before: null, points: [], events: [], earlier: null, opened: Date.now(), paused: false, view: "", settings: null,
+  overview: null, findings: null, before: null, points: [], events: [], earlier: null, opened: Date.now(), paused: false, view: "", settings: null,
   slow: null, letters: null, wanted: null, drops: new Map(), failures: 0, list: null, sort: ["node", 1],
 };
 const dirty = new Set();
@@ -126,8 +128,16 @@ const overviews = new Repeating(async () => {
   state.minute = addUp(state.points, now, MINUTE_MS);
   setTypes(answer.types);
   map.setMembers(answer.nodes.map((node) => node.node), new Set(answer.nodes.filter((node) => !node.reachable).map((node) => node.node)));
-  draw("head", "problems", "nodes", "types", "plots", "drops");
+  draw("head", "nodes", "types", "plots", "drops");
 }, () => OVERVIEW_MS);
+
+/** An examination asks every node: where it takes long, it is asked for less often. */
+const examinations = new Repeating(async () => {
+  const began = performance.now();
+  state.findings = await api.get(["findings"]);
+  state.examined = performance.now() - began;
+  draw("problems", "failing");
+}, () => Math.max(FINDINGS_MS, 10 * (state.examined ?? 0)));
 
 const maps = new Repeating(async () => {
   const type = $("map-type").value;
@@ -189,9 +199,9 @@ function onEvent(event) {
     }
     draw("events");
   }
-  if (state.overview) draw("nodes", "problems");
+  if (state.overview) draw("nodes");
   clearTimeout(state.soon);
-  state.soon = setTimeout(() => { overviews.run(); maps.run(); }, 150);
+  state.soon = setTimeout(() => { overviews.run(); maps.run(); examinations.run(); }, 150);
 }
 
 function setTypes(types) {
@@ -276,9 +286,9 @@ const DRAW = {
     $("rebalance").hidden = !state.overview.write;
   },
   problems() {
-    const found = problems(state.overview, state.minute, map.map ? [map.map] : []);
-    $("problems").replaceChildren(...(found.length ? found : [{ level: "good", text: "Nothing needs attention.", advice: "" }]).slice(0, 30).map(({ level, text, advice }) =>
-      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", h("strong", {}, text), advice ? ` ${advice}` : "")));
+    const found = attention(state.findings);
+    $("problems").replaceChildren(...(found.length || !state.findings ? found : [{ level: "good", text: "Nothing needs attention.", advice: "" }]).slice(0, 30).map(({ level, check, text, advice }) =>
+      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", check && check !== "lost" ? [h("small", { class: "tag" }, visible(check, 40)), " "] : null, h("strong", {}, text), advice ? ` ${advice}` : "")));
     if (found.length > 30) $("problems").append(h("li", {}, `and ${found.length - 30} others`));
   },
   nodes() {
@@ -348,6 +358,21 @@ const DRAW = {
       { title: "on", of: (row) => name(address(row.node)) },
       { title: "body", class: "amount", of: (row) => `${number(row.bytes)} B${row.kept ? "" : ", not kept"}` },
     ], found, "No dropped message is kept.");
+  },
+  failing() {
+    if (state.view !== "trouble") return;
+    const open = new Set([...$("failing").querySelectorAll("details[open]")].map((one) => one.dataset.failure));
+    const shown = (row) => row.last.map(({ at, entity, error, text, stack }) => {
+      const key = `${row.node} ${row.type} ${row.method} ${at}`;
+      return h("details", { "data-failure": key, open: open.has(key) }, h("summary", {}, `${clock(Date.parse(at))} `, name(text ? `${error}: ${text}` : error, 300), " of ", name(entity, 80)), h("pre", {}, stack ? visible(stack, 4000).replaceAll("⟨U+000A⟩", "\n") : "Its stack was not written: another one was, within the second before."));
+    });
+    fill($("failing"), [
+      { title: "type", of: (row) => name(row.type) },
+      { title: "method", of: (row) => name(row.method) },
+      { title: "on", of: (row) => name(address(row.node)) },
+      { title: "failures", class: "amount", of: (row) => number(row.count) },
+      { title: "the last", class: "wide", of: shown },
+    ], state.findings?.failures ?? [], "No handler, start or answer has failed in the last ten minutes.");
   },
   slow() {
     fill($("slow"), [
@@ -485,7 +510,7 @@ function show() {
     maps.run();
   }
   if (state.overview) draw("plots", "drops");
-  draw("events");
+  draw("events", "failing");
 }
 
 function setTheme(theme) {
@@ -568,7 +593,7 @@ $("setting-filter").addEventListener("input", () => draw("settings"));
 $("setting-changed").addEventListener("change", () => draw("settings"));
 document.addEventListener("keydown", onKey);
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) [overviews, maps, lists, slow, letters, stream].forEach((one) => one.run());
+  if (!document.hidden) [overviews, examinations, maps, lists, slow, letters, stream].forEach((one) => one.run());
 });
 window.addEventListener("hashchange", () => {
   show();
@@ -578,4 +603,4 @@ window.addEventListener("hashchange", () => {
 });
 setTheme(localStorage.getItem("shardbus-theme") ?? "system");
 show();
-[overviews, stream, lists, slow, letters].forEach((one) => one.run());
+[overviews, examinations, stream, lists, slow, letters].forEach((one) => one.run());

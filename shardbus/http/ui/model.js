@@ -9,8 +9,7 @@ const TEXT_MAX = 240;
 const CELLS = [30, 22, 16, 11, 8, 6, 5];
 const SHOWN_MIN = 30;
 const MAP_HEIGHT = 440;
-const BUSY = 0.9;
-const LAG_S = 0.25;
+const SUBJECTS = 5;
 
 // ---- texts
 
@@ -223,36 +222,23 @@ export function dropTable(overview, recent) {
   return [...rows.values()].sort((a, b) => b.recent - a.recent || b.total - a.total);
 }
 
-/** What an operator should look into, the gravest first. `minute`: the rates of the last minute,
- * added up; `maps`: the last map of each type seen. */
-export function problems(overview, minute, maps) {
-  const found = [];
-  const add = (level, text, advice = "") => found.push({ level, text, advice });
-  for (const node of overview.nodes) {
-    const name = visible(address(node.node));
-    if (!node.reachable) add("fault", `${name} is unreachable`, "Messages to its shards wait until it is back or is removed.");
-    else if (node.suspended) add("fault", `${name} is ${visible(node.suspended)}`, "Its entities handle no message.");
-    else if (!node.answered && node.status === "up") add("warning", `${name} did not answer in time`, "Its numbers are missing here.");
-    else if (node.status !== "up") add("note", `${name} is ${node.status}`);
-    else if (node.service !== "open") add("note", `${name} is ${node.service}`, "It gets no new shards.");
-    if (node.answered && node.vitals.busy > BUSY) add("warning", `${name} uses ${number(100 * node.vitals.busy)} % of its core`, "Spread its load over more nodes.");
-    if (node.answered && node.vitals.lag > LAG_S) add("warning", `${name} is late by ${seconds(node.vitals.lag)}`, "A handler may block its loop: see slow handlers.");
-  }
-  for (const type of overview.types) {
-    if (!type.coordinator) add("warning", `${visible(type.type)} has no coordinator known here`, "Shards without a home wait for one.");
-  }
-  for (const map of maps) {
-    if (map.held) add("note", `${visible(map.type)} moves no shard for balance: ${visible(map.held)}`);
-  }
-  if (minute.storeErrors) add("fault", `the store failed ${count(minute.storeErrors, "time")} in the last minute`, "Entities can neither be loaded nor saved meanwhile.");
-  for (const [key, n] of minute.drops) {
-    const [type, reason] = key.split("\n");
-    add("warning", `${count(n, type ? "message" : "frame")} dropped in the last minute: ${visible(reason)}${type ? ` (${visible(type)})` : ""}`);
-  }
-  if (minute.slow) add("warning", `${count(minute.slow, "slow handler")} in the last minute`, "Trouble lists what they wait for.");
-  if (!overview.converged) add("note", "the members do not agree on the membership yet", "Nodes that join or leave wait for it.");
-  const order = { fault: 0, warning: 1, note: 2 };
-  return found.sort((a, b) => order[a.level] - order[b.level]);
+/** What an operator should look into, of the node's answer of findings: those that are confirmed, the
+ * gravest first, then the nodes that were lost, the last one first. */
+export function attention(answer) {
+  const found = (answer?.findings ?? []).filter((one) => one.confirmed).map(({ level, of, subjects, what, advice, check }) => {
+    const shown = subjects.slice(0, SUBJECTS).map((one) => visible(of === "members" ? address(one) : one, 80));
+    const more = subjects.length - shown.length;
+    return { level, check, text: `${visible(of, 60)} ${shown.join(", ")}${more ? ` and ${number(more)} more` : ""} ${visible(what, 600)}`, advice: visible(advice, 600) };
+  });
+  const lost = (answer?.lost ?? []).map((row) => {
+    const shards = Object.entries(row.shards).map(([type, { freed, homed }]) => `${number(homed)} of its ${count(freed, "shard")} of ${visible(type, 60)} have a home again`);
+    return {
+      level: "note", check: "lost",
+      text: `${visible(address(row.node))} was lost at ${clock(Date.parse(row.at))}${row.by ? `, declared dead by ${visible(address(row.by))}: ${visible(row.why)}` : ""}`,
+      advice: shards.length ? `${shards.join("; ")}.` : "",
+    };
+  });
+  return [...found, ...lost];
 }
 
 /** Add up the last `span` ms of `[at, rates]`. */

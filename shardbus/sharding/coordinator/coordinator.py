@@ -208,6 +208,11 @@ class Coordinator:
             return "unallocated"
         return "starting" if shard in self._starts else "running"
 
+    def unsettled_since(self, shard: str) -> float | None:
+        """Return when a shard began to move or to start; None if it does neither."""
+        move = self._moves.handoffs.get(shard) or self._direct.moves.get(shard)
+        return move.begun if move is not None else self._starts.begun(shard)
+
     def unsettled(self) -> dict[str, str]:
         """Return the states of the shards that are on the move or starting."""
         changing = [*self._moves.handoffs, *dict(self._direct.under_way())]

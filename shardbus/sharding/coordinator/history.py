@@ -86,6 +86,18 @@ class ShardHistory:
         changes = ((shard, change) for shard in latest for change in self._changes[shard])
         return nlargest(count, changes, key=lambda row: row[1].at)
 
+    def freed(self, node: NodeId) -> tuple[int, int]:
+        """Return how many shards the death of this node has freed, and how many of them have a home
+        again."""
+        lost = homed = 0
+        for changes in self._changes.values():
+            for change in changes:
+                if change.why == "node_gone" and change.source == node:
+                    lost += 1
+                    homed += changes[-1].target is not None
+                    break
+        return lost, homed
+
     def leaves(self, home: Home, why: str, since: float) -> None:
         """Record why the shard leaves that home. The first reason counts, unless the node died."""
         known = self._leaving.get(home.shard)

@@ -19,12 +19,13 @@ TRIES = 3
 class PendingStarts:
     """The shards that wait for ShardStarted. `timeout`: seconds for each try."""
 
-    __slots__ = ("_homes", "_outbox", "_timeout", "_timers")
+    __slots__ = ("_begun", "_homes", "_outbox", "_timeout", "_timers")
 
     def __init__(self, outbox: Outbox, timeout: float) -> None:
         self._outbox = outbox
         self._timeout = timeout
         self._homes: dict[str, tuple[Home, int]] = {}
+        self._begun: dict[str, float] = {}
         self._timers: Timers[str] = Timers()
 
     def __contains__(self, shard: str) -> bool:
@@ -34,6 +35,10 @@ class PendingStarts:
         """Return the homes whose shards have not started yet."""
         return [home for home, _ in self._homes.values()]
 
+    def begun(self, shard: str) -> float | None:
+        """Return when the region was first asked to host the shard; None if it is confirmed."""
+        return self._begun.get(shard)
+
     def deadline(self) -> float | None:
         """Return when the next region is overdue."""
         return self._timers.deadline()
@@ -42,11 +47,13 @@ class PendingStarts:
         """Send HostShard to the region, for the `tries`-th time."""
         self._outbox.add(home.node, HomeMessage.HOST_SHARD, (home,))
         self._homes[home.shard] = home, tries
+        self._begun.setdefault(home.shard, now)
         self._timers.set(home.shard, now + self._timeout)
 
     def forget(self, shard: str) -> None:
         """Stop waiting for the shard: it has started, or its home ends."""
         self._homes.pop(shard, None)
+        self._begun.pop(shard, None)
         self._timers.cancel(shard)
 
     def overdue(self, now: float) -> list[tuple[Home, int]]:

@@ -14,12 +14,17 @@ from shardbus.config.settings import (
     ShardingSettings,
     StoreSettings,
 )
+from shardbus.entities.failures import FailedStart, HandlerFailures
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView, OtherCluster
 from shardbus.membership.vitals import Vitals
+from shardbus.node.lost_nodes import LostNodes
+from shardbus.node.recent_drops import RecentDrops
+from shardbus.node.view_ages import ViewAges
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.region.table_gossip import TableGossip
@@ -83,7 +88,9 @@ class Host:
         self.state_sizes = SimpleNamespace(total=250)
         self.deaf = SimpleNamespace(count=0, named=list)
         self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes())
-        self.counts = SimpleNamespace(unreadable={"7": "no migration", "8": "of another node"})
+        self.counts = SimpleNamespace(failed=HandlerFailures())
+        for entity_id, why in {"7": "no migration", "8": "of another node"}.items():
+            self.counts.failed.starts[entity_id] = FailedStart(0.0, 1, why, unreadable=True)
 
     @property
     def entities(self) -> int:
@@ -136,7 +143,9 @@ class FakeNode:
         self.lag, self.failed_tasks = 0.001, 0
         self.vitals = SimpleNamespace(vitals=Vitals(busy=0.25, rate=9.0))
         self.watching: Any = None
-        self.unreachable_since: dict[NodeId, float] = {}
+        self.ages = ViewAges(self.loop.time())
+        self.lost_nodes = LostNodes()
+        self.recent_drops = RecentDrops(dict)
         self.joining, self.is_up = True, True
         self.joined: list[tuple[str, ...]] = []
         self.posted: list[object] = []
@@ -195,6 +204,7 @@ class FakeNode:
         shard_of = {"x": "1", "y": "1", "z": "2", "7": "1"}
         router = SimpleNamespace(
             region=machine,
+            wanted_since=None,
             has_shard=lambda shard: shard in ("1", "2", "3"),
             route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
             shard_of=lambda i: shard_of.get(i, "3"),
@@ -208,6 +218,7 @@ class FakeNode:
             host=host,
             router=router,
             coordinator=ME,
+            coordinator_since=self.loop.time(),
             coordinator_role="",
             entity_type=SimpleNamespace(interface=interface, states=None),
             sampling=SimpleNamespace(hot_spots=SimpleNamespace(row=lambda: {"messages": 3.0})),
@@ -222,7 +233,8 @@ class FakeNode:
             epoch=3,
             table=SimpleNamespace(homes=self.region.router.region.homes),
             state_of=lambda shard: {"1": "running", "2": "begin"}.get(shard, "unallocated"),
-            history=SimpleNamespace(of=lambda shard: []),
+            unsettled_since={"2": self.loop.time() - 4.0}.get,
+            history=ShardHistory(),
             forecasting=self._forecasting,
             rebalancing=SimpleNamespace(
                 load_of={"1": 1.5}.get,

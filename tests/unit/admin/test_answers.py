@@ -131,6 +131,33 @@ async def test_keys_are_read_again_and_a_file_that_cannot_be_is_an_answer(
     assert answers.reload_keys() == [False, ["new", "old"], "no secret in the file"]
 
 
+async def test_failures_and_losses_leave_the_node_as_ages(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    now, failed = node.loop.time(), node.region.host.counts.failed
+    failed.add(now - 700.0, "old", "x", ValueError("long ago"))
+    failed.add(now - 3.0, "pay", "x", ValueError("no"))
+    failed.add(now - 2.0, "", "y", LookupError())
+    failed.not_started(now - 1.0, "x", ValueError("broken"), unreadable=False)
+    failed.not_started(now - 1.0, "z", ValueError("elsewhere"), unreadable=False)
+    found = answers.checkup()["types"][PAGE]
+    assert [(row["method"], row["count"]) for row in found["failing"]] == [
+        ("receive", 1),
+        ("pay", 1),
+    ]
+    [[age, *rest]] = found["failing"][1]["last"]
+    assert age >= 3.0
+    assert rest == ["x", "ValueError", "no", "ValueError: no"]
+    [(entity_id, [age, times, error])] = found["failed_starts"].items()
+    assert (entity_id, times, error) == ("x", 1, "ValueError: broken")
+    node.lost_nodes.decided([LOST], "keep-majority: 2 of 3")
+    node.lost_nodes.gone(LOST, now - 5.0)
+    node.coordinator.history = SimpleNamespace(freed=lambda n: (4, 3) if n == LOST else (0, 0))
+    [[name, age, why, shards]] = answers.losses()
+    assert (name, why, shards) == (str(LOST), "keep-majority: 2 of 3", {PAGE: [4, 3]})
+    assert age >= 5.0
+
+
 async def test_leaving_and_shutting_a_region_down_begin_at_once(
     node: FakeNode, answers: NodeAnswers
 ) -> None:
@@ -149,7 +176,11 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
         "cluster.suspend_after": "7.0",
         f"sharding.types.{PAGE}.retry_interval": "9.0",
     }
+    assert found["types"][PAGE].pop("coordinator_for") >= 0
     assert found["types"][PAGE] == {
+        "buffered_for": 0.0,
+        "failing": [],
+        "failed_starts": {},
         "deaf": [],
         "strategy": [],
         "coordinator": str(ME),
@@ -189,8 +220,11 @@ async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: NodeAnsw
 async def test_the_table_has_each_shard_with_home_fence_state_and_load(
     answers: NodeAnswers,
 ) -> None:
-    rows = [["1", str(ME), 9, "running", 1.5], ["2", str(PEER), 4, "begin", None]]
-    assert answers.table(PAGE) == {"epoch": 3, "shards": rows, "load_unit": "handler s/s", **PACE}
+    rows = [["1", str(ME), 9, "running", 1.5, None], ["2", str(PEER), 4, "begin", None]]
+    table = answers.table(PAGE)
+    assert table is not None
+    assert table["shards"][1].pop() >= 4.0, "for so long it has moved"
+    assert table == {"epoch": 3, "shards": rows, "load_unit": "handler s/s", **PACE}
 
 
 async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: NodeAnswers) -> None:
@@ -203,7 +237,7 @@ async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: NodeAn
         fence=4,
         seconds=0.5,
     )
-    node.coordinator.history.of = lambda shard: [change]
+    node.coordinator.history = SimpleNamespace(of=lambda shard: [change])
     found = answers.shard(PAGE, "2")
     assert found is not None
     [[age, *rest]] = found.pop("changes")

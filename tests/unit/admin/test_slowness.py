@@ -89,7 +89,9 @@ def test_N21_what_keeps_messages_from_the_entity_stops_all(
         (replace(STUCK, waits={"thread": 8}), "stuck_mailbox", "in a worker thread"),
         (replace(STUCK, waits={"page 'c'": 8}), "stuck_mailbox", "no answer yet from page 'c'"),
         (replace(STUCK, mailbox=1000), "stuck_mailbox", "1000 messages wait, its mailbox is full"),
-        (replace(WELL, life="pausing", failures=5, mailbox=2), "failing_start", "5 times in a row: 2 messages"),  # noqa: E501
+        (replace(WELL, life="pausing", failures=5, mailbox=2), "failing_start", "5 times in a row; 2 messages"),  # noqa: E501
+        (replace(WELL, life="pausing", failures=5, mailbox=2, start_failed_ago=3.0, start_error="ValueError: no"), "failing_start", "in a row, the last time 3.0 s ago: ValueError: no; 2"),  # noqa: E501
+        (replace(WELL, life="", start_failed_ago=3.0, start_error="ValueError: no"), "failing_start", "its last start failed 3.0 s ago: ValueError: no"),  # noqa: E501
         (HOT, "hot_shard", "gets 71 % of the messages of n1, which is 98 % busy, its loop 400 ms late; 95 % of them are for this entity: moving the shard does not help"),  # noqa: E501
         (replace(HOT, shard_part=0.2), "busy_node", "gets 20 % of the node's messages"),
         (replace(WELL, blocked=["block of page 'x' blocks"]), "blocked_loop", "block of page 'x'"),

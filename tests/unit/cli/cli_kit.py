@@ -78,6 +78,39 @@ class FakeNode:
         }
         return {"nodes": [member, member | other]}
 
+    async def overview(self) -> Json:
+        handled = {"handled": [0, 99, 1], "waited": [100, 0, 0], "failures": 3, "received": 100}
+        return {
+            "at": 1.0,
+            "latency_bounds": [0.001, 0.25],
+            "types": [{"type": "counter"}, {"type": "book"}],
+            "nodes": [
+                {
+                    "node": ME,
+                    "answered": True,
+                    "types": {"counter": handled},
+                    "dropped": [["counter", "expired", 4], ["", "early", 1]],
+                },
+                {"node": "10.0.0.9:1#1", "answered": False, "types": None, "dropped": None},
+            ],
+        }
+
+    async def findings(self) -> Json:
+        group = {
+            "check": "not-registered",
+            "level": "warning",
+            "of": "counter",
+            "subjects": [ME],
+            "what": "is not \x1b[1mregistered",
+            "advice": "see the logs",
+            "confirmed": True,
+        }
+        passing = group | {"what": "may be gone", "confirmed": False}
+        lost = {"node": "10.0.0.8:1#1", "at": "2026-01-02", "by": None, "why": "", "shards": {}}
+        counts = {"members": 2, "types": 2, "shards": 101}
+        found = {"findings": [group, passing], "lost": [lost], "failures": []}
+        return {"cluster": "shop", **counts, **found}
+
     async def types(self) -> Json:
         return {
             "types": [

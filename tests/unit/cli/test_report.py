@@ -97,7 +97,7 @@ def test_where_nothing_can_be_written_nothing_is(shell, url, tmp_path: Path) -> 
 
 
 def test_the_default_name_has_the_cluster_and_the_time() -> None:
-    from shardbus_cli.diagnosis import Picture
+    from shardbus.admin.diagnosis import Picture
 
     name = report._name(Picture(cluster={"cluster": "my/../shop"}))
     assert name.startswith("shardbus-report-my_.._shop-20")

@@ -8,8 +8,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from shardbus.admin.diagnosis import Finding, Picture
 from shardbus_cli import report_bundle
-from shardbus_cli.diagnosis import Finding, Picture
 from shardbus_cli.report_bundle import MISSING, ReportBundle, Subject, folder_of, subjects_of
 
 NODE = "10.0.0.1:7355#0a"

@@ -37,7 +37,8 @@ def test_one_picture_is_printed_where_there_is_no_terminal(shell, url):
 def test_as_many_pictures_as_asked_for_each_a_line_of_json(shell, url):
     assert shell("top", "--json", "--count", "2", "--every", "200ms") == ExitCode.OK
     pages = [json.loads(line) for line in shell.out.splitlines()]
-    assert [sorted(page) for page in pages] == [["cluster", "load", "nodes", "types"]] * 2
+    parts = ["cluster", "findings", "load", "nodes", "overview", "types"]
+    assert [sorted(page) for page in pages] == [parts] * 2
 
 
 def test_a_hostile_name_cannot_move_the_cursor():

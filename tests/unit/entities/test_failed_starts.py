@@ -9,7 +9,7 @@ import pytest
 
 from shardbus import ConfigError, Entity, Passivation, ShardBus, StopReason, handler
 from shardbus.entities.activation import Activation, LifeState
-from shardbus.entities.supervision import UNREADABLE_MAX
+from shardbus.entities.failures import STARTS_MAX
 from shardbus.errors import EntityFailed, StateUnreadable, StoreUnavailable
 from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import turns, until
@@ -172,19 +172,19 @@ async def test_a_state_that_cannot_be_read_ends_the_start_at_once(directive: str
     for failed in await asyncio.gather(*asks, return_exceptions=True):
         assert isinstance(failed, StateUnreadable)
         assert (failed.entity_id, failed.version) == ("e", 1)
-    assert list(b.host.counts.unreadable) == ["e"]
+    assert list(b.host.counts.failed.unreadable) == ["e"]
     b.keeper.states.clear()
     assert await b.ask("e", "hit", 1) == 1
-    assert b.host.counts.unreadable == {}
+    assert b.host.counts.failed.unreadable == {}
 
 
 async def test_a_bounded_number_of_unreadable_states_is_remembered() -> None:
     b = bench(Ledger, Failing())
-    for n in range(UNREADABLE_MAX + 3):
+    for n in range(STARTS_MAX + 3):
         b.keeper.states[f"e{n}"] = (0, b"\xc0")
         with pytest.raises(StateUnreadable):
             await b.ask(f"e{n}", "hit", 1)
-    assert list(b.host.counts.unreadable) == [f"e{n}" for n in range(3, UNREADABLE_MAX + 3)]
+    assert list(b.host.counts.failed.unreadable) == [f"e{n}" for n in range(3, STARTS_MAX + 3)]
 
 
 async def test_a_cancellation_that_a_start_lets_out_is_tried_again() -> None:
@@ -254,16 +254,17 @@ async def test_B79_an_unwanted_entity_that_fails_to_start_is_passivated_when_idl
 ) -> None:
     b = bench(cls, Failing(), passivate_after=10, entity_restart_backoff_min=3600)
     asked = b.ask("e", "hit", 1, ticks=100)
-    b.ask("waits", "hit", 2, ticks=10_000)
+    b.ask("waits", "hit", 2, ticks=100_000)
     b.tell("told", "hit", 3)
     await turns(10)
     b.pass_ticks(99)
     failing(b, "e")
     b.pass_ticks(101)
     assert b.activation("e") is None
-    assert b.dropped == {"expired": 1}
     assert b.host.counts.stopped == {"passivation": 1}
-    assert not asked.done()
+    assert b.dropped == {"start_failed": 1}
+    with pytest.raises(EntityFailed, match="it does not start: no such customer"):
+        await asked
     failing(b, "waits")
     failing(b, "told")
     await turns()
@@ -303,12 +304,12 @@ async def test_a_remembered_entity_is_tried_while_it_fails() -> None:
 
 async def test_B80_a_limit_evicts_failing_entities_without_askers() -> None:
     declared = {"passivation": Passivation.lru(10)}
-    b = bench(Starting, log := Failing(), declared=declared, entity_restart_backoff_min=3600)
+    b = bench(Starting, log := Failing(), declared=declared, entity_restart_backoff_min=3)
     for n in range(100):
-        b.ask(f"bogus{n}", "hit", n, ticks=10)
+        b.ask(f"bogus{n}", "hit", n, ticks=100)
     await turns(20)
     assert b.host.entities == 100, "an asker waits for each"
-    b.pass_ticks(20)
+    b.pass_ticks(101)
     await turns(20)
     assert b.host.entities == 10
     assert b.host.passivator.evicted == 90
@@ -327,6 +328,45 @@ async def test_an_abandoned_entity_starts_afresh_at_its_next_message() -> None:
     b.stop()
     await b.stopped()
     assert b.host.counts.stopped == {"passivation": 1, "handoff": 1}
+
+
+# The cause, for those who ask and for operators
+
+
+@pytest.mark.parametrize("cls", [Customer, Starting, Waiting])
+async def test_an_ask_that_cannot_wait_for_the_next_attempt_gets_the_cause(cls: type) -> None:
+    b = bench(cls, log := Failing(), entity_restart_backoff_min=5)
+    early = b.ask("e", "hit", 1, ticks=99)
+    patient = b.ask("e", "hit", 2, ticks=10_000)
+    await until(lambda: pausing(b), "two failed starts")
+    with pytest.raises(EntityFailed, match="it does not start: no such customer") as failed:
+        await early
+    assert failed.value.type == "LookupError"
+    with pytest.raises(EntityFailed, match="it does not start"):
+        await b.ask("e", "hit", 3, ticks=99)
+    b.tell("e", "hit", 4)
+    assert not patient.done(), "its time suffices for the next attempt"
+    activation = failing(b, "e")
+    assert [m.payload for m in activation.mailbox or ()] != []
+    assert b.dropped == {"start_failed": 2}
+    start = b.host.counts.failed.starts["e"]
+    assert (start.times, start.error) == (2, "LookupError: no such customer")
+    assert b.host.counts.failed.methods["on_start"].count == 2
+    log.error = None
+    patient.cancel()
+
+
+async def test_a_start_that_succeeds_forgets_what_failed() -> None:
+    b = bench(Starting, log := Failing(), entity_restart_backoff_min=0.01)
+    asked = b.ask("e", "hit", 1, ticks=100)
+    await until(lambda: pausing(b), "two failed starts")
+    log.error = None
+    assert await asked == 1
+    assert b.host.counts.failed.starts == {}
+    activation = b.activation("e")
+    assert activation is not None
+    assert activation.extras is not None
+    assert activation.extras.start_failure is None
 
 
 # Declarations

@@ -66,6 +66,9 @@ class FakeNode:
         self.asked.append(row)
         return {"sent": 0}
 
+    async def findings(self) -> Json:
+        return await self.answer("findings")
+
     async def slow(self) -> Json:
         return await self.answer("slow")
 

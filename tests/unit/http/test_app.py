@@ -24,6 +24,7 @@ from tests.waiting import turns, until
         ("/v1/overview", ["overview"]),
         ("/v1/settings", ["settings"]),
         ("/v1/slow", ["slow"]),
+        ("/v1/findings", ["findings"]),
         ("/v1/events/recent", ["recent_events", 999_999_999.0, 1000]),
         ("/v1/events/recent?within=5&limit=9", ["recent_events", 5.0, 9]),
         ("/v1/log", ["log_lines"]),

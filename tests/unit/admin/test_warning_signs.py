@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin import warning_signs as signs
+from shardbus.admin.diagnosis import CLOCK_S, Picture, findings
+from shardbus.admin.warning_signs import HOT_MESSAGES, MAILBOX, MAILBOXES, warning_signs
+from shardbus.entities.failures import ON_START
 from shardbus.node.file_descriptors import SCARCE
-from shardbus_cli import warning_signs as signs
-from shardbus_cli.diagnosis import CLOCK_S, Picture, findings
-from shardbus_cli.warning_signs import HOT_MESSAGES, MAILBOX, MAILBOXES, warning_signs
-from tests.unit.cli.test_doctor import A, B, C, member, of_type, update
-from tests.unit.cli.test_doctor import healthy as sound
+from tests.unit.admin.test_diagnosis import A, B, C, member, of_type, update
+from tests.unit.admin.test_diagnosis import healthy as sound
 
 KIND, OTHER = "page", "cart"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -236,3 +237,60 @@ def test_signs_and_faults_do_not_repeat_each_other() -> None:
 
 def test_the_doctor_warns_where_the_log_of_a_node_does() -> None:
     assert signs.DESCRIPTORS == SCARCE
+
+
+def dropped(reason: str, count: int = 3) -> Sign:
+    return lambda p: update(member(p, 1), dropped=[[KIND, reason, count]])
+
+
+def failing(p: Picture, age: float) -> None:
+    last = [[age + 60.0, "o-1", "KeyError", "", ""], [age, "o-2", "ValueError", "no", "stack"]]
+    update(of_type(p, 1), failing=[{"method": "pay", "count": 12, "last": last}])
+
+
+def not_started(p: Picture, age: float) -> None:
+    last = [[age, "o-2", "ValueError", "no", "stack"]]
+    failed = {"method": ON_START, "count": 3, "last": last}
+    update(of_type(p, 1), failing=[failed], failed_starts={"o-2": [age, 3, "ValueError: no"]})
+
+
+@pytest.mark.parametrize(
+    ("sign", "expected", "what"),
+    [
+        (dropped("expired"), ("dropped", KIND, "expired"), "is why 3 messages got no handler"),
+        (
+            lambda p: failing(p, 59.0),
+            ("failing-handler", KIND, "pay"),
+            f"has 12 failures, the last one ValueError: no (of 'o-2' on {B})",
+        ),
+        (
+            lambda p: not_started(p, 59.0),
+            ("failing-start", KIND, "o-2"),
+            f"has not started on {B}, tried 3 times: ValueError: no",
+        ),
+    ],
+)
+def test_what_has_failed_lately_is_named(
+    sign: Sign, expected: tuple[str, str, str], what: str
+) -> None:
+    picture = healthy()
+    sign(picture)
+    [finding] = warning_signs(picture)
+    assert finding.key == expected
+    assert finding.what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        dropped("rejected"),
+        dropped("failed"),
+        dropped("start_failed"),
+        lambda p: failing(p, 60.0),
+        lambda p: not_started(p, 60.0),
+    ],
+)
+def test_an_answer_no_and_what_is_long_over_are_no_signs(sign: Sign) -> None:
+    picture = healthy()
+    sign(picture)
+    assert warning_signs(picture) == []

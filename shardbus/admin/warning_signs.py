@@ -1,4 +1,4 @@
-"""Find what will hurt a cluster soon, in its HTTP pages. Pure, as `diagnosis` is.
+"""Find what will hurt a cluster soon, in its pages. Pure, as `diagnosis` is.
 
     hot shard     one shard gets a large part of its type's messages, and its node is under pressure
     hot entity    the same, and most of the messages are for one entity of that shard
@@ -7,6 +7,8 @@
     lag           the timers of a loop are late on average, though not at this moment
     skew          clocks, and what the builds of the members speak
     slow          a handler was reported as slow a short while ago
+    failing       a handler, a start or an answer has failed a short while ago
+    dropped       messages were dropped in the last minute
 
 A part of the messages alone is no fault: a type may have one busy entity all its life. So a shard
 is hot only if its node is busy, its loop lags, or messages wait for its entities.
@@ -23,7 +25,17 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from shardbus_cli.diagnosis import CLOCK_S, LATE_S, MEMBERS, RECENT_S, STORE, Finding, Picture
+from shardbus.admin.diagnosis import (
+    CLOCK_S,
+    LATE_S,
+    MEMBERS,
+    RECENT_S,
+    START_S,
+    STORE,
+    Finding,
+    Picture,
+)
+from shardbus.entities.failures import ON_START
 
 Row = Mapping[str, Any]
 
@@ -45,6 +57,8 @@ HOT_ENTITY = 0.5
 """The part of a hot shard's messages that a hot entity has."""
 BUSY = 0.5
 """Processor time of the loop, as a part of the time that passed, from which a node is busy."""
+EXPLAINED = ("rejected", "failed", "start_failed")
+"""Reasons of drops that are no findings."""
 HOT_WAITING = 100
 """Messages that wait for an entity of a hot shard."""
 
@@ -56,6 +70,8 @@ def warning_signs(picture: Picture) -> list[Finding]:
         *_members(picture),
         *_protocols(picture),
         *_slow(picture),
+        *_dropped(picture),
+        *(found for kind in types for found in _failing(picture, kind)),
         *(found for kind in types for found in _backlog(picture, kind)),
         *(found for kind in types for found in _hot(picture, kind)),
     ]
@@ -67,7 +83,8 @@ def warning_signs(picture: Picture) -> list[Finding]:
 def _members(picture: Picture) -> Iterator[Finding]:
     for node, row in picture.answers.items():
         lag = _lag(row)
-        if lag > LAG_S and row.get("lag", 0.0) <= LATE_S:
+        settled = picture.status(node)[1] >= START_S
+        if settled and lag > LAG_S and row.get("lag", 0.0) <= LATE_S:
             what = f"has timers that are {lag:.1f} s late on average"
             yield Finding("lagging", MEMBERS, node, what)
         used, limit = row.get("descriptors") or (0, 0)
@@ -82,6 +99,19 @@ def _members(picture: Picture) -> Iterator[Finding]:
         if off is not None and abs(off) > CLOCK_S:
             what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"
             yield Finding("store-clock", STORE, node, what)
+
+
+def _dropped(picture: Picture) -> Iterator[Finding]:
+    """Yield why messages were dropped in the last minute, of all nodes together. A rejection is an
+    answer of the application, and failures are findings of their own."""
+    dropped: Counter[tuple[str, str]] = Counter()
+    for row in picture.answers.values():
+        for kind, reason, count in row.get("dropped") or ():
+            dropped[str(kind), str(reason)] += count
+    for (kind, reason), count in dropped.items():
+        if reason not in EXPLAINED:
+            times = "1 message" if count == 1 else f"{count} messages"
+            yield Finding("dropped", kind, reason, f"is why {times} got no handler in a minute")
 
 
 def _lag(row: Row) -> float:
@@ -130,6 +160,30 @@ def _seconds(moment: object) -> float:
 
 def _rows(picture: Picture, kind: str) -> dict[str, Row]:
     return {node: row.get("types", {}).get(kind) or {} for node, row in picture.answers.items()}
+
+
+def _failing(picture: Picture, kind: str) -> Iterator[Finding]:
+    """Yield the methods that failed in the last minute, of all nodes together, and the entities
+    that did not start."""
+    latest: dict[str, tuple[float, str]] = {}
+    counts: Counter[str] = Counter()
+    for node, row in _rows(picture, kind).items():
+        for entity_id, (age, times, error) in (row.get("failed_starts") or {}).items():
+            if age < RECENT_S:
+                tries = "once" if times == 1 else f"{times} times"
+                what = f"has not started on {node}, tried {tries}: {error}"
+                yield Finding("failing-start", kind, entity_id, what)
+        for failing in row.get("failing") or ():
+            method, last = str(failing["method"]), failing["last"]
+            counts[method] += failing["count"]
+            age, entity_id, error, text, _ = last[-1]
+            if age < min(RECENT_S, latest.get(method, (RECENT_S,))[0]):
+                about = f"{error}: {text}" if text else error
+                latest[method] = age, f"{about} (of {entity_id!r:.100} on {node})"
+    for method, (_, what) in latest.items():
+        if method != ON_START:
+            times = f"{counts[method]} failure{'' if counts[method] == 1 else 's'}"
+            yield Finding("failing-handler", kind, method, f"has {times}, the last one {what}")
 
 
 def _backlog(picture: Picture, kind: str) -> Iterator[Finding]:

@@ -1,12 +1,22 @@
-"""Find what is wrong with a cluster in its HTTP pages. Pure, so that every finding has a test.
+"""Find what is wrong with a cluster in its pages. Pure, so that every finding has a test.
 `warning_signs` finds what will be wrong soon.
 
-A `Picture` holds the pages of one examination, as one node sent them. `findings` compares them with
+A `Picture` holds the pages of one examination, as one node has them. `findings` compares them with
 each other; `stored` compares a stored table with itself and with the pages. A finding concerns one
-subject (a member, a shard) of a group (the members, a type), so that two examinations can be
-compared: a finding in both is not a passing state.
+subject (a member, a shard) of a group (the members, a type), so that examinations can be compared.
 
-A page may be missing or come from another version, so no field of it is relied upon.
+**No false alarm.** A cluster that starts, a member that joins or leaves, and a coordinator that
+changes its node pass through states that are faults only if they last. There are two rules:
+
+    a state whose begin a node knows   a finding once it has lasted for the time in `AFTER_S`
+    a contradiction between pages,     `PASSING`: pages are read one after the other, so it is
+                                       confirmed by a second examination
+
+A node that asks is one that lives, so what only a dead or unreachable member explains is found at
+once.
+
+A page may be missing or come from another version, so no field of it is relied upon. A page without
+ages is judged as if everything had lasted.
 
 Source: N.6; docs/reference/cli.md.
 """
@@ -21,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
 
+LASTING = float("inf")
 LATE_S = 1.0
 CLOCK_S = 2.0
 RECENT_S = 60.0
@@ -29,6 +40,61 @@ EPOCH_SHIFT = 32
 EPOCH_HIGH = 2**30 - 1
 """Half of all epochs; a cluster with a new epoch every second reaches it after 34 years."""
 MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
+
+JOIN_S, LEAVE_S, CONVERGE_S, COORDINATOR_S, MOVE_S, WAIT_S = 30.0, 90.0, 15.0, 10.0, 30.0, 10.0
+"""Seconds after which it is a fault that a member has not joined, that one has not left, that the
+members do not agree, that a type has no coordinator or a region is not registered with it, that a
+shard still moves or starts, and that messages still wait for the home of a shard."""
+START_S = 10.0
+"""Seconds for which a member that is up may still be busy with its start."""
+EXIT_S = 30.0
+"""Seconds for which a member that exits may be unreachable: its process ends before it is
+removed."""
+STATUS_S = {
+    "joining": JOIN_S,
+    "weakly_up": JOIN_S,
+    "leaving": LEAVE_S,
+    "exiting": EXIT_S,
+    "preparing_for_shutdown": LEAVE_S,
+    "ready_for_shutdown": LEAVE_S,
+}
+"""Seconds for which it is normal that a member has a status."""
+
+PASSING = frozenset(
+    {
+        "silent",
+        "not-registered",
+        "coordinator-silent",
+        "coordinator-disputed",
+        "unallocated",
+        "not-hosted",
+        "hosted-elsewhere",
+        "hosted-twice",
+        "home-gone",
+        "store-behind",
+        "store-ahead",
+    }
+)
+"""Checks that compare pages, and may find what has changed in between."""
+FAULTS = frozenset(
+    {
+        "unreachable",
+        "silent",
+        "suspended",
+        "no-coordinator",
+        "coordinator-silent",
+        "other-cluster",
+        "hosted-twice",
+        "store-silent",
+        "store-errors",
+        "store-behind",
+        "store-ahead",
+        "stored-damaged",
+        "deaf-entity",
+        "late",
+    }
+)
+"""Checks that find what stops messages or may lose data; the others are warnings."""
 
 ADVICE = {
     "page": "check whether the node's shardbus is older than this command",
@@ -82,6 +148,11 @@ ADVICE = {
     " before it (`entity_deaf`): restart that node, and report what the log says",
     "strategy-failed": "mend the allocation strategy of the class; meanwhile its shards go to the"
     " regions with the fewest",
+    "failing-start": "mend what the error names; it is tried again with a backoff of at most"
+    " entity_restart_backoff while messages wait, and with the next message otherwise",
+    "failing-handler": "its askers get the error: see the last exceptions on the page, below"
+    " Trouble, or in `failures` of /v1/findings",
+    "dropped": "see `shardbus dead-letters list`, and docs/reference/metrics.md for the reason",
     "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
     " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
@@ -139,6 +210,11 @@ class Finding:
         """Return what identifies the finding in two examinations."""
         return self.check, self.of, self.subject
 
+    @property
+    def level(self) -> str:
+        """Return `fault` or `warning`."""
+        return "fault" if self.check in FAULTS else "warning"
+
 
 @dataclass(slots=True)
 class Picture:
@@ -163,6 +239,22 @@ class Picture:
     def members(self) -> list[Mapping[str, Any]]:
         return list(self.nodes.get("nodes", ()))
 
+    def status(self, node: str) -> tuple[str, float]:
+        """Return the status of a member, and for how many seconds it has been so. The asked node
+        may be none yet."""
+        for row in self.members:
+            if row.get("node") == node:
+                return str(row.get("status")), _age(row, "status_for")
+        if node == self.cluster.get("self") and "status_for" in self.cluster:
+            return str(self.cluster.get("status")), _age(self.cluster, "status_for")
+        return "", LASTING
+
+
+def _age(row: Mapping[str, Any], name: str) -> float:
+    """Return an age of a page; of one that lacks it, as if it had lasted."""
+    age = row.get(name)
+    return LASTING if age is None else float(age)
+
 
 def findings(picture: Picture) -> list[Finding]:
     """Return everything that is wrong in this picture."""
@@ -185,35 +277,54 @@ def _types(picture: Picture) -> list[str]:
 
 
 def _membership(picture: Picture) -> Iterator[Finding]:
-    asked = str(picture.cluster.get("self", "the node"))
-    for name, check in picture.ready.items():
-        if not check.get("ok"):
-            yield Finding("not-ready", asked, name, f"is not ready: {check.get('detail')}")
+    yield from _readiness(picture)
     says: dict[str, list[str]] = {}
     for record in picture.gossip.get("unreachable", ()):
         says.setdefault(str(record["subject"]), []).append(f"{record['observer']} {record['is']}")
     for node in picture.cluster.get("unreachable", ()):
-        by = ", ".join(says.get(node, ())) or "its observers are unknown"
-        yield Finding("unreachable", MEMBERS, node, f"is unreachable ({by})")
-    if picture.cluster and not picture.cluster.get("converged"):
+        status, age = picture.status(node)
+        if status != "exiting" or age >= EXIT_S:
+            by = ", ".join(says.get(node, ())) or "its observers are unknown"
+            yield Finding("unreachable", MEMBERS, node, f"is unreachable ({by})")
+    differs = picture.cluster and not picture.cluster.get("converged")
+    if differs and _age(picture.cluster, "converged_for") >= CONVERGE_S:
         missing = ", ".join(picture.gossip.get("waiting_for", ())) or "an unreachable member"
         yield Finding("not-converged", CLUSTER, "membership", f"waits for {missing}")
     for other in picture.cluster.get("other_clusters", ()):
         why = other.get("reason") or f"it is {other.get('node')}, which is no member here"
         yield Finding("other-cluster", CLUSTER, str(other["seed"]), f"is in another one: {why}")
     for member in picture.members:
-        if member.get("status") not in ("up", None):
-            yield Finding("not-up", MEMBERS, member["node"], f"is {member['status']}")
+        status = str(member.get("status", "up"))
+        if status != "up" and _age(member, "status_for") >= STATUS_S.get(status, 0.0):
+            yield Finding("not-up", MEMBERS, member["node"], f"is {status}")
+
+
+def _readiness(picture: Picture) -> Iterator[Finding]:
+    """Yield why the asked node is not ready, unless that is the beginning or the end of its
+    membership, or what other findings say of all members."""
+    asked = str(picture.cluster.get("self", "the node"))
+    young = _age(picture.cluster, "status_for") < JOIN_S
+    is_member = any(member.get("node") == asked for member in picture.members)
+    status = picture.cluster.get("status")
+    for name, check in picture.ready.items():
+        detail = str(check.get("detail"))
+        normal = (young or is_member) and name == "membership" and detail == status
+        stops = bool(picture.cluster.get("stopping")) or status in ("leaving", "exiting")
+        leaves = name == "membership" and stops
+        if not check.get("ok") and not (normal or leaves or name.startswith("coordinator:")):
+            yield Finding("not-ready", asked, name, f"is not ready: {detail}")
 
 
 def _members(picture: Picture) -> Iterator[Finding]:
     unreachable = set(picture.cluster.get("unreachable", ()))
     for row in picture.checkup.get("members", ()):
-        if not row.get("answered") and row["node"] not in unreachable:
+        status, age = picture.status(row["node"])
+        changing = status not in ("up", "") and age < STATUS_S.get(status, 0.0)
+        if not row.get("answered") and row["node"] not in unreachable and not changing:
             yield Finding("silent", MEMBERS, row["node"], "does not answer")
     asked = picture.checkup.get("time", {})
     for node, row in picture.answers.items():
-        if row.get("lag", 0.0) > LATE_S:
+        if row.get("lag", 0.0) > LATE_S and picture.status(node)[1] >= START_S:
             yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
         if row.get("suspended"):
             yield Finding("suspended", MEMBERS, node, f"is {row['suspended']}")
@@ -300,22 +411,50 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
             yield Finding("deaf-entity", kind, entity_id, "is busy, and nothing of it runs")
         for method, what in row.get("strategy") or ():
             yield Finding("strategy-failed", kind, method, what)
-    coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
-    if not coordinators and kind not in picture.cluster.get("coordinators", {}):
-        yield Finding("no-coordinator", kind, "coordinator", "is missing")
-    elif len(coordinators) > 1:
-        names = ", ".join(sorted(coordinators))
-        yield Finding("coordinator-disputed", kind, "coordinator", f"is disputed: {names}")
-    elif not picture.shards.get(kind, {}).get("complete", True):
-        yield Finding("coordinator-silent", kind, "coordinator", "does not answer")
+    coordination = list(_coordination(picture, kind, rows))
+    lacks = any(finding.check == "no-coordinator" for finding in coordination)
+    yield from coordination
     if len(layouts := _layouts(picture, kind)) > 1:
         yield Finding("layout", kind, "layout", f"is {' and '.join(sorted(layouts))}")
     for node, row in rows.items():
-        if row and not row.get("registered"):
+        if not row or not _is_settled(picture, node, row):
+            continue
+        if not row.get("registered") and not lacks:
             yield Finding("not-registered", kind, node, "is not registered with the coordinator")
-        if row.get("buffered"):
+        if row.get("buffered") and _age(row, "buffered_for") >= WAIT_S:
             yield Finding("waiting", kind, node, f"has {row['buffered']} messages without a home")
     yield from _homes(picture, kind, rows)
+
+
+def _is_settled(picture: Picture, node: str, row: Mapping[str, Any]) -> bool:
+    """True if a member has been up for long enough to know a coordinator, and expects it where it
+    did before."""
+    status, age = picture.status(node)
+    settled = age >= COORDINATOR_S and _age(row, "coordinator_for") >= COORDINATOR_S
+    return settled and status in ("up", "")
+
+
+def _coordination(
+    picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Yield what is wrong with the coordinator of a type. Before a member is up, and while members
+    come to know another coordinator, nothing is."""
+    asked = str(picture.cluster.get("self", ""))
+    settled = {node: row for node, row in rows.items() if _is_settled(picture, node, row)}
+    known = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
+    disputed = {row.get("coordinator") for row in settled.values() if row.get("coordinator")}
+    lacks = not known and kind not in picture.cluster.get("coordinators", {})
+    if lacks and settled:
+        yield Finding("no-coordinator", kind, "coordinator", "is missing")
+    elif len(disputed) > 1:
+        names = ", ".join(sorted(str(node) for node in disputed))
+        yield Finding("coordinator-disputed", kind, "coordinator", f"is disputed: {names}")
+    elif (
+        known
+        and not picture.shards.get(kind, {}).get("complete", True)
+        and (asked not in rows or asked in settled)
+    ):
+        yield Finding("coordinator-silent", kind, "coordinator", "does not answer")
 
 
 def _layouts(picture: Picture | None, kind: str) -> set[str]:
@@ -342,7 +481,8 @@ def _homes(picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]) -
     for shard, row in homes.items():
         home, state = row.get("node"), row.get("state")
         if state in states:
-            yield Finding(states[state], kind, shard, f"is {state.replace('_', ' ')}")
+            if _age(row, "age") >= MOVE_S:
+                yield Finding(states[state], kind, shard, f"is {state.replace('_', ' ')}")
         elif members and home not in members:
             yield Finding("home-gone", kind, shard, f"lives on {home}")
         elif home in rows and home not in hosted.get(shard, ()):

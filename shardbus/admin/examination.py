@@ -1,0 +1,143 @@
+"""The findings about the cluster, as the page, `/v1/findings`, `doctor` and `top` show them.
+
+    pages of this node ──> Picture ──> `diagnosis`, `warning_signs` ──> findings
+                                                                          │
+    the same finding in the examinations of the last seconds ──────────> confirmed
+
+However many readers ask, the cluster is examined at most once in `FRESH_S`. A finding that may be
+a difference between two moments (`PASSING`) is confirmed once it has been found for `CONFIRM_S`
+without a break; every other one is confirmed at once.
+
+Beside the findings stand the nodes that were lost, which is no fault of the cluster any more, and
+the last exceptions of failing methods.
+
+Source: docs/reference/http.md; N.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shardbus.admin.diagnosis import ADVICE, PASSING, Finding, Picture, findings
+from shardbus.admin.shared_answer import SharedAnswer
+from shardbus.admin.warning_signs import warning_signs
+from shardbus.http.api import Json
+from shardbus.ids import NodeId
+
+FRESH_S = 0.8
+CONFIRM_S = 4.0
+BREAK_S = 20.0
+"""Seconds between two examinations after which nothing is known of the time in between."""
+ORDER = {"fault": 0, "warning": 1}
+Key = tuple[str, str, str]
+Losses = Mapping[NodeId, Iterable[Any]]
+"""The answers of the members to `losses`."""
+
+
+class Examination:
+    """Examines the cluster for readers. `look` reads the pages and asks for losses; `now` is a
+    monotonic clock."""
+
+    def __init__(
+        self, look: Callable[[], Awaitable[tuple[Picture, Losses]]], now: Callable[[], float]
+    ) -> None:
+        self._look, self._now = look, now
+        self._answer = SharedAnswer(self._examine, FRESH_S)
+        self._since: dict[Key, float] = {}
+        """When each finding of the last examination was found first."""
+        self._at = float("-inf")
+
+    async def get(self) -> Json:
+        """Return the answer of `/v1/findings`."""
+        return await self._answer.get()
+
+    async def _examine(self) -> Json:
+        picture, losses = await self._look()
+        found = [*findings(picture), *warning_signs(picture)]
+        found.sort(key=lambda finding: ORDER[finding.level])
+        now = self._now()
+        before = self._since if now - self._at <= BREAK_S else {}
+        self._at = now
+        self._since = {finding.key: before.get(finding.key, now) for finding in found}
+        return {
+            "node": picture.cluster.get("self"),
+            "cluster": picture.cluster.get("cluster"),
+            "healthy": not found,
+            "members": len(picture.members),
+            "types": len(picture.shards),
+            "shards": sum(len(page.get("shards", ())) for page in picture.shards.values()),
+            "findings": grouped(found, ADVICE, self._is_confirmed),
+            "lost": lost_nodes(losses),
+            "failures": failures(picture),
+        }
+
+    def _is_confirmed(self, finding: Finding) -> bool:
+        return finding.check not in PASSING or self._at - self._since[finding.key] >= CONFIRM_S
+
+
+def grouped(
+    found: Iterable[Finding],
+    advice: Mapping[str, str] = ADVICE,
+    is_confirmed: Callable[[Finding], bool] = lambda finding: True,
+) -> list[dict[str, Any]]:
+    """Return the findings, with those that differ only in their subject as one."""
+    groups: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
+    for one in found:
+        confirmed = is_confirmed(one)
+        group = groups.setdefault(
+            (one.check, one.of, one.what, confirmed),
+            {
+                "check": one.check,
+                "level": one.level,
+                "of": one.of,
+                "subjects": [],
+                "what": one.what,
+                "advice": advice.get(one.check, ""),
+                "confirmed": confirmed,
+            },
+        )
+        group["subjects"].append(one.subject)
+    return list(groups.values())
+
+
+def _moment(age: float) -> str:
+    return (datetime.now(UTC) - timedelta(seconds=age)).isoformat(timespec="milliseconds")
+
+
+def lost_nodes(losses: Losses) -> list[Json]:
+    """Return the nodes that any member has seen lost, the last one first: when, who has decided and
+    why, and by type how many shards lost their home and how many have one again."""
+    rows: dict[str, dict[str, Any]] = {}
+    for member, answer in losses.items():
+        for node, age, why, shards in answer:
+            row = rows.setdefault(node, {"age": age, "by": None, "why": "", "shards": {}})
+            row["age"] = max(row["age"], age)
+            if why:
+                row["by"], row["why"] = str(member), why
+            row["shards"] |= {name: {"freed": n, "homed": m} for name, (n, m) in shards.items()}
+    ordered = sorted(rows.items(), key=lambda item: item[1]["age"])
+    return [{"node": node, "at": _moment(row.pop("age")), **row} for node, row in ordered]
+
+
+def failures(picture: Picture) -> list[Json]:
+    """Return the methods that failed lately, by node, with their last exceptions, newest first."""
+    rows: list[dict[str, Any]] = [
+        {
+            "age": failing["last"][-1][0],
+            "type": kind,
+            "method": failing["method"],
+            "node": node,
+            "count": failing["count"],
+            "last": [
+                {"at": _moment(age), "entity": entity, "error": error, "text": text, "stack": stack}
+                for age, entity, error, text, stack in reversed(failing["last"])
+            ],
+        }
+        for node, answer in picture.answers.items()
+        for kind, row in answer.get("types", {}).items()
+        for failing in row.get("failing") or ()
+    ]
+    rows.sort(key=lambda row: row.pop("age"))
+    return list(rows)

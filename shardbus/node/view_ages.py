@@ -1,0 +1,39 @@
+"""For how long membership has been as it is: what is normal for a moment is a fault if it lasts.
+
+Source: docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+from shardbus.ids import NodeId
+from shardbus.membership.member import Status
+from shardbus.membership.view import MembershipView
+
+
+class ViewAges:
+    """Times of the loop since which members have their status, are unreachable, and the members
+    agree or disagree. `began`: when this node began to listen."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.unreachable: dict[NodeId, float] = {}
+        self.converged_since = began
+        self._converged = False
+        self._statuses: dict[NodeId, tuple[Status, float]] = {}
+
+    def seen(self, view: MembershipView, now: float) -> None:
+        """Note a new view."""
+        self.unreachable = {node: self.unreachable.get(node, now) for node in view.unreachable}
+        before = self._statuses
+        self._statuses = {
+            member.node: known
+            if (known := before.get(member.node)) and known[0] is member.status
+            else (member.status, now)
+            for member in view.members
+        }
+        if view.converged != self._converged:
+            self._converged, self.converged_since = view.converged, now
+
+    def status_since(self, node: NodeId) -> float:
+        """Return since when a member has its status; a node that is none, since this one began."""
+        return self._statuses.get(node, (None, self.began))[1]

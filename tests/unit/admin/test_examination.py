@@ -1,0 +1,105 @@
+"""Findings as readers get them: confirmed by a second examination, with losses and failures."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from shardbus.admin.diagnosis import Picture
+from shardbus.admin.examination import BREAK_S, CONFIRM_S, Examination, Losses, lost_nodes
+from shardbus.ids import NodeId
+from tests.unit.admin.test_diagnosis import A, B, C, cut_off, healthy, member, of_type, update
+
+
+class Cluster:
+    """A cluster whose picture changes, and a clock."""
+
+    def __init__(self) -> None:
+        self.picture, self.losses, self.now = healthy(), dict[NodeId, Any](), 100.0
+        self.looks = 0
+
+    async def look(self) -> tuple[Picture, Losses]:
+        self.looks += 1
+        return self.picture, self.losses
+
+    async def found(self, examination: Examination) -> dict[str, bool]:
+        """The checks that are found, each with whether it is confirmed. No answer is shared."""
+        examination._answer._fresh_s = 0.0
+        answer: Any = await examination.get()
+        return {group["check"]: group["confirmed"] for group in answer["findings"]}
+
+
+async def test_a_difference_between_pages_is_confirmed_once_it_has_lasted() -> None:
+    cluster = Cluster()
+    examination = Examination(cluster.look, lambda: cluster.now)
+    of_type(cluster.picture, 1)["shards"].pop("1")
+    update(member(cluster.picture, 1), suspended="suspended, because")
+    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}
+    cluster.now += CONFIRM_S - 0.1
+    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}
+    cluster.now += 0.1
+    assert await cluster.found(examination) == {"suspended": True, "not-hosted": True}
+    broken, cluster.picture = cluster.picture, healthy()
+    assert await cluster.found(examination) == {}
+    cluster.picture = broken
+    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}, "anew"
+    cluster.now += BREAK_S + 1
+    assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}, (
+        "nothing is known of the time in between"
+    )
+
+
+async def test_readers_share_an_examination_and_the_gravest_stands_first() -> None:
+    cluster = Cluster()
+    examination = Examination(cluster.look, lambda: cluster.now)
+    update(member(cluster.picture, 1), build="0.2.0")
+    cut_off(cluster.picture)
+    answers: list[Any] = [await examination.get() for _ in range(5)]
+    assert cluster.looks == 1
+    assert [group["check"] for group in answers[0]["findings"]] == ["unreachable", "versions"]
+    counts = {name: answers[0][name] for name in ("healthy", "members", "types", "shards")}
+    assert counts == {"healthy": False, "members": 3, "types": 1, "shards": 4}
+
+
+def test_what_members_know_of_a_lost_node_is_put_together() -> None:
+    a, b = NodeId.parse(A), NodeId.parse(B)
+    lost = lost_nodes(
+        {
+            a: [[C, 7.0, "", {"page": [4, 3]}]],
+            b: [["10.0.0.9:7355#09", 60.0, "", {}], [C, 7.5, "keep-majority: 2 of 3", {}]],
+        }
+    )
+    assert [row["node"] for row in lost] == [C, "10.0.0.9:7355#09"], "the last one first"
+    at = lost[0].pop("at")
+    assert lost[0] == {
+        "node": C,
+        "by": B,
+        "why": "keep-majority: 2 of 3",
+        "shards": {"page": {"freed": 4, "homed": 3}},
+    }
+    assert isinstance(at, str)
+    assert (lost[1]["by"], lost[1]["shards"]) == (None, {})
+
+
+async def test_failures_have_their_last_exceptions_and_the_last_to_fail_stands_first() -> None:
+    cluster = Cluster()
+    examination = Examination(cluster.look, lambda: cluster.now)
+    rows = {"pay": (30.0, "o-1"), "refund": (3.0, "o-2")}
+    failing = [
+        {"method": method, "count": 7, "last": [[age, entity, "ValueError", "no", "stack"]]}
+        for method, (age, entity) in rows.items()
+    ]
+    update(of_type(cluster.picture, 1), failing=failing)
+    other = [{"method": "pay", "count": 2, "last": [[4.0, "o-3", "KeyError", "", ""]]}]
+    update(of_type(cluster.picture, 2), failing=copy.deepcopy(other))
+    answer: Any = await examination.get()
+    assert [(row["method"], row["node"], row["count"]) for row in answer["failures"]] == [
+        ("refund", B, 7),
+        ("pay", C, 2),
+        ("pay", B, 7),
+    ]
+    [last] = answer["failures"][0]["last"]
+    assert (last["entity"], last["error"], last["stack"]) == ("o-2", "ValueError", "stack")
+    by_method = {group["subjects"][0]: group["what"] for group in answer["findings"]}
+    assert by_method["pay"] == f"has 9 failures, the last one KeyError (of 'o-3' on {C})"
+    assert by_method["refund"] == f"has 7 failures, the last one ValueError: no (of 'o-2' on {B})"
