@@ -140,6 +140,15 @@ def test_nobody_votes_in_a_cluster_that_is_unborn() -> None:
     assert decision.reason == "no member has been Up yet"
 
 
+def test_who_is_down_does_not_count_elsewhere_once_a_new_process_has_its_address() -> None:
+    """A node rejoins while its former process is not removed yet: that one has ended."""
+    copy = state("ab", a=U, b=U, c=DOWN)
+    assert survey(copy, A).theirs == (C,)
+    again = C._replace(uid=2)
+    members = dict(sorted({**copy.members, again: replace(copy.members[A], node=again)}.items()))
+    assert survey(replace(copy, members=members), A).theirs == ()
+
+
 def test_a_flagged_node_that_has_seen_the_flag_is_not_cut_off() -> None:
     copy = state(a=U, b=U, c=U)
     found = split(copy, C, seen=(C,))
