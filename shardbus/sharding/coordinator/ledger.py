@@ -389,14 +389,13 @@ class Ledger:
         return Homeless(shards, targets, grouped, avoiding, nodes, self._without(shards))
 
     def _homes_at(self, homeless: Homeless, chosen: Mapping[str, NodeId]) -> dict[str, Home]:
-        """Return the new homes of these shards at the chosen nodes, as far as they still fit: the
-        nodes may have been chosen a while ago."""
-        able = homeless.able()
+        """Return the new homes of these shards at the chosen nodes. Rows of a shard stay on
+        distinct nodes, though the nodes may have been chosen a while ago."""
         taken = nodes_by_shard(homeless.table) if self.rows and chosen else {}
         placed: dict[str, NodeId] = {}
         for shard in homeless.shards if chosen else ():
             node = chosen.get(shard)
-            if node is None or node not in able:
+            if node is None:
                 continue
             if self.rows:
                 siblings = taken.setdefault(split_row(shard)[0], {})

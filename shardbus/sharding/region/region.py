@@ -41,7 +41,7 @@ from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration
 from shardbus.sharding.region.route import Absence, BufferedMessage
-from shardbus.sharding.region.routing import Routing
+from shardbus.sharding.region.routing import ASKED, Routing
 from shardbus.sharding.region.shutdown import RegionShutdown, ShutdownStep
 from shardbus.sharding.region.table_gossip import TableGossip
 
@@ -557,7 +557,7 @@ class ShardRegion:
         unknown: dict[str, list[str]] = {}
         for shard in shards:
             if shard not in known:
-                why = self._routing.why_waiting(shard) or "the coordinator is asked"
+                why = self._routing.why_waiting(shard) or ASKED
                 unknown.setdefault(why, []).append(shard)
                 self._routing.watch(shard, now)
         for why, waiting in unknown.items():

@@ -81,6 +81,14 @@ WAIT_PATIENCE = 3.0
 """How many times longer a region waits after Wait before it asks again: the answer comes unasked,
 and asking is for the case that it was lost."""
 
+ASKED = "the coordinator is asked"
+"""The reason that a region gives to a client at first. It knows the coordinator's own a moment
+later."""
+
+REASON_S = 0.5
+"""Seconds after which a client that got this reason asks for the other one, once: a home usually
+comes within milliseconds."""
+
 LEFTOVERS_PATIENCE_S = 5.0
 """Seconds that an old home waits for the next home to ask for the leftovers."""
 
@@ -552,7 +560,9 @@ class Routing:
         """Ask for these later: the coordinator knows that this region wants them."""
         for shard in shards:
             if shard in self._timers and self._routes[shard].state is RouteState.UNKNOWN:
-                self._timers.set(shard, now + WAIT_PATIENCE * self._retry)
+                at_first = reason == ASKED and shard not in self._reasons
+                pause = min(REASON_S, self._retry) if at_first else WAIT_PATIENCE * self._retry
+                self._timers.set(shard, now + pause)
                 self._reasons[shard] = reason
 
     def why_waiting(self, shard: str) -> str:

@@ -182,6 +182,16 @@ async def test_only_the_echo_of_a_flush_opens_the_next_home(error: Failure) -> N
     assert sender.owner.outs[B].sent == ["1"]
 
 
+async def test_an_ask_that_ends_without_a_home_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = Sender()
+    monkeypatch.setattr(type(sender.router.region), "why_waiting", lambda self, shard: "it hangs")
+    answer = sender.router.ask(ADD, "x", b"late", 1000, decode_value)
+    sender.clock.tick += 100
+    assert sender.router.expire() == 1
+    with pytest.raises(AskTimeout, match="no home for shard 0 of 'page' in time: it hangs"):
+        await answer
+
+
 async def test_an_ask_that_waits_ends_at_its_deadline_and_is_not_sent() -> None:
     sender = Sender()
     answer = sender.router.ask(ADD, "x", b"late", 1000, decode_value)

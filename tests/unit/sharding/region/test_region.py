@@ -24,7 +24,7 @@ from shardbus.sharding.region.route import (
     REJECT_REFUSED,
     RouteBuffers,
 )
-from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, SUSPECT_HOPS
+from shardbus.sharding.region.routing import ASKED, FLUSH_PATIENCE_S, REASON_S, SUSPECT_HOPS
 from shardbus.sharding.table_state import pack_homes
 
 ME, B, C, RULER, CLIENT = (NodeId(name, 1, 1) for name in ("me", "b", "c", "ruler", "client"))
@@ -128,6 +128,37 @@ def test_a_request_is_repeated_and_more_slowly_after_a_wait() -> None:
     driver.receive(msg.Wait(1, ("1",), "why"))
     assert sent(driver.wait(5.9)) == []
     assert sent(driver.wait(0.2)) == [msg.GetShardHome(("1",))]
+
+
+def test_the_reason_for_a_wait_is_kept_until_the_home_is_known() -> None:
+    driver = RegionDriver()
+    assert driver.region.why_waiting("1") == ""
+    driver.send("m1")
+    driver.receive(msg.Wait(1, ("1", "other"), "Own.allocate is to answer"))
+    assert driver.region.why_waiting("1") == "Own.allocate is to answer"
+    assert driver.region.why_waiting("other") == "", "this region has not asked for it"
+    driver.receive(homes(B, 5))
+    assert driver.region.why_waiting("1") == ""
+
+
+def test_a_client_asks_soon_for_the_coordinators_reason_and_once() -> None:
+    driver = RegionDriver(me=None, registered=False)
+    driver.handle(ev.CoordinatorAt(B))
+    driver.send("m1")
+    for pause in (REASON_S, 6.0, 6.0):
+        driver.receive(msg.Wait(0, ("1",), ASKED), sender=B)
+        assert sent(driver.wait(pause - 0.1)) == []
+        assert sent(driver.wait(0.2)) == [msg.GetShardHome(("1",))]
+
+
+def test_a_client_gets_the_coordinators_reason_once_it_is_known() -> None:
+    driver = RegionDriver()
+    question = msg.GetShardHome(("1", "2"))
+    driver.receive(question, sender=CLIENT)
+    driver.receive(msg.Wait(1, ("2",), "why"))
+    effects = driver.receive(question, sender=CLIENT)
+    waits = [e.message for e in effects if isinstance(e, ev.Send) and e.to == CLIENT]
+    assert waits == [msg.Wait(1, ("1",), ASKED), msg.Wait(1, ("2",), "why")]
 
 
 def test_a_wait_of_a_replaced_coordinator_delays_no_request() -> None:
