@@ -98,6 +98,10 @@ class WithHttpx(Entity):
         return "in time"
 
     @handler
+    async def waits(self) -> str:
+        return (await self.session.get("/slow")).text
+
+    @handler
     async def missing(self) -> None:
         (await self.session.get("/nowhere")).raise_for_status()
 
@@ -147,6 +151,11 @@ class WithAiohttp(Entity):
         return "in time"
 
     @handler
+    async def waits(self) -> str:
+        async with self.session.get("/slow") as answer:
+            return await answer.text()
+
+    @handler
     async def missing(self) -> None:
         async with self.session.get("/nowhere") as answer:
             answer.raise_for_status()
@@ -182,11 +191,13 @@ async def test_a_request_ends_with_the_program_that_asked_and_the_entity_goes_on
     async with serving(), served(bus) as client:
         for kind in (WithHttpx, WithAiohttp):
             ref, began = client.ref(kind, "a"), site.began
-            asking = asyncio.ensure_future(ref.given_up())
+            asking = asyncio.ensure_future(ref.waits())
             await until(lambda began=began: site.began > began, "the request")
             asking.cancel()
             await turns()
+            site.free.set()
             assert await ref.hello() == "a"
+            site.free.clear()
 
 
 async def test_a_service_of_aiohttp_uses_a_client() -> None:

@@ -296,6 +296,7 @@ async def test_a_process_that_ends_while_it_is_probed_is_looked_at_again(
     prober = make_prober()
     assert await prober.probe(NodeId("127.0.0.1", server.sockets[0].getsockname()[1], 1)) is outcome
     server.close()
+    await server.wait_closed()
     prober.close()
 
 
