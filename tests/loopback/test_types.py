@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from shardbus import Entity, ShardBus, UnknownEntityType, handler
 from shardbus.membership import known_types
 from shardbus.node.node import Node
+from shardbus.shells.singleton import SingletonShell
+from shardbus.shells.type_members import TypeMembers
 from tests.loopback.nodes import QUICK, Nodes, ready
 from tests.waiting import until
 
@@ -139,3 +142,28 @@ async def test_S2_34_a_minimum_of_members_is_one_of_those_that_have_the_type() -
         await nodes.start(OLD)
         new = await nodes.start(NEW)
         assert await answers(new, "wishlist") == {str(new.me)}
+
+
+async def test_the_cost_of_a_type_does_not_grow_with_the_number_of_types(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each type takes part in each change of the members, and not in the claims of all others."""
+    updates: Counter[str] = Counter()
+    update = SingletonShell.update
+
+    def counted(self: SingletonShell, members: TypeMembers) -> None:
+        updates[self._region.name] += 1
+        update(self, members)
+
+    monkeypatch.setattr(SingletonShell, "update", counted)
+
+    async def most(count: int) -> int:
+        """The most updates of one of so many types while a node starts and another joins."""
+        async with Nodes() as own:
+            updates.clear()
+            bus = release(*(f"type-{i}" for i in range(count)))
+            await own.cluster(bus, 2)
+            return max(updates.values())
+
+    few = await most(2)
+    assert await most(40) <= few + 10
