@@ -118,10 +118,10 @@ async def test_handlers_answers_and_ends_that_fail_are_listed_by_method() -> Non
         with pytest.raises(EntityFailed):
             await b.ask("o-1", method, *arguments)
     b.tell("o-2", "pay", 5)
-    await until(lambda: b.dropped, "a told message that fails")
+    methods = b.host.counts.failed.methods
+    await until(lambda: methods["pay"].count == 3, "a told message that fails")
     b.stop()
     await b.stopped()
-    methods = b.host.counts.failed.methods
     assert {name: kept.count for name, kept in methods.items()} == {
         "pay": 3,
         "ship": 1,
