@@ -40,8 +40,8 @@ from shardbus_cli.parameters import NODE_URL, NodeUrl
 from shardbus_cli.report_bundle import ReportBundle, folder_of, subjects_of
 
 CLUSTER_PAGES = (
-    "cluster", "nodes", "types", "overview", "load", "slow", "checkup", "events/recent",
-    "dead-letters",
+    "cluster", "nodes", "types", "overview", "findings", "load", "slow", "checkup",
+    "events/recent", "dead-letters",
 )  # fmt: skip
 TYPE_PAGES = ("shards", "limit", "places")
 NODE_PAGES = ("cluster", "settings", "gossip", "downing", "tasks", "log")

@@ -403,7 +403,8 @@ def _epochs(kind: str, ruling: int, stored: int) -> Iterator[Finding]:
 
 
 def _type(picture: Picture, kind: str) -> Iterator[Finding]:
-    rows = {node: row.get("types", {}).get(kind, {}) for node, row in picture.answers.items()}
+    answers = picture.answers.items()
+    rows = {node: types[kind] for node, row in answers if kind in (types := row.get("types", {}))}
     for row in rows.values():
         for entity_id, why in (row.get("unreadable") or {}).items():
             yield Finding("state-unreadable", kind, entity_id, f"does not start: {why}")
@@ -417,7 +418,7 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
     if len(layouts := _layouts(picture, kind)) > 1:
         yield Finding("layout", kind, "layout", f"is {' and '.join(sorted(layouts))}")
     for node, row in rows.items():
-        if not row or not _is_settled(picture, node, row):
+        if not _is_settled(picture, node, row):
             continue
         if not row.get("registered") and not lacks:
             yield Finding("not-registered", kind, node, "is not registered with the coordinator")

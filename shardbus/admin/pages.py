@@ -737,15 +737,10 @@ class AdminPages:
             for node, types in stats.items()
             for shard, count in types.get(type, {}).items()
         }
-        rows = [
-            row
-            | {
-                "entities": live.get((row["node"], row["shard"]), 0)
-                if row["node"] in answered
-                else None
-            }
-            for row in (_shard_row(*columns) for columns in table["shards"])
-        ]
+        rows = [_shard_row(*columns) for columns in table["shards"]]
+        for row in rows:
+            node, shard = row["node"], row["shard"]
+            row["entities"] = live.get((node, shard), 0) if node in answered else None
         rows.sort(key=_by_shard)
         return {
             "type": type,

@@ -41,6 +41,7 @@ SITES = {
     "entities/running_handlers": {"ReentrancyError": 1},
     "entities/state_changes": {"AskTimeout": 1, "EntityFailed": 1},
     "entities/stopping": {"EntityFailed": 1},
+    "entities/supervision": {"EntityFailed": 1},
     "entity": {"Unhandled": 1},
     "node/dispatch": {"UnknownEntityType": 4},
     "node/node": {"NodeLost": 1},

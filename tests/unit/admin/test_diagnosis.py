@@ -416,6 +416,18 @@ def test_a_node_that_begins_is_not_ready_in_silence_unless_it_says_why() -> None
         assert [finding.check for finding in findings(picture)] == expected, detail
 
 
+def test_a_type_that_a_release_adds_is_not_missed_by_the_members_without_it() -> None:
+    picture = copy.deepcopy(healthy())
+    no_coordinator(picture)
+    for index in range(2):
+        del member(picture, index)["types"]["page"]
+    young(picture, 2, "up", COORDINATOR_S - 1)
+    picture.shards.clear()
+    assert [f.check for f in findings(picture) if f.check != "store-behind"] == []
+    young(picture, 2, "up", COORDINATOR_S)
+    assert "no-coordinator" in [finding.check for finding in findings(picture)]
+
+
 def test_a_node_that_stops_is_not_ready_in_silence() -> None:
     picture = copy.deepcopy(healthy())
     update(picture.cluster, status="up", stopping="before-service-unbind")

@@ -17,6 +17,7 @@ from shardbus.store.protocol import StoredTable
 from shardbus_cli import doctor
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.main import run
+from shardbus_cli.node_http import NodeHttp
 from tests.unit.admin.test_diagnosis import FAULTS, FENCE, A, B, C, healthy, shard, table, update
 
 
@@ -184,6 +185,32 @@ def test_a_store_that_does_not_answer_here_is_a_finding(
     assert capsys.readouterr().out.startswith("store-silent: store sqlite:///")
     assert run(["doctor", "--store", "nonsense://x"]) == ExitCode.UNHEALTHY
     assert "store-unfit: " in capsys.readouterr().out
+
+
+def test_a_node_of_an_earlier_release_is_examined_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(self: NodeHttp, *path: str, **query: object) -> dict[str, Any]:
+        if path == ("v1", "findings"):
+            raise CommandFailure("there is no such page")
+        raise AssertionError(path)
+
+    monkeypatch.setattr(NodeHttp, "read", read)
+    monkeypatch.setattr(doctor, "look", lambda node, types: faulty(LATE))
+    assert run(["doctor", "--wait", "0"]) == ExitCode.UNHEALTHY
+    assert capsys.readouterr().out.startswith(f"late: members {B} has a loop")
+
+
+def test_findings_about_other_types_are_left_out(
+    seen: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(faulty(MOVING, LATE))
+    answer = {"findings": grouped(findings(faulty(MOVING, LATE)))}
+    node = NodeHttp("http://127.0.0.1:1")
+    of_other = doctor._all(answer, node, ["cart"], None, None)
+    assert [finding.check for finding in of_other] == ["late"]
+    every = doctor._all(answer, node, [], None, None)
+    assert sorted(finding.check for finding in every) == ["late", "moving"]
 
 
 def test_the_doctor_knows_no_type_of_that_name(shell, url):

@@ -31,6 +31,13 @@ def test_one_picture_is_printed_where_there_is_no_terminal(shell, url):
     [other] = [line for line in lines if line.startswith(OTHER)]
     assert other.split()[1:4] == ["unreachable", "-", "-"]
     assert f"counter  {67 * 2}" in shell.out
+    [counter] = [line for line in lines if line.startswith("counter  134")]
+    assert counter.split()[3:13] == [
+        "-", "250", "ms", "250", "ms", "1", "ms", "3", "4", "1.0",
+    ]  # fmt: skip
+    assert lines[1].startswith(f"warning: not-registered: counter {ME} is not")
+    assert lines[2] == "lost: 10.0.0.8:1#1 at 2026-01-02, declared dead"
+    assert "may be gone" not in shell.out, "it is not confirmed"
     assert "page  3" in lines[-1]
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
+
+from shardbus import Entity, EntityFailed, ShardBus, handler
 from shardbus.entities.failures import (
     ERROR_MAX,
     KEPT,
@@ -14,6 +17,23 @@ from shardbus.entities.failures import (
     STARTS_MAX,
     HandlerFailures,
 )
+from tests.unit.entities.entity_kit import Bench
+from tests.waiting import until
+
+
+class Order(Entity):
+    """Handlers that fail, before or with their answer."""
+
+    @handler
+    def pay(self, amount: int) -> None:
+        raise ValueError(f"no money for {amount}")
+
+    @handler
+    def ship(self) -> object:
+        return lambda: None
+
+    async def on_stop(self, reason: object) -> None:
+        raise OSError("no paper")
 
 
 class Unspeakable(Exception):
@@ -88,3 +108,25 @@ def test_methods_and_starts_are_bounded_and_those_that_failed_last_stay() -> Non
     assert next(iter(failed.unreadable.items())) == ("o-2", "no")
     failed.started("o-3")
     assert "o-3" not in failed.starts
+
+
+async def test_handlers_answers_and_ends_that_fail_are_listed_by_method() -> None:
+    bus = ShardBus("shop")
+    bus.entity("order")(Order)
+    b = Bench(bus)
+    for method, arguments in (("pay", (3,)), ("ship", ()), ("pay", (4,))):
+        with pytest.raises(EntityFailed):
+            await b.ask("o-1", method, *arguments)
+    b.tell("o-2", "pay", 5)
+    methods = b.host.counts.failed.methods
+    await until(lambda: methods["pay"].count == 3, "a told message that fails")
+    b.stop()
+    await b.stopped()
+    assert {name: kept.count for name, kept in methods.items()} == {
+        "pay": 3,
+        "ship": 1,
+        "on_stop": 2,
+    }
+    assert methods["pay"].last[-1].text == "no money for 5"
+    assert methods["ship"].last[0].text.startswith("its answer cannot be sent: ")
+    assert b.host.counts.failures == 5, "the entity with the answer did not fail"

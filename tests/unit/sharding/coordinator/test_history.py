@@ -20,6 +20,7 @@ from tests.unit.sharding.coordinator.test_coordinator import (
     ack,
     move,
     ready,
+    started,
 )
 
 Seen = list[tuple[NodeId | None, NodeId | None, str, int]]
@@ -42,6 +43,7 @@ def test_N13_the_first_home_and_a_move_for_the_balance() -> None:
     assert seen(driver, home.shard) == [(None, A, "asked", home.fence)]
     began = driver.now
     driver.now += 2.0
+    assert driver.coordinator.unsettled_since(home.shard) == began
     ack(driver, A, home)
     ack(driver, B, home)
     stops(driver, home)
@@ -51,6 +53,9 @@ def test_N13_the_first_home_and_a_move_for_the_balance() -> None:
     assert seen(driver, home.shard)[1:] == [(A, B, "rebalance", FENCE + 2)]
     change = driver.coordinator.history.of(home.shard)[-1]
     assert (change.at, change.seconds) == (driver.now, driver.now - began)
+    assert driver.coordinator.unsettled_since(home.shard) == driver.now, "it starts at B"
+    started(driver, B)
+    assert driver.coordinator.unsettled_since(home.shard) is None
 
 
 def test_N13_the_death_of_a_node_is_the_reason_even_during_a_handoff() -> None:
@@ -64,6 +69,8 @@ def test_N13_the_death_of_a_node_is_the_reason_even_during_a_handoff() -> None:
     assert seen(driver, moving.shard)[1:] == [(A, B, "node_gone", FENCE + 2)]
     assert seen(driver, other.shard)[1:] == [(A, B, "node_gone", FENCE + 3)]
     assert driver.coordinator.history.of(other.shard)[-1].seconds == 0.5
+    assert driver.coordinator.history.freed(A) == (2, 2)
+    assert driver.coordinator.history.freed(B) == (0, 0)
 
 
 def test_N13_the_reason_for_a_leaving_node_is_drain() -> None:
