@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.TreeSet;
 import org.apache.pekko.actor.Address;
 import org.apache.pekko.cluster.Member;
+import org.apache.pekko.cluster.Member$;
 import org.apache.pekko.cluster.Reachability;
 import org.apache.pekko.cluster.UniqueAddress;
 import org.apache.pekko.util.Version;
@@ -51,7 +52,7 @@ public final class Judge {
       unreachable.add(Integer.parseInt(ends[1]));
     }
     for (int i = 0; i < count; i++) {
-      Member member = Member.apply(nodes.get(i), roles, Version.Zero()).copyUp(i + 1);
+      Member member = Member$.MODULE$.apply(nodes.get(i), roles, Version.Zero()).copyUp(i + 1);
       if (unreachable.contains(i) && !nodes.get(i).equals(me)) {
         strategy.addUnreachable(member);
       } else {
