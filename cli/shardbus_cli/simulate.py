@@ -56,6 +56,10 @@ WithDiscovery = Annotated[
     typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
 ]
 
+WithClaims = Annotated[
+    bool,
+    typer.Option("--claims", help="Nodes have the same two seeds; the store decides who founds."),
+]
 WithKills = Annotated[
     str,
     typer.Option("--kill-at", help="With --sharding: kills at a move's PHASE/VICTIM, or any."),
@@ -97,6 +101,7 @@ def simulate(
     homes: WithHomes = "ask",
     instances: WithInstances = 0,
     discovery: WithDiscovery = False,
+    claims: WithClaims = False,
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
     jobs: Annotated[
@@ -120,12 +125,16 @@ def simulate(
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     if load is not None and not sharding:
         raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
-    if discovery and sharding:
-        raise typer.BadParameter("nodes join one by one with --sharding", param_hint="--discovery")
+    for name, chosen in (("--discovery", discovery), ("--claims", claims)):
+        if chosen and (sharding or (discovery and claims)):
+            why = "with --sharding nodes join one by one" if sharding else "one of the two"
+            raise typer.BadParameter(why, param_hint=name)
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy) for n in numbers)
-    drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
+    drawn: list[Options | NodeOptions] = [
+        replace(one, discovery=discovery, claims=claims) for one in plain
+    ]
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         drawn = [draw_node_options(number, *more, failing_handlers) for number in numbers]

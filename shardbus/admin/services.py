@@ -11,8 +11,9 @@ from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
-from shardbus.membership.view import MembershipView, OtherCluster
+from shardbus.membership.view import MembershipView
 from shardbus.node.downing_log import DowningLog
+from shardbus.node.membership_store import MembershipStore
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.shutdown_phases import Phases
@@ -45,7 +46,7 @@ class AdminServices(Protocol):
     keyring: Keyring | None
     loop: asyncio.AbstractEventLoop
     me: NodeId
-    other_clusters: tuple[OtherCluster, ...]
+    membership_store: MembershipStore
     on_leave: Callable[[], None] | None
     phases: Phases
     pod_cost: PodDeletionCost | None
@@ -77,6 +78,6 @@ class AdminServices(Protocol):
     def watching(self) -> MembershipRunner | None: ...
     @property
     def is_up(self) -> bool: ...
-    def describe_rejoining(self) -> str: ...
+    def describe_joining(self) -> str: ...
     def rekey(self) -> bool: ...
     def join_by(self, seeds: Iterable[str]) -> None: ...

@@ -82,6 +82,9 @@ class Options:
     discovery: bool = False
     """Nodes find each other by the store, and start at once; the store's claim decides who
     founds."""
+    claims: bool = False
+    """All nodes have the same two seeds, and start at once; the store's claim decides whether the
+    first of them founds."""
 
     @property
     def gentle(self) -> bool:
@@ -116,7 +119,7 @@ class Options:
         return (
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
             f" --seconds {self.seconds:g} --strategy {self.strategy}"
-            f"{' --discovery' if self.discovery else ''}"
+            f"{' --discovery' if self.discovery else ''}{' --claims' if self.claims else ''}"
         )
 
 

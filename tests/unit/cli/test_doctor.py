@@ -184,6 +184,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     ),
     (lambda p: update(member(p, 1), lag=2.5), [("late", "members", B)]),
     (lambda p: update(member(p, 1), suspended="suspended, because"), [("suspended", "members", B)]),
+    (
+        lambda p: update(member(p, 1), rival="another cluster writes this store: s:1"),
+        [("rival-cluster", "members", B)],
+    ),
     (lambda p: update(member(p, 1), time=1030.0), [("clock", "members", B)]),
     (lambda p: update(member(p, 1), time=990.0), [("clock", "members", B)]),
     (lambda p: update(member(p, 1), build="0.2.0"), [("versions", "members", B)]),
