@@ -125,20 +125,24 @@ def simulate(
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
     if load is not None and not sharding:
         raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
-    for name, chosen in (("--discovery", discovery), ("--claims", claims)):
-        if chosen and (sharding or (discovery and claims)):
-            why = "with --sharding nodes join one by one" if sharding else "one of the two"
-            raise typer.BadParameter(why, param_hint=name)
+    _check_joining(discovery=discovery, claims=claims, sharding=sharding)
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy) for n in numbers)
-    drawn: list[Options | NodeOptions] = [
-        replace(one, discovery=discovery, claims=claims) for one in plain
-    ]
+    joins = {"discovery": discovery, "claims": claims}
+    drawn: list[Options | NodeOptions] = [replace(one, **joins) for one in plain]
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         drawn = [draw_node_options(number, *more, failing_handlers) for number in numbers]
     _report(drawn, jobs, as_json)
+
+
+def _check_joining(*, discovery: bool, claims: bool, sharding: bool) -> None:
+    for name, chosen, other in (("--discovery", discovery, claims), ("--claims", claims, False)):
+        if chosen and sharding:
+            raise typer.BadParameter("nodes join one by one with --sharding", param_hint=name)
+        if chosen and other:
+            raise typer.BadParameter("nodes join in one way: not with --claims", param_hint=name)
 
 
 def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> None:

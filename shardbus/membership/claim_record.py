@@ -1,7 +1,7 @@
 """The record of the cluster that holds the store's claim (`founding`).
 
 The claim itself is a lease: it says that a cluster lives, and not where. The members that renew it
-also write this record, so that a node that starts finds them, or an operator is told of them.
+also write this record, so that a node that starts finds them, or an operator can look for them.
 
     members   the addresses at which the members can be reached
     known     addresses that belong to the cluster: seeds of its members, and former members

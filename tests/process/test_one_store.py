@@ -51,16 +51,16 @@ async def restart(lab: Processes, places: list[int], seeds: list[str]) -> list[N
 async def test_both_seeds_restart_and_join_the_cluster_that_lives(
     shared: Processes, order: int
 ) -> None:
-    places = [free_port() for _ in range(3)]
+    places = [free_port() for _ in range(4)]
     seeds = [f"127.0.0.1:{place}" for place in places[:2]]
     nodes = await restart(shared, places, seeds)
     await shared.agree(*nodes)
     for node in nodes[:2]:
         node.kill()
-    await shared.agree(nodes[2])
+    await shared.agree(*nodes[2:])
     again = await restart(shared, places[:2][::order], seeds[::order])
-    await shared.agree(nodes[2], *again)
-    assert len(await founders(nodes[2], *again)) == 1
+    await shared.agree(*nodes[2:], *again)
+    assert len(await founders(*nodes[2:], *again)) == 1
 
 
 async def test_seeds_that_left_in_order_come_back_to_the_cluster_that_lives(
@@ -86,11 +86,22 @@ async def test_a_cluster_that_was_killed_whole_starts_again_with_the_same_nodes(
         node.kill()
     again = await restart(shared, places, seeds)
     await shared.agree(*again)
-    for node in again:
+
+
+@pytest.mark.long
+async def test_a_node_that_starts_again_without_the_others_waits_for_the_end_of_the_claim(
+    lab: Processes,
+) -> None:
+    claim = ("cluster.founding_claim=40s",)
+    places = [free_port() for _ in range(2)]
+    seeds = [f"127.0.0.1:{place}" for place in places]
+    nodes = [lab.begin(port=place, seeds=seeds, settings=claim) for place in places]
+    await lab.agree(*nodes)
+    for node in nodes:
         node.kill()
-    alone = shared.begin(port=places[0], seeds=seeds)
+    alone = lab.begin(port=places[0], seeds=seeds, settings=claim)
     await alone.says("waits for the store's claim, which this cluster had")
-    await shared.agree(alone)
+    await lab.agree(alone)
 
 
 @pytest.mark.long
