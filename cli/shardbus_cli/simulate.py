@@ -123,21 +123,22 @@ def simulate(
     _one_of("--handoff", handoff, HANDOFFS)
     _one_of("--homes", homes, HOMES)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
-    if load is not None and not sharding:
-        raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
-    _check_joining(discovery=discovery, claims=claims, sharding=sharding)
+    _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy) for n in numbers)
-    joins = {"discovery": discovery, "claims": claims}
-    drawn: list[Options | NodeOptions] = [replace(one, **joins) for one in plain]
+    joining = (replace(one, discovery=discovery, claims=claims) for one in plain)
+    drawn: list[Options | NodeOptions] = list(joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         drawn = [draw_node_options(number, *more, failing_handlers) for number in numbers]
     _report(drawn, jobs, as_json)
 
 
-def _check_joining(*, discovery: bool, claims: bool, sharding: bool) -> None:
+def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bool) -> None:
+    """Refuse options that do not go together."""
+    if load is not None and not sharding:
+        raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
     for name, chosen, other in (("--discovery", discovery, claims), ("--claims", claims, False)):
         if chosen and sharding:
             raise typer.BadParameter("nodes join one by one with --sharding", param_hint=name)
