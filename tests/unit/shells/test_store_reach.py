@@ -25,16 +25,16 @@ class Store(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state, self.probes = "", 0
+        self.state, self.probes, self.failures = "", 0, 10_000
         self.lost: set[str] = set()
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
         self.probes += 1
-        if self.state == HANGS:
+        if self.state == HANGS and self.probes <= self.failures:
             await asyncio.sleep(3600)
-        if self.state:
+        if self.state and self.probes <= self.failures:
             raise StoreUnavailable(self.state)
         await super().add_remembered(entity_type, shard, entity_ids, fence)
 
@@ -108,6 +108,16 @@ async def test_a_store_that_is_back_within_the_patience_keeps_the_seat() -> None
     stage = Stage({NEXT: True}, patience=PROBE_S + 1.0)
     stage.store.state = "refuses"
     stage.on_ask = lambda: setattr(stage.store, "state", "")
+    await stage.run(60.0)
+    assert len(stage.asked) == 1
+    assert not stage.gave_way
+
+
+@virtual
+async def test_only_a_failure_beside_anothers_success_gives_the_seat_away() -> None:
+    """A store that all nodes lost for a moment answers them all again at once."""
+    stage = Stage({NEXT: True}, patience=0.001)
+    stage.store.state, stage.store.failures = HANGS, 1
     await stage.run(60.0)
     assert len(stage.asked) == 1
     assert not stage.gave_way
