@@ -61,6 +61,10 @@ WithDiscovery = Annotated[
     typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
 ]
 
+WithClaims = Annotated[
+    bool,
+    typer.Option("--claims", help="Nodes have the same two seeds; the store decides who founds."),
+]
 WithKills = Annotated[
     str,
     typer.Option("--kill-at", help="With --sharding: kills at a move's PHASE/VICTIM, or any."),
@@ -109,6 +113,7 @@ def simulate(
     homes: WithHomes = "ask",
     instances: WithInstances = 0,
     discovery: WithDiscovery = False,
+    claims: WithClaims = False,
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
     links: WithLinks = "fair",
@@ -133,20 +138,29 @@ def simulate(
     _one_of("--homes", homes, HOMES)
     _one_of("--links", links, LINKS)
     _one_of("--kill-at", kill_at or None, (ANY_PHASE, *map(str, targets_of(MODES[handoff]))))
-    if load is not None and not sharding:
-        _refuse("--load", "only whole nodes have a load: --sharding")
-    if discovery and sharding:
-        _refuse("--discovery", "nodes join one by one with --sharding")
-    if links == "unfair" and (splits or kill_at or discovery):
-        _refuse("--links", "not with --splits, --kill-at or --discovery")
+    _check_kind(load, sharding=sharding, discovery=discovery, claims=claims)
+    if links == "unfair" and (splits or kill_at or discovery or claims):
+        _refuse("--links", "not with --splits, --kill-at, --discovery or --claims")
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(seed or 0, (seed or 0) + count)
     plain = (draw(n, nodes, seconds, strategy, links) for n in numbers)
-    drawn: list[Options | NodeOptions] = [replace(one, discovery=discovery) for one in plain]
+    joining = (replace(one, discovery=discovery, claims=claims) for one in plain)
+    drawn: list[Options | NodeOptions] = list(joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
         drawn = [draw_node_options(number, *more, failing_handlers, links) for number in numbers]
     _report(drawn, jobs, as_json)
+
+
+def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bool) -> None:
+    """Refuse options that do not go together."""
+    if load is not None and not sharding:
+        raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
+    for name, chosen, other in (("--discovery", discovery, claims), ("--claims", claims, False)):
+        if chosen and sharding:
+            raise typer.BadParameter("nodes join one by one with --sharding", param_hint=name)
+        if chosen and other:
+            raise typer.BadParameter("nodes join in one way: not with --claims", param_hint=name)
 
 
 def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> None:

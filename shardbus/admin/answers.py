@@ -338,6 +338,7 @@ class NodeAnswers:
             "protocol": [OLDEST_PROTOCOL, PROTOCOL],
             "features": list(FEATURES),
             "suspended": node.gate.describe(),
+            "rival": node.membership_store.rival,
             "store": mask_url(url),
             "store_silent_ago": node.states.silent_ago,
             "store_silent_because": node.states.silent_because,

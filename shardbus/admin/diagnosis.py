@@ -108,6 +108,8 @@ ADVICE = {
     " /v1/gossip",
     "other-cluster": "two clusters of one name never merge: stop the nodes of one, and start them"
     " again with seeds of the other",
+    "rival-cluster": "one store is for one cluster of a name: stop the nodes of one of the two, or"
+    " give it a store.url or a cluster name of its own",
     "no-coordinator": "it runs on the oldest member with the type's coordinator_role, or its role:"
     " check that there is one that is Up, and that its store answers",
     "coordinator-silent": "its node does not answer; the findings about this type come from the"
@@ -328,6 +330,8 @@ def _members(picture: Picture) -> Iterator[Finding]:
             yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
         if row.get("suspended"):
             yield Finding("suspended", MEMBERS, node, f"is {row['suspended']}")
+        if row.get("rival"):
+            yield Finding("rival-cluster", MEMBERS, node, f"reports: {row['rival']}")
         ago = row.get("store_silent_ago")
         if ago is not None and ago < RECENT_S:
             because = str(row.get("store_silent_because") or "it gave no answer")

@@ -281,8 +281,9 @@ class AdminPages:
                     "node": str(other.node) if other.node is not None else None,
                     "reason": other.reason,
                 }
-                for other in node.other_clusters
+                for other in node.membership_store.other_clusters
             ],
+            "rival": node.membership_store.rival or None,
         }
 
     def _status(self) -> str:
@@ -617,10 +618,12 @@ class AdminPages:
         settings of HTTP say which types count, and for how long."""
         status = self._node.view.status if self._node.view is not None else None
         phase = self._node.phases.current
-        detail = phase or self._node.describe_rejoining() or self._status()
+        detail = phase or self._node.describe_joining() or self._status()
         checks = {"membership": Check(status is Status.UP and not phase, detail)}
         if suspended := self._node.gate.describe():
             checks["suspension"] = Check(False, suspended)
+        if rival := self._node.membership_store.rival:  # what is in memory works beside it
+            checks["cluster"] = Check(True, rival)
         if failed := self._node.failed_tasks:
             what = f"{failed} task{'s' if failed > 1 else ''} of this node failed: see its log"
             checks["tasks"] = Check(False, what)

@@ -11,9 +11,10 @@ from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
-from shardbus.membership.view import MembershipView, OtherCluster
+from shardbus.membership.view import MembershipView
 from shardbus.node.downing_log import DowningLog
 from shardbus.node.lost_nodes import LostNodes
+from shardbus.node.membership_store import MembershipStore
 from shardbus.node.recent_drops import RecentDrops
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rpc import NodeRpc
@@ -50,7 +51,7 @@ class AdminServices(Protocol):
     loop: asyncio.AbstractEventLoop
     lost_nodes: LostNodes
     me: NodeId
-    other_clusters: tuple[OtherCluster, ...]
+    membership_store: MembershipStore
     on_leave: Callable[[], None] | None
     phases: Phases
     pod_cost: PodDeletionCost | None
@@ -82,6 +83,6 @@ class AdminServices(Protocol):
     def watching(self) -> MembershipRunner | None: ...
     @property
     def is_up(self) -> bool: ...
-    def describe_rejoining(self) -> str: ...
+    def describe_joining(self) -> str: ...
     def rekey(self) -> bool: ...
     def join_by(self, seeds: Iterable[str]) -> None: ...

@@ -219,7 +219,8 @@ class ClusterSettings:
     )
     coordinator_stall: float = seconds(
         2.0,
-        "a node whose handlers block its loop that long gives up its coordinators",
+        "a node whose handlers block its loop that long, or that cannot use its store while"
+        " another node can, gives up its coordinators",
         off=True,
     )
     app_block_warning: float = seconds(

@@ -108,10 +108,11 @@ class Admission:
         founds: bool = True,
         within: float = 0.0,
         discovers: bool = False,
+        claims: bool = False,
     ) -> JoinProgress:
-        """Start to join by these seeds. Without seeds, found a cluster. `founds`, `within` and
-        `discovers` are those of `Joiner`."""
-        if not seeds and founds and not discovers:
+        """Start to join by these seeds. Without seeds, found a cluster. `founds`, `within`,
+        `discovers` and `claims` are those of `Joiner`."""
+        if not seeds and founds and not discovers and not claims:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
         self._joiner = Joiner(
             self.me,
@@ -121,12 +122,26 @@ class Admission:
             founds=founds,
             within=within,
             discovers=discovers,
+            claims=claims,
         )
         return self._joiner.start(now)
 
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
         """Take over what a look-up of the contacts has found."""
         return self._joiner.on_contacts(contacts, now) if self._joiner else JoinProgress()
+
+    def on_members_named(self, members: Sequence[Address], now: float) -> JoinProgress:
+        """Contact these members, too, which the store names."""
+        return self._joiner.on_members_named(members, now) if self._joiner else JoinProgress()
+
+    @property
+    def in_no_cluster(self) -> Collection[Address]:
+        """The addresses at which processes have answered that they are in no cluster."""
+        return self._joiner.nacked if self._joiner else ()
+
+    def is_lost(self, now: float) -> bool:
+        """True if this node's seeds are of no use, so that it looks for members in the store."""
+        return self._joiner is not None and self._joiner.is_lost(now)
 
     def may_found(self, now: float) -> bool:
         """True if this node joins, and founds a cluster if the store's claim is its own."""

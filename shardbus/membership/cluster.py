@@ -1,7 +1,7 @@
 """The membership machine of one node. It composes the others:
 
     admission   joining, and admitting others           joining, admission
-    claim       who founds, if contacts are discovered  founding
+    claim       who founds, by the store's claim        founding, claim_record
     exchange    the state, and its spreading            gossip, exchange, gossip_targets
     heartbeats  members that do not answer              failure/heartbeat, failure/phi_accrual
     deaths      processes that are proved gone          failure/confirmed_death
@@ -36,6 +36,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.admission import Admission, sharing_address
+from shardbus.membership.claim_record import ClaimRecord, named
 from shardbus.membership.commands import Command, apply_command, downed
 from shardbus.membership.diagnostics import Overview, diagnose
 from shardbus.membership.downing.resolver import DowningPlan, Resolver
@@ -69,7 +70,6 @@ from shardbus.membership.suspension import Suspension
 from shardbus.membership.view import (
     DowningDecided,
     MembershipView,
-    RivalCluster,
     SelfStarved,
     changes,
     view_of,
@@ -214,6 +214,8 @@ class ClusterMembership:
                 self._on_published(event, now)
             case ev.WatchSeeds(seeds):
                 self._others.watch(seeds, now)
+            case ev.SuspectNodes(nodes):
+                self._others.suspect(nodes, self.gossip, now)
             case ev.ControlReceived():
                 self._on_control(event, now)
             case ev.PeerListening(uid):
@@ -237,8 +239,13 @@ class ClusterMembership:
                 self._apply_command(event, now)
             case ev.SetVitals(vitals):
                 self._heartbeats.vitals = vitals
-            case ev.LeaseResult(name, granted) if name == FOUNDING:
-                self._on_claim(granted, now)
+            case ev.LeaseResult(name, granted, counter) if name == FOUNDING:
+                self._on_claim(granted, counter, now)
+            case ev.ClaimRead(record):
+                self._on_claim_read(record, now)
+            case ev.CheckClaim():
+                self._claim.hurry(now)
+                self._ask_for_claim(now)
             case ev.LeaseResult(name, granted):
                 self._carry_out(self._resolver.on_lease_result(name, granted), now)
             case _:
@@ -319,32 +326,68 @@ class ClusterMembership:
         self._ask_for_claim(now)
 
     def _ask_for_claim(self, now: float) -> None:
-        """Ask for the store's claim, to found by it, or to renew it."""
+        """Ask for the store's claim, to found by it, or to renew it. Look for members in its record
+        if the seeds do not answer."""
         asks = self._is_member() or self._admission.may_found(now)
         if asks and (ask := self._claim.ask(self.gossip, now)):
             self._out.append(ask)
+        elif not asks and self._admission.is_lost(now) and (read := self._claim.read(now)):
+            self._out.append(read)
 
-    def _on_claim(self, granted: bool | None, now: float) -> None:
-        self._claim.on_result(granted)
+    def _on_claim(self, granted: bool | None, counter: int, now: float) -> None:
+        claim = self._claim
+        claim.on_result(granted, counter, now)
+        founds = not self._is_member() and claim.founds(now) and self._admission.may_found(now)
+        if founds:
+            self._apply_progress(JoinProgress(step=JoinStep.FOUND_CLUSTER), self.me, now)
+        if granted and self._is_member():
+            self._out.append(claim.write(self.gossip))
+            if end := claim.report_end():
+                self._out.append(ev.Notice(end))
+        elif granted is False and (read := claim.read(now)):
+            self._out.append(read)
+
+    def _on_claim_read(self, record: ClaimRecord | None, now: float) -> None:
+        """Act on the record of the cluster that has the store's claim."""
+        claim = self._claim
         if not self._is_member():
-            if self._claim.founds(now) and self._admission.may_found(now):
-                self._apply_progress(JoinProgress(step=JoinStep.FOUND_CLUSTER), self.me, now)
-        elif granted is False and self._claim.is_founder(self.gossip):
-            self._stop("join failed: another node has founded the cluster meanwhile", now)
-        elif granted is False:
-            self._out.append(ev.Notice(RivalCluster()))
+            found = claim.on_record(record, self._admission.in_no_cluster, now)
+            if not self._admission.joining:
+                return
+            if found.refusal:
+                progress = JoinProgress(step=JoinStep.REFUSED, reason=found.refusal)
+            else:
+                progress = self._admission.on_members_named(found.contacts, now)
+            self._out += [found.free] if found.free else []
+            if report := claim.report_wait(now):
+                self._out.append(ev.Notice(report))
+            self._apply_progress(progress, self.me, now)
+        elif claim.lost:
+            addresses = claim.rivals(record, self.gossip)
+            rival = claim.report_rival(addresses, now)
+            if claim.is_founder(self.gossip):
+                reason = "join failed: another node has founded the cluster meanwhile"
+                self._stop(f"{reason}: {named(addresses)}", now)
+            elif rival:
+                self._out.append(ev.Notice(rival))
 
     def _join(self, how: ev.JoinSeeds, now: float) -> None:
         if self._is_member() or self._admission.joining:
             self._out.append(ev.CommandRefused("this node has joined already"))
             return
         self._exchange.seeds = how.seeds
-        if how.discovers:
-            self._claim.start()
+        if how.discovers or how.claims:
+            self._claim.start(how.seeds, discovers=how.discovers, joins_any=how.joins_any)
         progress = self._admission.start(
-            how.seeds, now, founds=how.founds, within=how.within, discovers=how.discovers
+            how.seeds,
+            now,
+            founds=how.founds,
+            within=how.within,
+            discovers=how.discovers,
+            claims=how.claims and not how.discovers,
         )
         self._apply_progress(progress, self.me, now)
+        self._ask_for_claim(now)
 
     def _apply_progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:
         self._out += progress.send
@@ -376,6 +419,7 @@ class ClusterMembership:
         self._exchange.start(gossip, now)
         self._heartbeats.start(now)
         self._leadership.start(now)
+        self._claim.on_entered()
         self._out += self._admission.on_entered()
 
     # -- after every event -----------------------------------------------------------------------
@@ -507,6 +551,8 @@ class ClusterMembership:
         self._out += [ev.Subscribe(m) for n, m in new.items() if n not in old and n != self.me]
         others = [n for n in new if n != self.me]
         self._heartbeats.on_members(others, self.view.unreachable)
+        if old != new.keys():
+            self._claim.on_members(self.gossip, now)
         self._deaths.keep(others)
         for node in sharing_address(self.view.members, other_than=self.me):
             self._suspect_death(node, now)

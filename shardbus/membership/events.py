@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardbus.ids import Address, NodeId
+from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.member import Member, Service
 from shardbus.membership.messages import ControlMessage, PublishedMessage
@@ -32,13 +33,16 @@ class JoinSelf:
 class JoinSeeds:
     """Join through one of these nodes. Only the first of them may found a cluster, and none without
     `founds`. `within`: the seconds after which a node without `founds` gives up; 0 is never.
-    `discovers`: ContactsFound reports the nodes, and the holder of the store's claim founds. An
-    empty list is the same as JoinSelf."""
+    `discovers`: ContactsFound reports the nodes, and the holder of the store's claim founds.
+    `claims`: without discovery, too, only that holder does. `joins_any`: the node joins whatever
+    cluster has the store. An empty list is the same as JoinSelf."""
 
     seeds: tuple[Address, ...]
     founds: bool = True
     within: float = 0.0
     discovers: bool = False
+    claims: bool = False
+    joins_any: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,13 @@ class WatchSeeds:
     """Find out, while this node is a member, whether these seeds are in another cluster."""
 
     seeds: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectNodes:
+    """Find out at once whether these nodes, which the store names, are in another cluster."""
+
+    nodes: tuple[Address, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +163,24 @@ class YieldSeniority:
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """The answer to AcquireLease. None: the store could not be reached."""
+    """The answer to AcquireLease. None: the store could not be reached. `counter` is that of the
+    lease."""
 
     name: str
     granted: bool | None
+    counter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRead:
+    """The answer to ReadClaim. None: there is no record, or the store could not be reached."""
+
+    record: ClaimRecord | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckClaim:
+    """The store may have lost the claim to the cluster, or another cluster writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +210,7 @@ Event = (
     | JoinSeeds
     | ContactsFound
     | WatchSeeds
+    | SuspectNodes
     | PubSubReceived
     | ControlReceived
     | PeerListening
@@ -198,6 +224,8 @@ Event = (
     | PrepareForShutdown
     | YieldSeniority
     | LeaseResult
+    | ClaimRead
+    | CheckClaim
     | RecordEpochs
     | SetMeta
     | SetVitals
@@ -275,6 +303,25 @@ class AcquireLease:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadClaim:
+    """Read the record of the cluster that has the store's claim, and answer with ClaimRead."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteClaim:
+    """Write this record of this node's cluster into the store."""
+
+    record: ClaimRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FreeClaim:
+    """Release the claim of this cluster, which has ended. A later claim stays as it is."""
+
+    record: ClaimRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """This node's membership is over: `LEFT`, `DOWNED`, `KEPT_DOWN`, or `join failed: ...`. No
     effect follows."""
@@ -307,6 +354,9 @@ Effect = (
     | HandlingConfirmed
     | Notice
     | AcquireLease
+    | ReadClaim
+    | WriteClaim
+    | FreeClaim
     | Stopped
     | CommandRefused
     | MessageDropped

@@ -25,6 +25,9 @@
   `ASKED_MAX` at a time. The node may found once it knows `required_contacts` nodes, itself
   included, and each of the others has answered InitNack, or has been silent for `founding_claim`;
   whether it does is decided by the store's claim (`founding`).
+- With `claims` the store's claim also decides whether the first seed founds, or a node without
+  seeds, once the rules above let it. Until then it goes on contacting its seeds, and the members
+  that the store names (`on_members_named`).
 - An answer counts only if it came from an address that this node has asked. Without this rule any
   process could end the attempt by a refusal, or make the first seed found a second cluster.
 - A Join carries the cookie of the InitAck that it follows.
@@ -160,7 +163,8 @@ class JoinProgress:
 
 class Joiner:
     """One node's attempt to join by seeds. `founds` False: it rejoins, and founds no cluster.
-    `within`: the seconds after which it gives up rejoining; 0 is never."""
+    `within`: the seconds after which it gives up rejoining; 0 is never. `claims`: the store's claim
+    decides whether it founds."""
 
     def __init__(
         self,
@@ -172,15 +176,21 @@ class Joiner:
         founds: bool = True,
         within: float = 0.0,
         discovers: bool = False,
+        claims: bool = False,
     ) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
         self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
         named_first = bool(seeds) and seeds[0] == me.node.address
-        self.first = founds and settings.new_cluster and named_first and not discovers
+        may_be_first = not seeds or (settings.new_cluster and named_first)
+        self.first = founds and may_be_first and not discovers
         self.rejoins, self.within = not founds, within
-        self.discovers = discovers
+        self.discovers, self.claims = discovers, claims
+        self._named: list[Address] = []
+        """Members that the store names."""
+        self._is_due = False
+        """True once only the store's claim keeps this node from founding."""
         self._looked = False
         """True once contacts have been looked up."""
         self._asked_since: dict[Address, float] = {}
@@ -211,9 +221,13 @@ class Joiner:
     def tick(self, now: float) -> JoinProgress:
         """Do what is due."""
         for at, step in self._limits():
-            if now >= at and step is not JoinStep.NONE:
+            if now < at:
+                continue
+            if step is JoinStep.FOUND_CLUSTER:
+                step = self._found().step
+            if step is not JoinStep.NONE:
                 return JoinProgress((), step, self._timeout_reason(now))
-            if now >= at:
+            if self.phase is JoinPhase.JOINING:
                 self._advance(JoinTrigger.NO_WELCOME)
                 self._contact(now)
         if now < self._ask_at:
@@ -222,10 +236,10 @@ class Joiner:
         if self.phase is JoinPhase.JOINING and self.target is not None:
             join = Join(self.greeting, self.me, self._cookie)
             return JoinProgress((SendControl(self.target, join),))
-        if not self.others:
-            return JoinProgress((), JoinStep.FOUND_CLUSTER if self.first else JoinStep.NONE)
-        turn = self._next_turn(now)
-        return JoinProgress(tuple(SendControl(seed, InitJoin(self.greeting)) for seed in turn))
+        step = self._found().step if self.first and not self.others else JoinStep.NONE
+        turn = [*self._next_turn(now), *self._named]
+        asks = tuple(SendControl(seed, InitJoin(self.greeting)) for seed in turn)
+        return JoinProgress(asks, step)
 
     def _next_turn(self, now: float) -> list[Address]:
         """The contacts to ask now."""
@@ -250,8 +264,32 @@ class Joiner:
             self._ask_at = now
         return self.tick(now)
 
+    def on_members_named(self, members: Sequence[Address], now: float) -> JoinProgress:
+        """Contact these members, too, which the store names. They keep no node from founding."""
+        before, mine = self._named, (self.me.node.address, *self.others)
+        self._named = [one for one in members if one not in mine][:ASKED_MAX]
+        if self.phase is JoinPhase.CONTACTING and not set(self._named) <= set(before):
+            self._ask_at = now
+            return self.tick(now)
+        return JoinProgress()
+
+    def is_lost(self, now: float) -> bool:
+        """True if no seed has taken this node in for `seed_node_timeout`, or it may found."""
+        if not self.claims or self.rejoins or self.phase is JoinPhase.JOINING:
+            return False
+        return self._is_due or now >= self._phase_at + self.settings.seed_node_timeout
+
+    def _found(self) -> JoinProgress:
+        """Found a cluster, or let the store's claim decide that."""
+        if not self.claims:
+            return JoinProgress((), JoinStep.FOUND_CLUSTER)
+        self._is_due = True
+        return JoinProgress()
+
     def may_found(self, now: float) -> bool:
         """True if no contact is in the way of founding by the store's claim."""
+        if self.claims:
+            return self._is_due and self.phase is JoinPhase.CONTACTING
         enough = len(self.others) + 1 >= self.settings.required_contacts
         if not (self.discovers and self._looked and enough) or self.phase is JoinPhase.JOINING:
             return False
@@ -263,7 +301,7 @@ class Joiner:
 
     def has_asked(self, address: Address) -> bool:
         """True if this address is that of a seed, or of the one that gets the Join."""
-        return address in self.others or address == self._target_at
+        return address in (*self.others, *self._named) or address == self._target_at
 
     def may_welcome(self, node: NodeId) -> bool:
         """True if this node has sent Join to that one."""
@@ -299,7 +337,7 @@ class Joiner:
             self._asked_since.pop(at, None)
         everyone = all(seed in self.nacked for seed in self.others)
         if self.first and self.phase is JoinPhase.CONTACTING and everyone:
-            return JoinProgress((), JoinStep.FOUND_CLUSTER)
+            return self._found()
         return JoinProgress()
 
     def _advance(self, trigger: JoinTrigger) -> None:
@@ -330,7 +368,7 @@ class Joiner:
         if self.phase is JoinPhase.JOINING:
             at = self._phase_at + self.settings.retry_unsuccessful_join_after
             limits.append((at, JoinStep.NONE))
-        elif self.first:
+        elif self.first and not self._is_due:
             at = self._phase_at + self.settings.seed_node_timeout
             limits.append((at, JoinStep.FOUND_CLUSTER))
         return limits

@@ -16,6 +16,10 @@ a member. A finding ends with another answer, with `SILENT_MAX` questions withou
 seed becomes a member. An InitJoin changes nothing at a node that is in a cluster, and makes one
 that is in none report when it is.
 
+**Suspects** are nodes that the store names and that are no members, when the store shows an epoch
+that no member has announced. They are asked at once, again after `SUSPECTED_S`, and then like
+seeds, as long as they are in another cluster.
+
 Source: S3.27, S3.29; docs/how-to/operate.md.
 """
 
@@ -42,12 +46,17 @@ SURE_AFTER = 2
 """Answers in a row that make a finding."""
 SILENT_MAX = 2
 """Questions without an answer that end a finding."""
+SUSPECTED_S = 4.0
+"""Seconds between the first two questions to a suspect."""
+SUSPECTS_MAX = 50
 
 
 @dataclass(slots=True)
 class _Seed:
     """What is known of one seed. `waits`: it has been asked, and has not answered."""
 
+    ask_at: float
+    suspect: bool = False
     answers: int = 0
     silent: int = 0
     waits: bool = False
@@ -60,29 +69,41 @@ class OtherClusters:
     def __init__(self, me: NodeId, greeting: Greeting) -> None:
         self._me, self._greeting = me, greeting
         self._seeds: dict[Address, _Seed] = {}
-        self._ask_at: float | None = None
         self._reported: tuple[OtherCluster, ...] = ()
 
     def watch(self, seeds: Iterable[Address], now: float) -> None:
         """Ask these seeds from now on, this node's own address aside."""
-        self._seeds = {seed: _Seed() for seed in seeds if seed != self._me.address}
-        self._ask_at = now + EVERY_S if self._seeds else None
+        at = now + EVERY_S
+        self._seeds = {seed: _Seed(at) for seed in seeds if seed != self._me.address}
+
+    def suspect(self, nodes: Iterable[Address], gossip: Gossip, now: float) -> None:
+        """Ask these nodes at once, members and this node's own address aside."""
+        members = {self._me.address, *(node.address for node in gossip.members)}
+        room = SUSPECTS_MAX - sum(seed.suspect for seed in self._seeds.values())
+        new = [node for node in nodes if node not in members and node not in self._seeds]
+        self._seeds |= {node: _Seed(now, suspect=True) for node in new[:room]}
 
     def deadline(self) -> float | None:
         """Return when `tick` is due."""
-        return self._ask_at
+        return min((seed.ask_at for seed in self._seeds.values()), default=None)
 
     def tick(self, gossip: Gossip, now: float) -> list[Effect]:
-        """Ask the seeds that are no members, if it is time."""
-        if self._ask_at is None or now < self._ask_at:
+        """Ask the seeds that are no members and have their turn."""
+        due = {address: seed for address, seed in self._seeds.items() if now >= seed.ask_at}
+        if not due:
             return []
-        self._ask_at = now + EVERY_S
         members = {node.address for node in gossip.members}
         asks: list[Effect] = []
-        for address, seed in self._seeds.items():
+        for address, seed in due.items():
+            sure = seed.answers >= SURE_AFTER or not seed.suspect
+            seed.ask_at = now + (EVERY_S if sure else SUSPECTED_S)
             seed.silent = seed.silent + 1 if seed.waits else 0
-            if address in members or seed.silent >= SILENT_MAX:
+            over = address in members or seed.silent >= SILENT_MAX
+            if over:
                 _forget(seed)
+            if over and seed.suspect:
+                del self._seeds[address]
+                continue
             seed.waits = address not in members
             if seed.waits:
                 asks.append(SendControl(address, InitJoin(self._greeting)))
@@ -105,11 +126,13 @@ class OtherClusters:
         seed.waits, seed.silent = False, 0
         match answer:
             case JoinRefused(reason):
-                found = OtherCluster(address, None, reason)
+                found = OtherCluster(address, None, reason, seed.suspect)
             case InitAck() if sender not in gossip.members:
-                found = OtherCluster(address, sender, "")
+                found = OtherCluster(address, sender, "", seed.suspect)
             case _:
                 _forget(seed)
+                if seed.suspect:
+                    del self._seeds[address]
                 return self._report()
         seed.answers += 1
         seed.found = found if seed.answers >= SURE_AFTER else None

@@ -277,11 +277,13 @@ class SlowHeartbeat:
 @dataclass(frozen=True, slots=True)
 class OtherCluster:
     """A cluster of this one's name that a seed is in. `node`: the seed's node. `reason`: why this
-    node could not be in that cluster; empty if it could, had it joined there."""
+    node could not be in that cluster; empty if it could, had it joined there. `writes`: it is no
+    seed, but a node that this node's store names."""
 
     seed: Address
     node: NodeId | None
     reason: str = ""
+    writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +318,20 @@ class HandlingResumed:
 
 @dataclass(frozen=True, slots=True)
 class RivalCluster:
-    """The state store holds the claim of another cluster of this name: two use one store."""
+    """The state store holds the claim of another cluster of this name: two use one store.
+    `addresses`: its members, empty if they are not known. `gone`: this cluster has the claim
+    again."""
+
+    addresses: tuple[Address, ...] = ()
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FoundingWaits:
+    """This node founds no cluster yet, because another one has, or had, the store's claim. `reason`
+    completes the sentence that starts with the node."""
+
+    reason: str
 
 
 Arrival = (
@@ -349,12 +364,13 @@ DomainEvent = (
     | HandlingSuspended
     | HandlingResumed
     | RivalCluster
+    | FoundingWaits
     | OtherClustersChanged
 )
 
 NOTICES: tuple[type[DomainEvent], ...] = (
     SelfStarved, NodeStarved, SlowHeartbeat, DowningDecided, HandlingSuspended, HandlingResumed,
-    RivalCluster,
+    RivalCluster, FoundingWaits,
     OtherClustersChanged,
 )  # fmt: skip
 """The events that no comparison of two views shows (`changes`)."""

@@ -21,7 +21,9 @@ from shardbus.membership.view import (
     ConvergenceChanged,
     DomainEvent,
     DowningDecided,
+    FoundingWaits,
     OtherClustersChanged,
+    RivalCluster,
     RoleLeaderChanged,
 )
 from shardbus.node.event_log import event_fields, sentence
@@ -63,6 +65,10 @@ class DowningLog:
 def _level_of(event: DomainEvent) -> int:
     if isinstance(event, OtherClustersChanged) and event.clusters:
         return logging.ERROR
+    if isinstance(event, RivalCluster) and not event.gone:
+        return logging.ERROR
+    if isinstance(event, FoundingWaits):
+        return logging.WARNING
     return logging.DEBUG if isinstance(event, QUIET) else logging.INFO
 
 

@@ -11,6 +11,7 @@ import re
 from shardbus.http.api import Json
 from shardbus.ids import NodeId
 from shardbus.membership import view
+from shardbus.membership.claim_record import named
 from shardbus.membership.downing.split import describe_decision
 from shardbus.sharding.events import Note
 
@@ -181,8 +182,15 @@ def sentence(event: view.DomainEvent) -> str:
             return f"suspended, because {reason}: no entity handles a message"
         case view.HandlingResumed(seconds=lasted):
             return f"resumed after {lasted:.1f} s: entities handle messages again"
-        case view.RivalCluster():
-            return "the store's claim belongs to another cluster: two clusters use one store"
+        case view.RivalCluster(gone=True):
+            return "this cluster has the store's claim again: no other cluster has it"
+        case view.RivalCluster(addresses=addresses):
+            return (
+                f"another cluster writes this store: {named(addresses)}; it has the claim of this"
+                " one: stop the nodes of one of the two"
+            )
+        case view.FoundingWaits(reason=reason):
+            return f"this node {reason}"
 
 
 def _others(found: tuple[view.OtherCluster, ...]) -> str:
@@ -192,7 +200,10 @@ def _others(found: tuple[view.OtherCluster, ...]) -> str:
         f"{one.seed} ({one.reason or f'it is {one.node}, which is no member here'})"
         for one in found
     ]
+    writers = [one.seed for one in found if one.writes]
+    writes = f"; another cluster writes this store: {named(writers)}" if writers else ""
+    which = "nodes" if writers else "seeds"
     return (
-        f"ANOTHER CLUSTER of this name exists: these seeds are in it: {'; '.join(seeds)}. The two"
-        " never merge: stop the nodes of one, and start them with seeds of the other"
+        f"ANOTHER CLUSTER of this name exists: these {which} are in it: {'; '.join(seeds)}{writes}."
+        " The two never merge: stop the nodes of one, and start them with seeds of the other"
     )

@@ -33,24 +33,22 @@ from shardbus.errors import NodeLost, Refused, RequestError, ShardBusError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
-from shardbus.membership.founding import FOUNDING
 from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.known_types import announced
-from shardbus.membership.member import FEATURES, Member, Status
+from shardbus.membership.member import FEATURES, Member, Status, age_order
 from shardbus.membership.messages import ControlMessage, JoinRefused
 from shardbus.membership.view import (
     DowningDecided,
     HandlingResumed,
     HandlingSuspended,
     MembershipView,
-    OtherCluster,
-    OtherClustersChanged,
 )
 from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, note_fields, remark
 from shardbus.node.lost_nodes import LostNodes
+from shardbus.node.membership_store import MembershipStore
 from shardbus.node.recent_drops import PERIOD_S, RecentDrops
 from shardbus.node.recent_events import RecentEvents
 from shardbus.node.rejoining import Rejoining
@@ -79,12 +77,13 @@ from shardbus.shells.pod_deletion_cost import PodDeletionCost
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.state_expiry import EXPIRE_STATES, StateExpiry
+from shardbus.shells.store_reach import StoreReach, reaches_store
 from shardbus.shells.type_members import HOSTING, TypeMembers
 from shardbus.shells.vitals import VitalsSampler
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
-from shardbus.store.protocol import Lease, StateStore, on_new_server
+from shardbus.store.protocol import StateStore, on_new_server
 from shardbus.store.urls import family
 from shardbus.task_set import TaskSet, failed_tasks
 from shardbus.tasks.eager import OWNER
@@ -105,7 +104,10 @@ from shardbus.wire.control import encode_control
 
 log = GuardedLog("shardbus.node")
 
-RELEASE_S = 1.0
+REACHES_STORE = "reaches_store"
+"""The question whether a node can use the store."""
+STORE_TROUBLE = ("store_failed", "persist_failed")
+"""Notes of coordinators that could not use the store."""
 STORE_MARK_S = 10
 """Between two marks of the store's latencies (`EntityStates.mark`)."""
 UNREACHABLE_TIMEOUT_S = 0.5
@@ -159,6 +161,7 @@ class Node:
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
         )
         self.expiry = self._state_expiry()
+        self.store_reach = self._store_reach()
         self.on_leave: Callable[[], None] | None = None
         self.tracer: Tracer | None = None
         """Set at the start, if tracing is enabled."""
@@ -173,11 +176,10 @@ class Node:
         """Nodes that were members a moment ago, and may still forward messages."""
         self._claimed: dict[str, int] = {}
         """The epochs that coordinators here have claimed in this turn of the loop."""
-        self._leases, self._reassertions, self._link_tests = TaskSet(), TaskSet(), TaskSet()
+        self._reassertions, self._link_tests = TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
         self._discovery: Discovery | None = None
-        self._claim: Lease | None = None
-        """The store's claim to the cluster, as this node got it last."""
+        self.membership_store = MembershipStore(store, self._post, lambda: self.view)
 
     def _make_dispatcher(self) -> Dispatcher:
         return Dispatcher(
@@ -208,7 +210,8 @@ class Node:
         self.joining = False
         self.rejoining: Rejoining | None = None
         self._seeds: set[Address] = set()
-        self.other_clusters: tuple[OtherCluster, ...] = ()
+        self._shares_store = False
+        """True if other processes can use the same store."""
         self._denying: set[Address] = set()
         """Seeds whose keys differ from those of this node."""
         settings = self.settings.node
@@ -254,6 +257,7 @@ class Node:
         self.load_reports.switch(self._by_load)
         on_new_server(self.store, self._reassert)
         self.expiry.start()
+        self.store_reach.start()
         self._add_periodic_tasks()
         self._ticker.start()
 
@@ -371,7 +375,8 @@ class Node:
         )
         shared = fingerprint(self.settings.cluster)
         kind = shared["store.url"] = family(self.settings.store.url)
-        if kind != "memory":
+        self._shares_store = kind != "memory"
+        if self._shares_store:
             shared[STORE_IDENTITY] = self._store_identity
         for region in self.regions.values():
             shared |= region.shared
@@ -409,9 +414,9 @@ class Node:
         addresses = listed.addresses
         self.joining, self._denying = True, set()
         self._seeds = {seed for seed in addresses if seed != self.me.address}
-        by_seeds = cluster.JoinSeeds(addresses, founds, within, listed.discovers)
-        known = bool(addresses) or listed.discovers
-        self.cluster.post(by_seeds if known else cluster.JoinSelf())
+        discovers, claims = listed.discovers, self._shares_store
+        by_seeds = cluster.JoinSeeds(addresses, founds, within, discovers, claims, listed.store)
+        self.cluster.post(by_seeds)
         if listed.discovers:
             self._discover(listed)
 
@@ -432,6 +437,10 @@ class Node:
 
     # ---- effects of membership
 
+    def _post(self, event: cluster.Event) -> None:
+        if self._thread is not None:
+            self._thread.post(event)
+
     def _publish_vitals(self, vitals: Vitals) -> None:
         self.cluster.post(cluster.SetVitals(vitals))
 
@@ -450,8 +459,13 @@ class Node:
                     self.endpoint.request_membership(to, body)
                 elif isinstance(to, NodeId):
                     self.endpoint.answer_membership(to, body)
-            case cluster.AcquireLease():
-                self._leases.spawn(self._acquire(effect))
+            case (
+                cluster.AcquireLease()
+                | cluster.ReadClaim()
+                | cluster.WriteClaim()
+                | cluster.FreeClaim()
+            ):
+                self.membership_store.perform(effect)
             case cluster.Stopped(reason=reason):
                 for singleton in self.singletons.values():
                     singleton.left(gracefully=reason == cluster.LEFT)
@@ -475,19 +489,19 @@ class Node:
         self._reassertions.spawn(self._register_again())
         for shell in self.regions.values():
             self._reassertions.spawn(shell.host.reassert())
+        self._post(cluster.CheckClaim())
         for singleton in self.singletons.values():
             self._reassertions.spawn(singleton.coordinator.check_claim())
 
     def _keep_notice(self, event: object) -> None:
-        """Keep for the pages why membership has suspended this node, and which other clusters it
-        has found."""
+        """Keep for the pages why membership has suspended this node, and what it says of other
+        clusters."""
+        self.membership_store.on_notice(event)
         match event:
             case HandlingSuspended(reason=reason):
                 self.gate.suspended(reason)
             case HandlingResumed():
                 self.gate.resumed()
-            case OtherClustersChanged(clusters):
-                self.other_clusters = clusters
             case DowningDecided(decision=decision):
                 why = f"{decision.rule}: {decision.reason}"
                 self.lost_nodes.decided(decision.down, why)
@@ -498,18 +512,6 @@ class Node:
             await node_registry.register(self.store, self.me.address)
         except ShardBusError as e:
             log.warning("the store may lack its identity and this node's address: %s", e)
-
-    async def _acquire(self, wanted: cluster.AcquireLease) -> None:
-        granted: bool | None
-        try:
-            lease = await self.store.acquire_lease(wanted.name, wanted.owner, wanted.ttl)
-            granted = lease is not None
-            if wanted.name == FOUNDING:
-                self._claim = lease
-        except ShardBusError as e:
-            log.warning("no answer about lease %s: %s", wanted.name, e)
-            granted = None
-        self.cluster.post(cluster.LeaseResult(wanted.name, granted))
 
     def _on_view(self, view: MembershipView) -> None:
         former, before = self.view, self._peers
@@ -579,10 +581,13 @@ class Node:
         """The cluster thread, once it runs."""
         return self._thread
 
-    def describe_rejoining(self) -> str:
-        """Return what a node that was downed waits for; empty once it is a member again."""
-        if self.rejoining is None or self.is_member_yet:
+    def describe_joining(self) -> str:
+        """Return for what a node waits that was downed, or that may not found a cluster; empty once
+        it is a member."""
+        if self.is_member_yet:
             return ""
+        if self.rejoining is None:
+            return self.membership_store.waits_for
         return self.rejoining.describe(self.loop.time())
 
     @property
@@ -634,6 +639,31 @@ class Node:
         self.rpc.register(EXPIRE_STATES, expiry.expire)
         return expiry
 
+    def _store_reach(self) -> StoreReach:
+        """Create the probes of the store, and answer those of other nodes."""
+
+        async def answer(types: list[str]) -> bool:
+            return await reaches_store(self.store, types)
+
+        self.rpc.register(REACHES_STORE, answer)
+        return StoreReach(
+            self.store,
+            self.settings.cluster.coordinator_stall,
+            self._successors,
+            lambda node, types: self.rpc.ask(node, REACHES_STORE, types),
+            lambda: self._post(cluster.YieldSeniority()),
+        )
+
+    def _successors(self) -> list[NodeId]:
+        """Return the members that could take over a coordinator that rules here, oldest first."""
+        ruling = [singleton for singleton in self.singletons.values() if singleton.rules]
+        if self.view is None or not ruling:
+            return []
+        away = {self.me, *self.view.unreachable}
+        up = [m for m in self.view.members if m.status is Status.UP and m.node not in away]
+        able = [m for m in up if any(one.may_rule_at(m) for one in ruling)]
+        return [member.node for member in sorted(able, key=age_order)]
+
     def _homes_here(self, entity_type: str) -> Mapping[str, Home] | None:
         """Return the homes of a type's shards if this node coordinates it, None otherwise."""
         machine = self.singletons[entity_type].coordinator.machine
@@ -663,7 +693,8 @@ class Node:
     def _is_late(self, asked: Address) -> bool:
         """True if this node has no use for an answer from there: it does not join now, and that is
         no seed of it."""
-        return self.view is not None and asked not in self._watched
+        watched = self._watched | self.membership_store.suspects
+        return self.view is not None and asked not in watched
 
     def _on_session_refused(self, reason: str, address: Address) -> None:
         """A node that this node asked to join refuses its session, so it refuses the node."""
@@ -707,6 +738,10 @@ class Node:
         """The node of the type's coordinator, if it is known."""
         return self.regions[entity_type].coordinator
 
+    def epoch_met(self, entity_type: str, epoch: int) -> None:
+        """Look for another cluster if no member announces this epoch, which the store has shown."""
+        self.membership_store.epoch_met(entity_type, epoch)
+
     def epoch_claimed(self, entity_type: str, epoch: int) -> None:
         """Spread the epoch of a coordinator on this node, and register the region here with it."""
         if not self._claimed:
@@ -721,6 +756,8 @@ class Node:
 
     def note(self, entity_type: str, note: events.Note) -> None:
         """Count and log a machine's note."""
+        if note.kind in STORE_TROUBLE:
+            self.store_reach.suspect(entity_type)
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
         self.recent_events.add_note(entity_type, note)
@@ -825,17 +862,12 @@ class Node:
 
     # ---- the end
 
-    async def _release_claim(self) -> None:
-        """Release the store's claim to the cluster if it ends with this node, so that the next one
-        need not wait until it lapses."""
-        claim, view = self._claim, self.view
+    @property
+    def _ends_the_cluster(self) -> bool:
+        """True if this node has left in good order, and no member is left."""
+        view, left = self.view, self.stopped.done() and self.stopped.result() == cluster.LEFT
         alone = view is not None and {m.node for m in view.members} <= {self.me}
-        left = self.stopped.done() and self.stopped.result() == cluster.LEFT
-        if claim is None or not left or not (alone or self.cluster_stops.done()):
-            return
-        with contextlib.suppress(TimeoutError, ShardBusError):
-            async with asyncio.timeout(RELEASE_S):
-                await self.store.release_lease(claim)
+        return left and (alone or self.cluster_stops.done())
 
     async def close(self) -> None:
         """Release everything at once. May be called at any time after `start`."""
@@ -845,6 +877,7 @@ class Node:
         self._reassertions.cancel()
         self._link_tests.cancel()
         self.expiry.stop()
+        self.store_reach.stop()
         if self.pod_cost is not None:
             self.pod_cost.stop()
         for singleton in self.singletons.values():
@@ -863,7 +896,9 @@ class Node:
             await self._thread.close()
         if self._discovery is not None:
             await self._discovery.close()
-            await self._release_claim()
+        self.membership_store.close()
+        if self._ends_the_cluster:
+            await self.membership_store.release()
         sessions = self.endpoint.sessions()
         self.endpoint.close()
         self.session_loss.closed(sessions)

@@ -69,7 +69,15 @@ CLOSE_WITHIN = 2.0
 log = GuardedLog("shardbus.cluster")
 
 AppEffect = (
-    ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.Stopped | ev.CommandRefused
+    ev.SendControl
+    | ev.ViewChanged
+    | ev.Notice
+    | ev.AcquireLease
+    | ev.ReadClaim
+    | ev.WriteClaim
+    | ev.FreeClaim
+    | ev.Stopped
+    | ev.CommandRefused
 )
 """The effects passed to `notify`."""
 
@@ -327,6 +335,9 @@ class ClusterThread:
                     ev.SendControl()
                     | ev.Notice()
                     | ev.AcquireLease()
+                    | ev.ReadClaim()
+                    | ev.WriteClaim()
+                    | ev.FreeClaim()
                     | ev.Stopped()
                     | ev.CommandRefused()
                 ):

@@ -82,6 +82,7 @@ class CoordinatorOwner(Protocol):
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
+    def epoch_met(self, entity_type: str, epoch: int) -> None: ...
     def ended(self, entity_type: str) -> None: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
     def ask_homes(self, entity_type: str, shards: list[str]) -> list[str]: ...
@@ -285,6 +286,7 @@ class CoordinatorShell:
             overrides = await self._in_time(self._overrides_store.load(epoch))
         except (StaleEpoch, StaleFence) as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
+            self._owner.epoch_met(self.entity_type, e.stored)
             self._handle_for(machine, events.EpochRefused(e.stored))
         except (StoreError, ConfigError) as e:
             log.error("the table of %r cannot be claimed: %s", self.entity_type, e)
@@ -400,6 +402,7 @@ class CoordinatorShell:
             await self._in_time(store.write_homes(name, write.epoch, write.homes, write.op_id))
         except StaleEpoch as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
+            self._owner.epoch_met(self.entity_type, e.stored)
             self._handle_for(machine, events.PersistFailed(write.op_id, True))
         except StoreError as e:
             log.warning("the table of %r was not written: %s", self.entity_type, e)

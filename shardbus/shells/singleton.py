@@ -32,7 +32,7 @@ from shardbus.entities.supervision import StateLoader
 from shardbus.ids import NodeId
 from shardbus.membership.member import Member
 from shardbus.membership.singleton import messages
-from shardbus.membership.singleton.singleton import Singleton
+from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.routing.refs import start_entity
 from shardbus.sharding import events
 from shardbus.sharding.coordinator.coordinator import Coordinator
@@ -61,6 +61,7 @@ class SingletonServices(Protocol):
 
     def send(self, to: NodeId, entity_type: str, message: object) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
+    def epoch_met(self, entity_type: str, epoch: int) -> None: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
 
 
@@ -163,6 +164,16 @@ class SingletonShell:
         """True if a coordinator here is about to end, and its successor may wait for it."""
         return self.singleton.ending
 
+    @property
+    def rules(self) -> bool:
+        """True if this node has the seat of the coordinator, whether or not it has an epoch yet."""
+        return self.singleton.state is SingletonState.OLDEST
+
+    def may_rule_at(self, member: Member) -> bool:
+        """True if the coordinator may rule at this member."""
+        has_role = member.has_role(self._region.coordinator_role)
+        return has_role and self.singleton.may_have_type(member)
+
     def close(self) -> None:
         """Stop at once."""
         self._machine_timer.stop()
@@ -178,6 +189,10 @@ class SingletonShell:
         """Report that the coordinator here rules."""
         self._handle(messages.InstanceStarted(epoch))
         self._node.epoch_claimed(entity_type, epoch)
+
+    def epoch_met(self, entity_type: str, epoch: int) -> None:
+        """Report the epoch in the store that has refused the coordinator here."""
+        self._node.epoch_met(entity_type, epoch)
 
     def ended(self, entity_type: str) -> None:
         """Report that the coordinator here has ended, once its lease is released."""

@@ -30,6 +30,12 @@ async def register(store: StateStore, node: Address) -> None:
     await store.add_remembered(RESERVED, SHARD, [str(node)], FENCE)
 
 
+async def touch(store: StateStore) -> None:
+    """Write, and change nothing, to find out whether the store takes writes. Raises
+    StoreUnavailable."""
+    await store.add_remembered(RESERVED, SHARD, [], FENCE)
+
+
 async def remove(store: StateStore, nodes: Collection[Address]) -> None:
     """Forget these addresses. Raises StoreUnavailable."""
     if nodes:

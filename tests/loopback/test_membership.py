@@ -24,7 +24,7 @@ from shardbus.cluster import (
     Subscription,
     UnreachableMember,
 )
-from shardbus.config.settings import DowningSettings, NodeSettings, Settings
+from shardbus.config.settings import DowningSettings, NodeSettings, Settings, StoreSettings
 from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
 from shardbus.membership import other_clusters
@@ -466,7 +466,9 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
 async def test_S3_29_a_cluster_that_was_founded_beside_this_one_is_told_loudly(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A first seed that starts while its other seed is away founds a cluster of its own."""
+    """A first seed that starts while its other seed is away founds a cluster of its own, if no
+    store decides who may."""
+    nodes.store = StoreSettings(url="memory://")
     monkeypatch.setattr(other_clusters, "EVERY_S", 0.2)
     ports = [free_port(), free_port()]
     seeds = tuple(f"127.0.0.1:{port}" for port in ports)

@@ -69,6 +69,7 @@ async def test_the_cluster(nodes: Nodes) -> None:
             "coordinators": {"counter": {"node": str(first.me)}},
             "suspended": None,
             "other_clusters": [],
+            "rival": None,
         }
 
 

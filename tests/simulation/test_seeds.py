@@ -289,6 +289,16 @@ def test_nodes_that_start_at_once_form_one_cluster(seeds: range) -> None:
         check(replace(drawn, discovery=True, store=store, nodes=max(3, drawn.nodes)))
 
 
+@pytest.mark.parametrize("seeds", [range(740, 744), *long_only(range(744, 760))], ids=str)
+def test_seeds_that_restart_at_any_moment_leave_one_cluster(seeds: range) -> None:
+    """All nodes have the same two seeds; nodes are killed, the seeds among them, and come back."""
+    for seed in seeds:
+        drawn = draw(seed)
+        store = "slow" if drawn.store == "forgetful" else drawn.store
+        faults = {"kills": 3, "bounces": 2, "restarts": True, "nodes": max(4, drawn.nodes)}
+        check(replace(drawn, claims=True, store=store, **faults))
+
+
 @pytest.mark.parametrize("seed", [720, *long_only(*range(721, 730))])
 def test_a_wall_while_the_cluster_is_founded_leaves_one(seed: int) -> None:
     drawn = replace(draw(seed, nodes=5), discovery=True, store="sound", seconds=10.0)

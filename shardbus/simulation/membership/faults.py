@@ -3,7 +3,8 @@
 The seed draws the moment of each fault. The victim is drawn when the fault happens, among the
 processes that it can then strike. Some faults are scheduled close to another one, so that two of
 them coincide. A node that comes back, or is new, joins by the others and never founds a cluster of
-its own: membership does not decide which of two islands is the cluster.
+its own: membership does not decide which of two islands is the cluster. With discovery or claims
+the store does, and every node may found.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ PAIR_WITHIN_S = 1.5
 FLAP_S = (0.2, 12.0)
 """Seconds, drawn from this range, until a flapping wall falls, and until it rises again."""
 ENTITY_TYPES = ("a", "b")
+SEEDS = ("n1", "n2")
+"""With claims, the seeds of every node."""
 
 
 def move_together(
@@ -76,7 +79,8 @@ class Faults:
     def begin(self) -> None:
         """Start the nodes, and schedule the faults."""
         options, world = self.options, self.world
-        founders = 0 if options.discovery else 1
+        world.claims = options.claims
+        founders = 0 if options.discovery or options.claims else 1
         if founders:
             world.enter(self._new())
         for _ in range(options.nodes - founders):
@@ -150,6 +154,8 @@ class Faults:
             return
         others = [name for name in self.world.nodes if name != process.name]
         seeds = self.dice.sample(others, min(3, len(others)))
+        if self.options.claims:
+            seeds = list(SEEDS)
         if seeds and process.running:
             self.world.trace.mark(self.world.now, process.name, "joins")
             self.world.enter(process, *seeds)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from random import Random
 
+from shardbus.membership.claim_record import ClaimRecord
+
 FASTEST, SLOWEST_USUAL = 0.001, 0.02
 
 
@@ -27,6 +29,8 @@ class SimLeases:
         self.twice = False
         self._held: dict[str, tuple[str, float]] = {}
         self._forgotten: dict[str, tuple[str, float]] = {}
+        self.record: ClaimRecord | None = None
+        """Of the cluster that has the claim."""
 
     def calm(self) -> None:
         """Answer all requests from now on, quickly and correctly."""
@@ -38,14 +42,24 @@ class SimLeases:
         return self.up and name not in self.away
 
     def forget(self) -> None:
-        """Lose all leases."""
+        """Lose all leases, and the record of the claim."""
         self._forgotten.update(self._held)
         self._held.clear()
+        self.record = None
 
     def delay(self) -> float:
         """Draw the delay of the next answer."""
         slow = self.rng.uniform(0.0, self.slow_s) if self.slow_s else 0.0
         return self.rng.uniform(FASTEST, SLOWEST_USUAL) + slow
+
+    def answers(self, by: str = "") -> bool:
+        """Draw whether a request of the node with the name `by` is carried out and answered."""
+        return self.reached_by(by) and not (self.failing and self.rng.random() < self.failing)
+
+    def free(self, name: str, owner: str) -> None:
+        """Release the lease of this owner."""
+        if self._held.get(name, ("", 0.0))[0] == owner:
+            del self._held[name]
 
     def acquire(self, name: str, owner: str, ttl: float, now: float, by: str = "") -> bool | None:
         """Acquire the lease, for the node with the name `by`. None: no answer, though the lease may

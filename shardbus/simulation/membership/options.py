@@ -85,6 +85,9 @@ class Options:
     discovery: bool = False
     """Nodes find each other by the store, and start at once; the store's claim decides who
     founds."""
+    claims: bool = False
+    """All nodes have the same two seeds, and start at once; the store's claim decides whether the
+    first of them founds."""
     links: str = "fair"
     """With `unfair` links, some nodes have troubles with others, and nothing else happens."""
     troubles: tuple[NodeTrouble, ...] = ()
@@ -132,7 +135,7 @@ class Options:
         return (
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
             f" --seconds {self.seconds:g} --strategy {self.strategy}"
-            f"{' --discovery' if self.discovery else ''}"
+            f"{' --discovery' if self.discovery else ''}{' --claims' if self.claims else ''}"
             f"{' --links unfair' if self.links == 'unfair' else ''}"
         )
 

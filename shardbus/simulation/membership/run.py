@@ -202,7 +202,7 @@ def members(world: World) -> list[Process]:
 
 def _may_hope(world: World, process: Process) -> bool:
     """True if one of the process's seeds is a member, or it finds those that are."""
-    if process.discovers:
+    if process.discovers or world.claims:
         return True
     seeds = (world.nodes.get(seed.host) for seed in process.seeds)
     return any(seed is not None and seed.member for seed in seeds)

@@ -20,8 +20,10 @@ from typing import assert_never
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
+from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
+from shardbus.membership.founding import FOUNDING, owner_of
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     GossipSeen,
@@ -71,6 +73,8 @@ class World(Timeline):
         self.leases = SimLeases(self.rng)
         self.trace = Trace()
         self.events = 0
+        self.claims = False
+        """True if the store's claim decides who founds, without discovery, too."""
         self.beats: dict[str, float] = {}
         """When each name registered itself in the store last."""
         self.stops_within_s = 0.05
@@ -122,7 +126,8 @@ class World(Timeline):
     def enter(self, process: Process, *seeds: str, founds: bool = True) -> None:
         """Let the process join by these seeds; without any it founds a cluster."""
         addresses = tuple(address_of(seed) for seed in seeds)
-        self.deliver(process, ev.JoinSeeds(addresses, founds) if seeds else ev.JoinSelf())
+        joins = ev.JoinSeeds(addresses, founds, claims=self.claims)
+        self.deliver(process, joins if seeds or self.claims else ev.JoinSelf())
 
     def discover(self, process: Process) -> None:
         """Let the process join by those who are registered in the store, and register itself."""
@@ -277,6 +282,12 @@ class World(Timeline):
                 self.trace.mark(self.now, process.name, f"asks for {name}")
                 self._soon(lambda: self._acquire(process, name, owner, ttl))
                 self.on_lease_request(process)
+            case ev.ReadClaim():
+                self._soon(lambda: self._read_claim(process))
+            case ev.WriteClaim(record):
+                self._soon(lambda: self._write_claim(record))
+            case ev.FreeClaim(record):
+                self._soon(lambda: self._free_claim(record))
             case ev.Stopped(reason):
                 process.stopped = reason
                 self.trace.mark(self.now, process.name, f"stopped: {reason}")
@@ -382,6 +393,19 @@ class World(Timeline):
         granted = self.leases.acquire(name, owner, ttl, self.now, by=process.name)
         answer = ev.LeaseResult(name, granted)
         self.later(self.leases.delay(), lambda: self.deliver(process, answer))
+
+    def _read_claim(self, process: Process) -> None:
+        record = self.leases.record if self.leases.answers(process.name) else None
+        self.later(self.leases.delay(), lambda: self.deliver(process, ev.ClaimRead(record)))
+
+    def _write_claim(self, record: ClaimRecord) -> None:
+        if self.leases.answers():
+            self.leases.record = record
+
+    def _free_claim(self, record: ClaimRecord) -> None:
+        if self.leases.answers():
+            self.trace.mark(self.now, "store", f"the claim of cluster {record.number} is freed")
+            self.leases.free(FOUNDING, owner_of(record.number))
 
     def _exit(self, process: Process) -> None:
         process.alive = process.listening = False

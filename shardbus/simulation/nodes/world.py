@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -165,6 +166,8 @@ class SimNode(SimProcess):
         types: Mapping[str, EntityType] | None = None,
     ) -> None:
         super().__init__(world, name, rate)
+        # As if no process shared the store: it is this world that decides who founds.
+        settings = replace(settings, store=replace(settings.store, url="memory://"))
         self.hosts = True
         self.node = Node(
             world.cluster,

@@ -18,7 +18,7 @@ from shardbus.entities.failures import FailedStart, HandlerFailures
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member, Status
-from shardbus.membership.view import MembershipView, OtherCluster
+from shardbus.membership.view import MembershipView
 from shardbus.membership.vitals import Vitals
 from shardbus.node.lost_nodes import LostNodes
 from shardbus.node.recent_drops import RecentDrops
@@ -137,7 +137,7 @@ class FakeNode:
         self.gate = SimpleNamespace(describe=lambda: self.suspended)
         self.suspended = ""
         self.rejoining = ""
-        self.other_clusters: tuple[OtherCluster, ...] = ()
+        self.membership_store: Any = SimpleNamespace(other_clusters=(), rival="")
         self.phases = SimpleNamespace(current="")
         self.stopped: asyncio.Future[str] = self.loop.create_future()
         self.lag, self.failed_tasks = 0.001, 0
@@ -183,7 +183,7 @@ class FakeNode:
         lacking = role and self.view is not None and self.view.oldest(role) is None
         return f"none is up with role {role!r}" if lacking else ""
 
-    def describe_rejoining(self) -> str:
+    def describe_joining(self) -> str:
         return self.rejoining
 
     def join_by(self, seeds: Any) -> None:

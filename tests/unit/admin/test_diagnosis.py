@@ -241,6 +241,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(of_type(p, 1), strategy=[["Own.allocate", "has not returned for 2 s"]]),
         [("strategy-failed", "page", "Own.allocate")],
     ),
+    (
+        lambda p: update(member(p, 1), rival="another cluster writes this store: s:1"),
+        [("rival-cluster", "members", B)],
+    ),
     (lambda p: update(head(p), damaged="epoch 9"), [("stored-damaged", "page", "table")]),
     (
         lambda p: update(head(p), dropped=["shard '1': not a node"]),

@@ -74,8 +74,9 @@ async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: 
         "unreachable": [str(LOST)],
         "coordinators": {PAGE: {"node": str(ME), "epoch": 3}},
         "other_clusters": [],
+        "rival": None,
     }
-    node.other_clusters = (OtherCluster(PEER.address, PEER),)
+    node.membership_store.other_clusters = (OtherCluster(PEER.address, PEER),)
     page = await pages.cluster()
     assert page["other_clusters"] == [{"seed": str(PEER.address), "node": str(PEER), "reason": ""}]
     node.view, node.suspended, node.region.coordinator = None, "suspended: no contact to b", None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
+from shardbus.membership.claim_record import ClaimRecord
 from shardbus.membership.cluster import ClusterMembership
-from shardbus.membership.founding import FOUNDING, FoundingClaim, owner_of
+from shardbus.membership.founding import FOUNDING, ClaimFinding, FoundingClaim, owner_of
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.joining import Joiner, JoinStep
-from shardbus.membership.member import Member
+from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import PROTOCOL, Greeting
-from shardbus.membership.view import RivalCluster
+from shardbus.membership.reachability import Flag
+from shardbus.membership.view import FoundingWaits, RivalCluster
 from tests.unit.membership.membership_net import Net
 
 SETTINGS = ClusterSettings()
@@ -64,7 +69,7 @@ def test_a_grant_founds_for_half_of_its_time_counted_from_the_request() -> None:
     mine = claim()
     asked = mine.ask(Gossip(), 100.0)
     assert asked == ev.AcquireLease(FOUNDING, owner_of(mine.own_number), LASTS)
-    mine.on_result(True)
+    mine.on_result(True, 1, 0.0)
     assert mine.founds(100.0 + LASTS / 2 - 0.1)
     assert not mine.founds(100.0 + LASTS / 2)
 
@@ -73,7 +78,7 @@ def test_a_late_answer_is_not_taken_for_that_to_a_later_request() -> None:
     mine = claim()
     mine.ask(Gossip(), 100.0)
     assert mine.ask(Gossip(), 200.0) is None
-    mine.on_result(True)
+    mine.on_result(True, 1, 0.0)
     assert not mine.founds(200.0)
 
 
@@ -81,7 +86,7 @@ def test_a_refusal_or_no_answer_founds_nothing() -> None:
     for answer in (False, None):
         mine = claim()
         mine.ask(Gossip(), 0.0)
-        mine.on_result(answer)
+        mine.on_result(answer, 0, 0.0)
         assert not mine.founds(0.1)
 
 
@@ -93,10 +98,176 @@ def test_members_renew_under_the_number_of_their_cluster() -> None:
     asked = mine.ask(gossip, LASTS)
     assert asked is not None
     assert asked.owner == owner_of(5)
-    mine.on_result(True)
+    mine.on_result(True, 1, LASTS)
     assert mine.valid(LASTS + LASTS - 0.1)
     assert not mine.founds(LASTS + 0.1), "the claim is the cluster's, and it exists"
     assert mine.deadline() == LASTS * 1.25
+
+
+def members(count: int) -> Gossip:
+    """The state of a cluster of this number of members, and `ME` behind them."""
+    others = [NodeId(f"10.0.0.{9 - n}", 7355, n) for n in range(count)]
+    gossip = Gossip().with_members(ME, *(Member(n, 7356) for n in (*others, ME)))
+    gossip = gossip.with_members(ME, *(m.moved(Status.UP) for m in gossip.members.values()))
+    return gossip.with_epoch(ME, FOUNDING, 5)
+
+
+@pytest.mark.parametrize(("before", "renews"), [(4, True), (5, False)])
+def test_of_many_members_the_first_renew_often_and_the_others_seldom(
+    before: int, renews: bool
+) -> None:
+    last = NodeId("10.0.0.99", 7355, 77)
+    mine = FoundingClaim(last, SETTINGS)
+    mine.start()
+    others = [NodeId(f"10.0.0.1{n}", 7355, n) for n in range(before)]
+    gossip = Gossip().with_members(last, *(Member(n, 7356) for n in (*others, last)))
+    gossip = gossip.with_epoch(last, FOUNDING, 5)
+    assert mine.ask(gossip, 0.0), "a new member writes itself into the record"
+    mine.on_result(True, 1, 0.0)
+    mine.write(gossip)
+    assert (mine.ask(gossip, LASTS / 4) is not None) is renews
+    assert renews or mine.ask(gossip, LASTS), "or a claim that lapsed would be found by none"
+
+
+def test_members_out_of_reach_renew_nothing_so_others_do() -> None:
+    last = NodeId("10.0.0.99", 7355, 77)
+    mine = FoundingClaim(last, SETTINGS)
+    mine.start()
+    others = [NodeId(f"10.0.0.1{n}", 7355, n) for n in range(5)]
+    gossip = Gossip().with_members(last, *(Member(n, 7356) for n in (*others, last)))
+    gossip = gossip.with_epoch(last, FOUNDING, 5)
+    mine.ask(gossip, 0.0)
+    mine.on_result(True, 1, 0.0)
+    mine.write(gossip)
+    apart = gossip.with_flag(last, others[0], Flag.UNREACHABLE)
+    assert mine.ask(gossip, LASTS / 4) is None
+    assert mine.ask(apart, LASTS / 2)
+
+
+# ---- the record
+
+
+def refused(
+    seeds: tuple[Address, ...] = (), *, discovers: bool = False, joins_any: bool = False
+) -> FoundingClaim:
+    """A node that has asked for the claim at 100, and did not get it."""
+    mine = FoundingClaim(ME, SETTINGS)
+    mine.start(seeds, discovers=discovers, joins_any=joins_any)
+    mine.ask(Gossip(), 100.0)
+    mine.on_result(False, 0, 100.0)
+    return mine
+
+
+def theirs(beat: int = 1, *known: Address) -> ClaimRecord:
+    return ClaimRecord(5, 3, beat, (B, C), known)
+
+
+def test_a_node_of_another_cluster_is_refused_once_that_one_shows_life() -> None:
+    mine = refused()
+    assert mine.on_record(theirs(), (), 100.1) == ClaimFinding(), "it may be dead"
+    found = mine.on_record(theirs(2), (), 102.0)
+    assert f"another cluster writes this store: {B}, {C}" in found.refusal
+    assert not found.contacts
+
+
+def test_a_claim_that_outlives_its_time_shows_life_without_a_record_that_changes() -> None:
+    mine = refused()
+    assert not mine.on_record(theirs(), (), 100.0).refusal
+    assert not mine.on_record(theirs(), (), 100.0 + LASTS - 0.1).refusal
+    assert mine.on_record(theirs(), (), 100.0 + LASTS).refusal
+
+
+def test_a_claim_without_a_record_is_waited_for_and_then_refuses() -> None:
+    mine = refused()
+    assert not mine.on_record(None, (), 100.0).refusal
+    found = mine.on_record(None, (), 100.0 + LASTS)
+    assert "its addresses are not known" in found.refusal
+
+
+def test_another_cluster_that_takes_the_claim_meanwhile_is_judged_anew() -> None:
+    mine = refused()
+    mine.on_record(theirs(), (), 100.0)
+    another = ClaimRecord(6, 4, 1, (B,))
+    assert not mine.on_record(another, (), 100.0 + LASTS).refusal
+    assert mine.on_record(another, (), 100.0 + 2 * LASTS).refusal
+
+
+@pytest.mark.parametrize(
+    ("seeds", "known", "belongs"),
+    [
+        ((ME.address, B), (), True),
+        ((), (ME.address,), True),
+        ((Address("10.0.0.8", 7355),), (Address("10.0.0.8", 7355),), True),
+        ((ME.address, Address("10.0.0.8", 7355)), (), False),
+    ],
+    ids=["a seed is a member", "it was a member or a seed", "a common seed", "nothing in common"],
+)
+def test_a_node_belongs_to_a_cluster_by_a_common_address(
+    seeds: tuple[Address, ...], known: tuple[Address, ...], belongs: bool
+) -> None:
+    mine = refused(seeds)
+    mine.on_record(theirs(1, *known), (), 100.1)
+    found = mine.on_record(theirs(2, *known), (), 102.0)
+    assert found.contacts == ((B, C) if belongs else ())
+    assert bool(found.refusal) is not belongs
+    assert found.free is None, "it lives"
+
+
+def test_a_node_by_the_store_joins_whatever_cluster_has_it() -> None:
+    mine = refused(discovers=True, joins_any=True)
+    assert mine.on_record(theirs(), (), 100.1).contacts == (B, C)
+
+
+def test_discovered_contacts_may_yet_show_the_cluster_so_the_node_waits() -> None:
+    mine = refused(discovers=True)
+    mine.on_record(theirs(), (), 100.1)
+    assert mine.on_record(theirs(2), (), 102.0) == ClaimFinding()
+    told = mine.report_wait(103.0)
+    assert told is not None
+    assert told.reason.startswith("founds no cluster: another cluster writes this store: ")
+
+
+def test_the_claim_of_a_cluster_whose_every_address_has_a_new_process_is_freed() -> None:
+    record = ClaimRecord(5, 3, 1, (ME.address, B))
+    mine = refused((ME.address, B))
+    assert mine.on_record(record, (), 100.1).free is None, "nothing is known of the other"
+    assert mine.on_record(record, (B,), 100.2).free == ev.FreeClaim(record)
+
+
+def test_a_record_that_leaves_members_out_proves_no_end() -> None:
+    record = ClaimRecord(5, 3, 1, (ME.address,), complete=False)
+    assert refused((ME.address,)).on_record(record, (), 100.1).free is None
+
+
+def test_a_claim_of_a_cluster_that_lives_is_never_freed() -> None:
+    record = ClaimRecord(5, 3, 1, (ME.address, B))
+    mine = refused((ME.address, B))
+    mine.on_record(record, (), 100.1)
+    assert mine.on_record(replace(record, beat=2), (B,), 100.2).free is None
+
+
+def test_the_wait_is_reported_after_a_moment_and_then_less_and_less_often() -> None:
+    mine = refused((ME.address, B))
+    mine.on_record(theirs(), (), 100.1)
+    assert mine.report_wait(100.2) is None, "nodes that start together wait for less"
+    told = [at for at in range(101, 220) if mine.report_wait(float(at))]
+    assert told[0] == 103
+    gaps = [b - a for a, b in pairwise(told)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] <= 60
+
+
+def test_the_record_names_members_in_the_order_of_leaders_and_who_belongs_to_them() -> None:
+    mine = claim()
+    mine.start((B, C), discovers=False)
+    gossip = members(2)
+    mine.on_members(gossip, 0.0)
+    first, second = mine.write(gossip).record, mine.write(gossip).record
+    assert first.members == tuple(sorted(node.address for node in gossip.members))
+    assert {B, C} <= {*first.members, *first.known}
+    assert first.beat != second.beat
+    left = mine.write(members(0)).record
+    assert set(first.members) <= {*left.members, *left.known}, "a former member belongs to it"
 
 
 # ---- contacts
@@ -158,7 +329,17 @@ def test_a_cluster_that_loses_its_claim_reports_the_other() -> None:
     net.leases.forget()
     net.leases.acquire(FOUNDING, "another", 60.0, net.now)
     net.run(20.0)
-    assert any(isinstance(one, RivalCluster) for one in net.nodes["n1"].notices)
+    told = [one for one in net.nodes["n1"].notices if isinstance(one, RivalCluster)]
+    assert told[0] == RivalCluster(), "nothing says where the other is"
+    there = (B, C)
+    net.leases.record = ClaimRecord(7, 2, 1, there)
+    net.run(5.0)
+    told = [one for one in net.nodes["n1"].notices if isinstance(one, RivalCluster)]
+    assert told[-1] == RivalCluster(there)
+    net.leases.forget()
+    net.run(5.0)
+    told = [one for one in net.nodes["n1"].notices if isinstance(one, RivalCluster)]
+    assert told[-1] == RivalCluster(there, gone=True)
     assert net.agreed(["n1", "n2"])
 
 
@@ -174,3 +355,137 @@ def test_a_statically_founded_cluster_gets_a_number_from_its_leader() -> None:
     lone: ClusterMembership = net.nodes["n2"].machine
     if not lone.stopped:
         assert lone.gossip.epochs.get(FOUNDING)
+
+
+# ---- clusters with seeds, over the network of the simulator
+
+
+def claiming(seed: int = 5) -> Net:
+    net = Net(seed)
+    net.claims = True
+    return net
+
+
+def test_a_second_cluster_with_seeds_of_its_own_is_refused_with_the_addresses() -> None:
+    net = claiming()
+    for name in ("n1", "n2"):
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(["n1", "n2"]), 30)
+    staging = net.join("s1", "s1", "s2")
+    net.until(lambda: bool(staging.stopped), 10)
+    assert "another cluster writes this store: n1:7355, n2:7355" in staging.stopped
+    assert staging.refused
+    assert net.agreed(["n1", "n2"])
+
+
+def test_a_node_without_seeds_is_refused_too() -> None:
+    net = claiming()
+    net.join("n1")
+    net.until(lambda: net.agreed(["n1"]), 30)
+    staging = net.join("s1")
+    net.until(lambda: bool(staging.stopped), 10)
+    assert "another cluster writes this store: n1:7355" in staging.stopped
+
+
+@pytest.mark.parametrize("seeds", [("n1", "n2"), ("n2", "n1")])
+def test_both_seeds_restart_and_join_the_cluster_that_lives(seeds: tuple[str, str]) -> None:
+    net = claiming()
+    names = ["n1", "n2", "n3", "n4"]
+    for name in names:
+        net.join(name, *seeds)
+    net.until(lambda: net.agreed(names), 30)
+    for name in ("n1", "n2"):
+        net.kill(name)
+    net.run(4.0)
+    for name in ("n1", "n2"):
+        net.join(name, *seeds)
+    net.until(lambda: net.agreed(names), 28)
+    numbers = {p.machine.gossip.epochs[FOUNDING] for p in net.running()}
+    assert len(numbers) == 1
+
+
+def test_a_node_whose_seeds_are_all_gone_finds_the_members_in_the_store() -> None:
+    net = claiming()
+    names = ["n1", "n2", "n3", "n4", "n5"]
+    for name in names:
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(names), 30)
+    net.kill("n1")
+    net.kill("n2")
+    net.until(lambda: net.agreed(["n3", "n4", "n5"]), 30)
+    net.join("n6", "n1", "n2")
+    net.until(lambda: net.agreed(["n3", "n4", "n5", "n6"]), 20)
+
+
+def test_a_founder_without_seeds_that_restarts_joins_those_who_joined_it() -> None:
+    net = claiming()
+    net.join("n1")
+    net.join("n2", "n1")
+    net.until(lambda: net.agreed(["n1", "n2"]), 30)
+    net.kill("n1")
+    net.until(lambda: net.agreed(["n2"]), 30)
+    net.join("n1")
+    net.until(lambda: net.agreed(["n1", "n2"]), 20)
+
+
+def test_a_cluster_killed_whole_starts_again_at_once_if_all_addresses_answer() -> None:
+    net = claiming()
+    names = ["n1", "n2", "n3"]
+    for name in names:
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(names), 30)
+    for name in names:
+        net.kill(name)
+    for name in names:
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(names), 8)
+
+
+def test_a_cluster_killed_whole_starts_again_within_the_life_of_the_claim_if_one_is_missing() -> (
+    None
+):
+    net = claiming()
+    names = ["n1", "n2", "n3"]
+    for name in names:
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(names), 30)
+    for name in names:
+        net.kill(name)
+    for name in ("n1", "n2"):
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(["n1", "n2"]), 20)
+    told = [one for one in net.nodes["n1"].notices if isinstance(one, FoundingWaits)]
+    assert "waits for the store's claim, which this cluster had" in told[0].reason
+
+
+def test_one_node_alone_that_was_killed_starts_again_at_once() -> None:
+    net = claiming()
+    net.join("n1", "n1")
+    net.until(lambda: net.agreed(["n1"]), 10)
+    net.kill("n1")
+    net.join("n1", "n1")
+    net.until(lambda: net.agreed(["n1"]), 3)
+
+
+def test_a_store_that_forgets_the_claim_lets_the_members_get_it_again() -> None:
+    net = claiming()
+    for name in ("n1", "n2"):
+        net.join(name, "n1", "n2")
+    net.until(lambda: net.agreed(["n1", "n2"]), 30)
+    net.leases.forget()
+    for name in ("n1", "n2"):
+        net.deliver(net.nodes[name], ev.CheckClaim())
+    net.run(1.0)
+    staging = net.join("s1")
+    net.until(lambda: bool(staging.stopped), 10)
+    assert net.agreed(["n1", "n2"])
+
+
+def test_without_a_store_that_answers_no_seed_founds() -> None:
+    net = claiming()
+    net.store_up = False
+    net.join("n1", "n1", "n2")
+    net.run(30.0)
+    assert not net.nodes["n1"].member
+    net.store_up = True
+    net.until(lambda: net.agreed(["n1"]), 10)

@@ -18,7 +18,12 @@ from shardbus.membership.messages import (
     InitNack,
     JoinRefused,
 )
-from shardbus.membership.other_clusters import EVERY_S, OtherClusters
+from shardbus.membership.other_clusters import (
+    EVERY_S,
+    SUSPECTED_S,
+    SUSPECTS_MAX,
+    OtherClusters,
+)
 from shardbus.membership.view import OtherCluster, OtherClustersChanged
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, state
@@ -107,6 +112,49 @@ def test_without_other_seeds_nothing_is_asked() -> None:
     others.watch([A.address], 0.0)
     assert others.deadline() is None
     assert others.tick(ALONE, 1e9) == []
+
+
+def answer(others: OtherClusters, at: float, *answers: Any) -> list[Any]:
+    """Let the questions of this moment be asked, and a node answer them; return the findings."""
+    effects = others.tick(ALONE, at)
+    for one in answers:
+        effects += others.on_answer(ALONE, NODE, one, SEED) if others.asks(SEED) else []
+    events = [e.event for e in effects if isinstance(e, ev.Notice)]
+    return [e.clusters for e in events if isinstance(e, OtherClustersChanged)]
+
+
+def test_a_suspect_is_asked_at_once_and_again_soon() -> None:
+    others = OtherClusters(A, GREETING)
+    others.suspect([SEED, A.address], ALONE, 100.0)
+    assert others.deadline() == 100.0
+    assert answer(others, 100.0, ACK) == []
+    assert others.deadline() == 100.0 + SUSPECTED_S
+    assert answer(others, 100.0 + SUSPECTED_S, ACK) == [(OtherCluster(SEED, NODE, "", True),)]
+
+
+@pytest.mark.parametrize("said", [(NACK,), ()], ids=["in no cluster", "silent"])
+def test_a_suspect_that_is_in_no_cluster_is_forgotten(said: tuple[Any, ...]) -> None:
+    others = OtherClusters(A, GREETING)
+    others.suspect([SEED], ALONE, 0.0)
+    for at in (0.0, SUSPECTED_S, 2 * SUSPECTED_S):
+        assert answer(others, at, *said) == []
+    assert others.deadline() is None
+
+
+def test_a_member_is_no_suspect_and_a_seed_stays_a_seed() -> None:
+    others = OtherClusters(A, GREETING)
+    others.watch([SEED], 0.0)
+    others.suspect([SEED, B.address], state(a=Status.UP, b=Status.UP), 1.0)
+    assert others.deadline() == EVERY_S
+
+
+def test_suspects_have_a_bound() -> None:
+    others = OtherClusters(A, GREETING)
+    for first in (0, 40):
+        nodes = [Address(f"s{n}", 7355) for n in range(first, first + 40)]
+        others.suspect(nodes, ALONE, 0.0)
+    asked = [e for e in others.tick(ALONE, 0.0) if isinstance(e, ev.SendControl)]
+    assert len(asked) == SUSPECTS_MAX
 
 
 def test_S3_27_two_islands_find_each_other_and_one_cluster_finds_nothing() -> None:

@@ -12,7 +12,13 @@ from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split
-from shardbus.membership.view import ConvergenceChanged, DowningDecided, LeaderChanged
+from shardbus.membership.view import (
+    ConvergenceChanged,
+    DowningDecided,
+    FoundingWaits,
+    LeaderChanged,
+    RivalCluster,
+)
 from shardbus.node.downing_log import KEPT, SHARED, DowningLog, check_downing, fingerprint
 from shardbus_cli.logs import fields
 
@@ -111,3 +117,19 @@ def test_downing_by_timeout_is_refused_beside_entities_unless_it_is_permitted(
 def test_a_strategy_that_there_is_not_is_refused_before_the_node_starts() -> None:
     with pytest.raises(ConfigError):
         check_downing(DowningSettings(strategy="none:Such"), [])
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (RivalCluster(), "ERROR"),
+        (RivalCluster(gone=True), "INFO"),
+        (FoundingWaits("waits"), "WARNING"),
+    ],
+)
+def test_another_cluster_on_the_store_is_logged_as_what_it_is(
+    event: RivalCluster | FoundingWaits, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "shardbus.node")
+    DowningLog().record(event)
+    assert [record.levelname for record in caplog.records] == [level]

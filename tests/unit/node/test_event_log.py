@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership import view
 from shardbus.membership.member import Member
-from shardbus.node.event_log import event_fields, level_of, note_fields, remark
+from shardbus.node.event_log import event_fields, level_of, note_fields, remark, sentence
 from shardbus.sharding.events import Note
 
 
@@ -69,3 +69,26 @@ def test_B62_an_event_of_membership_has_a_name_of_its_own(
     event: view.DomainEvent, fields: dict[str, object]
 ) -> None:
     assert event_fields(event) == fields
+
+
+THERE = Address("10.9.9.9", 7355)
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (view.RivalCluster((THERE,)), f"another cluster writes this store: {THERE}; it has the"),
+        (view.RivalCluster(), "another cluster writes this store: its addresses are not known; "),
+        (view.RivalCluster((THERE,), gone=True), "this cluster has the store's claim again"),
+        (view.FoundingWaits("waits for the claim"), "this node waits for the claim"),
+        (
+            view.OtherClustersChanged((view.OtherCluster(THERE, NODE, "", True),)),
+            f"ANOTHER CLUSTER of this name exists: these nodes are in it: {THERE} (it is {NODE},"
+            f" which is no member here); another cluster writes this store: {THERE}. ",
+        ),
+    ],
+)
+def test_another_cluster_on_the_store_is_named_with_its_addresses(
+    event: view.DomainEvent, text: str
+) -> None:
+    assert sentence(event).startswith(text)

@@ -17,6 +17,7 @@ from shardbus.membership.view import (
     ConvergenceChanged,
     DomainEvent,
     DowningDecided,
+    FoundingWaits,
     HandlingResumed,
     HandlingSuspended,
     MembershipView,
@@ -111,6 +112,7 @@ async def test_every_subscription_ends_with_the_membership_after_what_is_queued(
 NOTICED: list[DomainEvent] = [
     SelfStarved(2.0),
     RivalCluster(),
+    FoundingWaits("waits for the claim"),
     NodeStarved(PEER, 2.0),
     SlowHeartbeat(PEER, 2.0),
     DowningDecided(Decision(DowningOutcome.DOWN_OTHERS, (), "majority")),

@@ -129,12 +129,16 @@ class Owner:
         self.sent: list[ev.Message] = []
         self.homes_asked: list[str] = []
         self.started: list[str] = []
+        self.met: list[int] = []
         self.ends = 0
 
     def send(self, to: NodeId, entity_type: str, message: ev.Message) -> None:
         self.sent.append(message)
 
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
+
+    def epoch_met(self, entity_type: str, epoch: int) -> None:
+        self.met.append(epoch)
 
     def ended(self, entity_type: str) -> None:
         self.ends += 1
