@@ -551,7 +551,7 @@ class AdminPages:
         settings of HTTP say which types count, and for how long."""
         status = self._node.view.status if self._node.view is not None else None
         phase = self._node.phases.current
-        detail = phase or self._node.describe_rejoining() or self._status()
+        detail = phase or self._node.describe_joining() or self._status()
         checks = {"membership": Check(status is Status.UP and not phase, detail)}
         if suspended := self._node.gate.describe():
             checks["suspension"] = Check(False, suspended)

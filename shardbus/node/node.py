@@ -49,8 +49,9 @@ from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, note_fields, remark
+from shardbus.node.join_waits import JoinWaits
 from shardbus.node.recent_events import RecentEvents
-from shardbus.node.rejoining import Rejoining
+from shardbus.node.rejoining import Rejoining, pause_before
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import DEPART_S, SessionLoss
 from shardbus.node.shutdown_phases import Phases
@@ -172,6 +173,7 @@ class Node:
         self._leases, self._reassertions, self._link_tests = TaskSet(), TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
         self._discovery: Discovery | None = None
+        self._rejoins_later: asyncio.TimerHandle | None = None
         self._claim: Lease | None = None
         """The store's claim to the cluster, as this node got it last."""
 
@@ -203,6 +205,9 @@ class Node:
         self.refusals: list[str] = []
         self.joining = False
         self.rejoining: Rejoining | None = None
+        self.member_since: float | None = None
+        """When this node became a member, on the clock of the loop."""
+        self._join_waits = JoinWaits(self.environment.network.who_listens, self.loop)
         self._seeds: set[Address] = set()
         self.other_clusters: tuple[OtherCluster, ...] = ()
         self._denying: set[Address] = set()
@@ -346,17 +351,21 @@ class Node:
         add("drops", self.drops.report)
         add("refusals", lambda tick: self._log_refused())
 
-    def join(self, http: str, rejoins_by: Sequence[str] = ()) -> None:
+    def join(self, http: str, rejoins_by: Sequence[str] = (), turn: int = 1) -> None:
         """Start membership, and join unless `node.join` is `manual`.
 
         Args:
             http: HOST:PORT of this node's HTTP.
             rejoins_by: the members through which it joins again after it was downed.
+            turn: how many times in a row it does so.
         """
         settings = self.settings.node
+        bound = settings.gossip_port or settings.port + 1
+        gossip = Address.advertised(settings.advertise_gossip or self.me.host, bound)
         member = Member(
             node=self.me,
-            gossip_port=settings.gossip_port or settings.port + 1,
+            gossip_port=gossip.port,
+            gossip_host="" if gossip.host == self.me.host else gossip.host,
             http=http,
             roles=tuple(settings.roles),
             version=settings.version,
@@ -375,6 +384,7 @@ class Node:
             self.settings.cluster,
             shared,
             bind_host=settings.host,
+            bind_port=bound,
             notify=self._notified,
             stalled=self.slow.stalled,
             keyring=self.keyring,
@@ -384,14 +394,16 @@ class Node:
         self.vitals.start()
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
+        self._ticker.add("joining", lambda tick: self._watch_joining(), SECOND)
         known = parse_seeds(settings.seeds).addresses
         self._watched = frozenset(known)
         self.cluster.post(cluster.WatchSeeds(known))
         if rejoins_by:
             within = self.settings.cluster.rejoin_within
-            self.rejoining = Rejoining(rejoins_by, within, self.loop.time())
+            self.rejoining = Rejoining(rejoins_by, within, self.loop.time(), turn)
             self._ticker.add("rejoining", lambda tick: self._log_rejoining(), SECOND)
-            self.join_by(rejoins_by, founds=False, within=within)
+            ask = partial(self.join_by, rejoins_by, founds=False, within=within)
+            self._rejoins_later = self.loop.call_later(pause_before(turn), ask)
         elif settings.join == "auto":
             self.join_by(settings.seeds)
 
@@ -506,6 +518,8 @@ class Node:
         former, before = self.view, self._peers
         self._suspects = set(former.unreachable if former else ())
         self.view, now = view, self.loop.time()
+        if self.member_since is None and view.status is not None:
+            self.member_since = now
         since = self.unreachable_since
         self.unreachable_since = {node: since.get(node, now) for node in view.unreachable}
         self.subscriptions.on_view(view)
@@ -562,11 +576,19 @@ class Node:
         """The cluster thread, once it runs."""
         return self._thread
 
-    def describe_rejoining(self) -> str:
-        """Return what a node that was downed waits for; empty once it is a member again."""
-        if self.rejoining is None or self.is_member_yet:
+    @property
+    def member_for(self) -> float:
+        """Seconds since this node became a member; 0 if it is none yet."""
+        since = self.member_since
+        return 0.0 if since is None else self.loop.time() - since
+
+    def describe_joining(self) -> str:
+        """Return what a node waits for that is in no cluster, and which ways to others do not work;
+        empty once it is a member."""
+        if self.is_member_yet:
             return ""
-        return self.rejoining.describe(self.loop.time())
+        again = self.rejoining.describe(self.loop.time()) if self.rejoining is not None else ""
+        return "; ".join(filter(None, (again, self._join_waits.describe())))
 
     @property
     def is_member_yet(self) -> bool:
@@ -792,6 +814,13 @@ class Node:
         if line := self.rejoining.line(self.loop.time()):
             log.warning("%s", line, extra={"event": "rejoin_waits"})
 
+    def _watch_joining(self) -> None:
+        """Log which ways to other nodes do not work, while this node is in no cluster."""
+        waits = not (self.is_member_yet or self.stopped.done())
+        waited = self._join_waits.update(self.cluster.overview.broken if waits else ())
+        if waited is not None:
+            log.warning("in no cluster after %.0f s: %s", waited, self._join_waits.describe())
+
     def _log_refused(self) -> None:
         if line := self.refused.log_line(self.loop.time()):
             log.warning("%s", line)
@@ -814,6 +843,9 @@ class Node:
         """Release everything at once. May be called at any time after `start`."""
         self.gate.end()
         self._ticker.stop()
+        self._join_waits.close()
+        if self._rejoins_later is not None:
+            self._rejoins_later.cancel()
         self.vitals.stop()
         self._reassertions.cancel()
         self._link_tests.cancel()

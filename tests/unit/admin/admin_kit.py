@@ -174,7 +174,7 @@ class FakeNode:
         lacking = role and self.view is not None and self.view.oldest(role) is None
         return f"none is up with role {role!r}" if lacking else ""
 
-    def describe_rejoining(self) -> str:
+    def describe_joining(self) -> str:
         return self.rejoining
 
     def join_by(self, seeds: Any) -> None:
