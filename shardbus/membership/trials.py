@@ -282,7 +282,7 @@ class Examinations:
         if outcome is ProbeOutcome.ALIVE and node not in self._tried and node not in gossip.members:
             self._tried.add(node)
             effects.append(Subscribe(one.member))
-        return [*effects, self._result(gossip, one, now)]
+        return [*effects, *self._news(gossip, one, now)]
 
     def on_heard(self, gossip: Gossip, node: NodeId, now: float) -> list[Effect]:
         """Gossip has come from this node."""
@@ -290,7 +290,7 @@ class Examinations:
         if one is None:
             return []
         first, one.heard_at = one.heard_at <= now - HEARD_S, now
-        return [self._result(gossip, one, now)] if first else []
+        return self._news(gossip, one, now) if first else []
 
     def deadline(self) -> float | None:
         """Return when `tick` is due."""
@@ -306,6 +306,10 @@ class Examinations:
                 self._tried.discard(node)
                 ended.append(Unsubscribe(node))
         return ended
+
+    def _news(self, gossip: Gossip, one: _Examined, now: float) -> list[Effect]:
+        """Answer without being asked. A member has joined already, or asks again."""
+        return [] if one.member.node in gossip.members else [self._result(gossip, one, now)]
 
     def _result(self, gossip: Gossip, one: _Examined, now: float) -> SendControl:
         node = one.member.node

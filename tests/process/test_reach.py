@@ -141,7 +141,7 @@ async def test_one_channel_in_one_direction(
 
 
 async def counts(client: AsyncClient, keys: range) -> list[int]:
-    return await asyncio.gather(*(client.call("counter", f"k{i}", "add", 1) for i in keys))
+    return await asyncio.gather(*(client.call("account", f"k{i}", "add", 1) for i in keys))
 
 
 @pytest.mark.parametrize("names", [("localhost",), ("localhost", "127.0.0.1"), ("127.0.0.1",)])
@@ -162,7 +162,7 @@ async def test_a_blocking_client_is_too(lab: Processes) -> None:
     def ask() -> list[Any]:
         url = f"tcp://localhost:{node.port}"
         with Client(url, cluster="lab", timeout=PATIENCE_S) as client:
-            return [client.call("counter", f"k{i}", "add", 1) for i in range(3)]
+            return [client.call("account", f"k{i}", "add", 1) for i in range(3)]
 
     assert await asyncio.to_thread(ask) == [1, 1, 1]
 

@@ -99,6 +99,15 @@ def test_a_node_that_has_become_a_member_is_listened_to_further() -> None:
     assert examiner.machine.tick(member, 1.0 + KEEP_S) == []
 
 
+def test_a_member_that_has_missed_its_welcome_is_answered_when_it_asks_again() -> None:
+    examiner = Examiner()
+    examiner.trial(1.0)
+    examiner.gossip = examiner.gossip.with_members(A, NEWCOMER)
+    assert examiner.probed(ProbeOutcome.ALIVE) == []
+    assert examiner.heard(1.5) == []
+    assert examiner.trial(2.0) == [result("", "")]
+
+
 def test_the_nodes_under_examination_are_bounded() -> None:
     examiner = Examiner()
     for uid in range(EXAMINED_MAX):
