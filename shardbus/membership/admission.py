@@ -23,8 +23,8 @@ protocol or a setting; every node while the whole cluster stops; a node outside 
 on the loopback, and the reverse: one of the two could not reach the other.
 
 **Trials.** A node joins only by a member that it reaches, and that reaches it, by messages and by
-gossip (`trials`). The node itself insists on that; a member examines it, and admits whoever sends a
-Join.
+gossip (`trials`). The node itself insists on that; a member examines it, and admits the sender of
+each valid Join.
 
 **Cookies.** InitAck carries a number that only its receiver learns, and Join must bring it. So a
 process that sends and does not receive is not admitted. The number is a keyed hash of the sender's

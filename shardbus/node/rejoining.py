@@ -72,8 +72,8 @@ def pause_before(turn: int) -> float:
 
 
 def next_turn(turn: int, member_for: float) -> int:
-    """Return how many times in a row a node rejoins with the next one, after it was a member for so
-    many seconds."""
+    """Return how many times in a row a node rejoins with the next one, after it was a member for
+    `member_for` seconds."""
     return 1 if member_for >= CALM_S else turn + 1
 
 
