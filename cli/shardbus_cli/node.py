@@ -58,10 +58,8 @@ def start(
     rejoin_turn: Annotated[int, typer.Option("--rejoin-turn", hidden=True)] = 0,
 ) -> None:
     """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
-    from shardbus.ids import Address
     from shardbus_cli.app_loader import app_or_project
     from shardbus_cli.config import layers_of
-    from shardbus_cli.logs import configure
 
     leash = _leash(leash_fd)
     given = {
@@ -80,16 +78,23 @@ def start(
     }
     layers = layers_of(file, node_flags.layers(given), assignments)
     settings = _settings(layers)
-    own = settings.node
-    address = str(Address.advertised(own.advertise or own.host, own.port))
-    configure(settings.log.level, settings.log.format, node=address)
+    _configure_log(settings)
     if workers:
         arguments = ["node", "start", *([app] if app else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
-    by = rejoin.split(",") if rejoin else []
-    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash, by, rejoin_turn))
+    again = (rejoin.split(",") if rejoin else [], rejoin_turn)
+    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash, *again))
+
+
+def _configure_log(settings: Settings) -> None:
+    from shardbus.ids import Address
+    from shardbus_cli.logs import configure
+
+    own = settings.node
+    address = str(Address.advertised(own.advertise or own.host, own.port))
+    configure(settings.log.level, settings.log.format, node=address)
 
 
 def _leash(fd: int | None) -> SupervisorLink | None:

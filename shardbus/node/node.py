@@ -164,6 +164,8 @@ class Node:
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
+        self.member_since: float | None = None
+        """When this node became a member, on the clock of the loop."""
         self.unreachable_since: dict[NodeId, float] = {}
         """Members that are unreachable, and since when, on the clock of the loop."""
         self._departed: dict[NodeId, None] = {}
@@ -205,8 +207,6 @@ class Node:
         self.refusals: list[str] = []
         self.joining = False
         self.rejoining: Rejoining | None = None
-        self.member_since: float | None = None
-        """When this node became a member, on the clock of the loop."""
         self._join_waits = JoinWaits(self.environment.network.who_listens, self.loop)
         self._seeds: set[Address] = set()
         self.other_clusters: tuple[OtherCluster, ...] = ()
