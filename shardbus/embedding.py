@@ -47,7 +47,7 @@ from shardbus.membership.events import DOWNED, LEFT
 from shardbus.node.app_version import version_source, with_version
 from shardbus.node.downing_log import check_downing
 from shardbus.node.node import Node
-from shardbus.node.rejoining import contacts, named, store_answers
+from shardbus.node.rejoining import contacts, named, next_turn, store_answers
 from shardbus.node.served_node import Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
 from shardbus.task_set import TaskSet
@@ -91,6 +91,8 @@ class EmbeddedNode:
         self._in_time = False
         self.rejoining = ""
         """Why the node is not in its cluster, while it rejoins after it was downed; else empty."""
+        self._turn = 0
+        """How many times in a row it has rejoined."""
         self.reason = ""
         """Why the node has ended: `left`, or another reason. Empty while it runs."""
 
@@ -204,6 +206,7 @@ class EmbeddedNode:
                 await self._until_ended(served)
                 by = self._rejoins_by(served.node)
                 if by:
+                    self._turn = next_turn(self._turn, served.node.member_for)
                     self.rejoining = f"was downed, and rejoins through {named(by)}"
                     log.warning("this node %s", self.rejoining)
                     self._bus.set_away(f"this node {self.rejoining}")
@@ -240,7 +243,7 @@ class EmbeddedNode:
             return None
         served = ServedNode(self._bus, self._settings, administer)
         try:
-            await served.start(self._ask_to_end, by)
+            await served.start(self._ask_to_end, by, self._turn)
             self._served = served
         except ShardBusError as error:
             self.reason = f"not rejoined: {error}"

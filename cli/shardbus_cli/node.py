@@ -33,6 +33,7 @@ def start(
     gossip_port: node_flags.GossipPort = None,
     http_port: node_flags.HttpPort = None,
     advertise: node_flags.Advertise = None,
+    advertise_gossip: node_flags.AdvertiseGossip = None,
     seeds: node_flags.Seeds = None,
     roles: node_flags.Roles = None,
     proxies: node_flags.Proxies = None,
@@ -54,12 +55,11 @@ def start(
     ] = None,
     leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
     rejoin: Annotated[str, typer.Option("--rejoin", hidden=True)] = "",
+    rejoin_turn: Annotated[int, typer.Option("--rejoin-turn", hidden=True)] = 0,
 ) -> None:
     """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
-    from shardbus.ids import Address
     from shardbus_cli.app_loader import app_or_project
     from shardbus_cli.config import layers_of
-    from shardbus_cli.logs import configure
 
     leash = _leash(leash_fd)
     given = {
@@ -68,6 +68,7 @@ def start(
         "--gossip-port": gossip_port,
         "--http-port": http_port,
         "--advertise": advertise,
+        "--advertise-gossip": advertise_gossip,
         "--seed": seeds,
         "--role": roles,
         "--proxy": proxies,
@@ -77,16 +78,23 @@ def start(
     }
     layers = layers_of(file, node_flags.layers(given), assignments)
     settings = _settings(layers)
-    own = settings.node
-    address = str(Address.advertised(own.advertise or own.host, own.port))
-    configure(settings.log.level, settings.log.format, node=address)
+    _configure_log(settings)
     if workers:
         arguments = ["node", "start", *([app] if app else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
-    by = rejoin.split(",") if rejoin else []
-    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash, by))
+    again = (rejoin.split(",") if rejoin else [], rejoin_turn)
+    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash, *again))
+
+
+def _configure_log(settings: Settings) -> None:
+    from shardbus.ids import Address
+    from shardbus_cli.logs import configure
+
+    own = settings.node
+    address = str(Address.advertised(own.advertise or own.host, own.port))
+    configure(settings.log.level, settings.log.format, node=address)
 
 
 def _leash(fd: int | None) -> SupervisorLink | None:
@@ -127,6 +135,7 @@ def _load_and_run(
     ready_fd: int | None,
     leash: SupervisorLink | None,
     rejoins_by: list[str],
+    turn: int,
 ) -> int:
     from shardbus.config.loading import for_types, origins
     from shardbus_cli.app_loader import load_app
@@ -139,7 +148,7 @@ def _load_and_run(
     settings = settings_for(layers, bus)
     for look in checks_of(bus, settings).values():
         look()
-    return _run(bus, settings, origins(layers), ready_fd, leash, rejoins_by)
+    return _run(bus, settings, origins(layers), ready_fd, leash, rejoins_by, turn)
 
 
 def _settings(layers: list[Layer]) -> Settings:
@@ -158,6 +167,7 @@ def _run(
     ready_fd: int | None,
     leash: SupervisorLink | None,
     rejoins_by: list[str],
+    turn: int,
 ) -> int:
     """Run the node. What the system refuses (a port, a directory) is a failure, not wrong usage."""
     from functools import partial
@@ -185,6 +195,7 @@ def _run(
             ready_fd=ready_fd,
             supervisor=leash,
             rejoins_by=rejoins_by,
+            turn=turn,
             start_anew=partial(start_anew, console),
         )
     except ConfigError as refused:

@@ -19,6 +19,7 @@ FLAGS = {
     "--gossip-port": "node.gossip_port",
     "--http-port": "http.port",
     "--advertise": "node.advertise",
+    "--advertise-gossip": "node.advertise_gossip",
     "--seed": "node.seeds",
     "--role": "node.roles",
     "--proxy": "node.proxies",
@@ -42,6 +43,10 @@ GossipPort = Annotated[str | None, _flag("--gossip-port", "PORT", "Port of gossi
 HttpPort = Annotated[str | None, _flag("--http-port", "PORT", "Port of HTTP", "8558")]
 Advertise = Annotated[
     str | None, _flag("--advertise", "HOST[:PORT]", "Address for other nodes", "host and port")
+]
+AdvertiseGossip = Annotated[
+    str | None,
+    _flag("--advertise-gossip", "HOST[:PORT]", "Address of gossip for other nodes", "as bound"),
 ]
 Seeds = Annotated[
     list[str] | None, _flag("--seed", "HOST:PORT", "Node to join; may be repeated", "none")

@@ -155,12 +155,12 @@ def simulate(
 def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bool) -> None:
     """Refuse options that do not go together."""
     if load is not None and not sharding:
-        raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
+        _refuse("--load", "only whole nodes have a load: --sharding")
     for name, chosen, other in (("--discovery", discovery, claims), ("--claims", claims, False)):
         if chosen and sharding:
-            raise typer.BadParameter("nodes join one by one with --sharding", param_hint=name)
+            _refuse(name, "nodes join one by one with --sharding")
         if chosen and other:
-            raise typer.BadParameter("nodes join in one way: not with --claims", param_hint=name)
+            _refuse(name, "nodes join in one way: not with --claims")
 
 
 def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> None:

@@ -16,14 +16,16 @@ from collections.abc import Iterable, Sequence
 from shardbus.node.deadline import Output, flush_output
 from shardbus_cli.process_end import SIGNALS
 
-REPLACED = ("--ready-fd", "--rejoin")
+REPLACED = ("--ready-fd", "--rejoin", "--rejoin-turn")
 """Options with a value that the new command does not take over."""
 
 
-def start_anew(output: Output, by: Sequence[str]) -> None:
-    """Run this process's command again, to rejoin through these members, HOST:PORT. Return if the
-    system cannot. A signal meanwhile waits until the new program handles signals."""
-    words = [sys.executable, *without(sys.orig_argv[1:], REPLACED), "--rejoin", ",".join(by)]
+def start_anew(output: Output, by: Sequence[str], turn: int) -> None:
+    """Run this process's command again, to rejoin through these members, HOST:PORT, the `turn`-th
+    time in a row. Return if the system cannot. A signal meanwhile waits until the new program
+    handles signals."""
+    words = [sys.executable, *without(sys.orig_argv[1:], REPLACED)]
+    words += ["--rejoin", ",".join(by), "--rejoin-turn", str(turn)]
     flush_output(output)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

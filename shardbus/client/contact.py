@@ -8,6 +8,7 @@ received and by those that it was given.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from random import Random
 
@@ -96,8 +97,8 @@ class Contact:
     async def _find(self) -> None:
         while not self.refused:
             for address in self._candidates():
-                session = self._endpoint.session_to(address, probe=True)
-                if await self._opens(session):
+                session = await self._opens(address)
+                if session is not None:
                     self.session, self._had_one, self.denied, self.busy = session, True, "", ""
                     self._on_chosen(session.tag)
                     self._found.set()
@@ -119,12 +120,18 @@ class Contact:
             if session.open and session.tag not in self.leaving:
                 return [session.tag.address]
         leaving = {node.address for node in self.leaving}
+        leaving |= {one for one in candidates if self._endpoint.node_at(one) in self.leaving}
         return [one for one in candidates if one not in leaving] or candidates
 
-    async def _opens(self, session: Session) -> bool:
-        try:
+    async def _opens(self, address: Address) -> Session | None:
+        """Return an open session to the address; None if there is none after a while. Where the
+        address is another name of a node that has a session already, it is that one."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONTACT_WAIT_S):
+                session = self._endpoint.session_to(address, probe=True)
                 await session.opening()
-        except TimeoutError:
-            return False
-        return session.open
+                if session.closed_idle:
+                    session = self._endpoint.session_to(address, probe=True)
+                    await session.opening()
+                return session if session.open else None
+        return None

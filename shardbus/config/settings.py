@@ -70,6 +70,9 @@ class NodeSettings:
     advertise: str = text(
         "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
     )
+    advertise_gossip: str = text(
+        "", "HOST or HOST:PORT that other nodes use for gossip; empty is advertise's host, own port"
+    )
     seeds: tuple[str, ...] = names(
         "HOST:PORT of nodes to join, dns://NAME[:PORT], dns://_SERVICE._tcp.DOMAIN or store; "
         "without any the node forms a cluster of its own",

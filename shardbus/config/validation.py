@@ -42,8 +42,7 @@ def check(settings: Settings) -> None:
     """
     node, cluster, http = settings.node, settings.cluster, settings.http
     detector, downing = cluster.failure_detector, cluster.downing
-    if node.port == node.gossip_port:
-        raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
+    _check_ports(node, http)
     if len(node.zone) > ID_CHARACTERS_MAX or not node.zone.isprintable():
         raise ConfigError(
             f"node.zone is {node.zone!r:.60}, of {len(node.zone)} characters",
@@ -98,6 +97,34 @@ def check(settings: Settings) -> None:
             f"kubernetes.revision is on, and node.version is {node.version!r:.60}",
             hint="leave one of them out: a node has one version",
         )
+
+
+def _check_ports(node: NodeSettings, http: HttpSettings) -> None:
+    """Check that the ports of one node differ."""
+    gossip = node.gossip_port or node.port + 1
+    named = "node.gossip_port" if node.gossip_port else "the default of node.gossip_port, port + 1"
+    if node.port == node.gossip_port:
+        raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
+    together = node.host == http.host or {node.host, http.host} & set(WILDCARDS)
+    for setting, port in (("node.port", node.port), (named, gossip)):
+        if together and port == http.port:
+            raise ConfigError(
+                f"http.port and {setting} are both {port}",
+                hint="each of the three ports of a node needs a number of its own",
+            )
+    for setting, text in (
+        ("node.advertise", node.advertise),
+        ("node.advertise_gossip", node.advertise_gossip),
+    ):
+        if text:
+            _check_advertised(setting, text)
+
+
+def _check_advertised(setting: str, text: str) -> None:
+    try:
+        Address.advertised(text, 1)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error.message}", hint=error.hint) from None
 
 
 def _check_discovery(cluster: ClusterSettings, store: StoreSettings) -> None:

@@ -22,6 +22,10 @@ of one address (`sharing_address`). Two sides of a split can do the same. All no
 protocol or a setting; every node while the whole cluster stops; a node outside the loopback by one
 on the loopback, and the reverse: one of the two could not reach the other.
 
+**Trials.** A node joins only by a member that it reaches, and that reaches it, by messages and by
+gossip (`trials`). The node itself insists on that; a member examines it, and admits the sender of
+each valid Join.
+
 **Cookies.** InitAck carries a number that only its receiver learns, and Join must bring it. So a
 process that sends and does not receive is not admitted. The number is a keyed hash of the sender's
 id, and this node remembers nothing for it. A Join without it is dropped: a live sender contacts the
@@ -40,7 +44,7 @@ from typing import assert_never
 from shardbus.config.settings import ClusterSettings
 from shardbus.config.validation import is_loopback
 from shardbus.ids import Address, NodeId
-from shardbus.membership.events import SendControl
+from shardbus.membership.events import Effect, SendControl
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.joining import Joiner, JoinProgress, JoinStep, disagreement
@@ -53,9 +57,13 @@ from shardbus.membership.messages import (
     InitNack,
     Join,
     JoinRefused,
+    PublishedMessage,
+    Trial,
+    TrialResult,
     Welcome,
 )
 from shardbus.membership.reachability import Flag
+from shardbus.membership.trials import BrokenLink, Examinations
 
 CLOSED = (Status.EXITING, Status.DOWN)
 """A member in one of these statuses admits no node. It does not answer InitNack either: a seed that
@@ -80,12 +88,19 @@ class Admission:
     """Handles and answers the messages of joining. `secret`: the key of the cookies."""
 
     def __init__(
-        self, me: Member, greeting: Greeting, settings: ClusterSettings, secret: bytes = b""
+        self,
+        me: Member,
+        greeting: Greeting,
+        settings: ClusterSettings,
+        secret: bytes = b"",
+        tried: set[NodeId] | None = None,
     ) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
         self._secret = secret
+        self._tried: set[NodeId] = set() if tried is None else tried
+        self.examinations = Examinations(me.node, self._tried)
         self._joiner: Joiner | None = None
         self._waiting: dict[NodeId, None] = {}
         self._claims: dict[NodeId, JoinClaim] = {}
@@ -123,6 +138,7 @@ class Admission:
             within=within,
             discovers=discovers,
             claims=claims,
+            tried=self._tried,
         )
         return self._joiner.start(now)
 
@@ -151,11 +167,26 @@ class Admission:
         """Do what is due."""
         return self._joiner.tick(now) if self._joiner else JoinProgress()
 
-    def on_entered(self) -> tuple[SendControl, ...]:
-        """Acknowledge the nodes that had sent InitJoin before this node was a member."""
+    def on_entered(self, gossip: Gossip) -> tuple[Effect, ...]:
+        """End the trials, and acknowledge the nodes that had sent InitJoin before this node was a
+        member."""
+        ended = self._joiner.end(gossip.members) if self._joiner else []
         self._joiner = None
         asked, self._waiting = self._waiting, {}
-        return tuple(SendControl(node, self._ack(node)) for node in asked)
+        return (*ended, *(SendControl(node, self._ack(node)) for node in asked))
+
+    def on_published(self, sender: NodeId, message: PublishedMessage, now: float) -> JoinProgress:
+        """Take gossip that comes before this node is a member."""
+        progress = self._joiner.on_published(sender, message, now) if self._joiner else None
+        return progress or JoinProgress(step=JoinStep.DROP, reason="not a member yet")
+
+    def on_listening(self, uid: int, now: float) -> JoinProgress:
+        """A process receives from now on what this node publishes."""
+        return self._joiner.on_listening(uid, now) if self._joiner else JoinProgress()
+
+    def broken(self, now: float) -> tuple[BrokenLink, ...]:
+        """Return the ways that this node waits for while it joins."""
+        return self._joiner.broken(now) if self._joiner else ()
 
     def _ack(self, node: NodeId) -> InitAck:
         return InitAck(self.greeting, cookie_of(self._secret, node))
@@ -171,7 +202,7 @@ class Admission:
         """Handle a message of joining. `gossip` is the state of this node; it is empty before it is
         a member. `asked`: the address at which this node asked, by default the sender's."""
         joiner, at = self._joiner, asked or sender.address
-        if isinstance(message, InitAck | InitNack | JoinRefused | Welcome):
+        if isinstance(message, InitAck | InitNack | TrialResult | JoinRefused | Welcome):
             if joiner is None:
                 return JoinProgress(step=JoinStep.DROP, reason="not joining")
             if not joiner.has_asked(at):
@@ -183,6 +214,13 @@ class Admission:
                 if answer is None:
                     return JoinProgress(step=JoinStep.DROP, reason="on the way out")
                 return JoinProgress((SendControl(sender, answer),))
+            case Trial(member, cookie):
+                mine = gossip.members.get(self.me.node)
+                if mine is None or mine.status in CLOSED:
+                    return JoinProgress((SendControl(sender, InitNack()),))
+                if cookie != cookie_of(self._secret, sender) or member.node != sender:
+                    return JoinProgress(step=JoinStep.DROP, reason="no cookie")
+                return JoinProgress(tuple(self.examinations.on_trial(gossip, message, now)))
             case Join():
                 if message.cookie != cookie_of(self._secret, sender):
                     return JoinProgress(step=JoinStep.DROP, reason="no cookie")
@@ -194,7 +232,7 @@ class Admission:
         self,
         joiner: Joiner,
         sender: NodeId,
-        message: InitAck | InitNack | JoinRefused | Welcome,
+        message: InitAck | InitNack | TrialResult | JoinRefused | Welcome,
         now: float,
         at: Address,
     ) -> JoinProgress:
@@ -203,6 +241,8 @@ class Admission:
                 return joiner.on_ack(sender, message, now, at)
             case InitNack():
                 return joiner.on_nack(sender, now, at)
+            case TrialResult():
+                return joiner.on_result(sender, message, now)
             case JoinRefused(reason):
                 return JoinProgress(step=JoinStep.REFUSED, reason=f"{at}: {reason}")
             case Welcome(state):

@@ -1,6 +1,7 @@
 """The membership machine of one node. It composes the others:
 
     admission   joining, and admitting others           joining, admission
+    trials      whether a node can take part            trials
     claim       who founds, by the store's claim        founding, claim_record
     exchange    the state, and its spreading            gossip, exchange, gossip_targets
     heartbeats  members that do not answer              failure/heartbeat, failure/phi_accrual
@@ -97,8 +98,11 @@ class ClusterMembership:
         self.settings = settings
         self.stopped = ""
         self.view = MembershipView(me.node)
-        greeting = Greeting(cluster, PROTOCOL, dict(fingerprint), OLDEST_PROTOCOL)
-        self._admission = Admission(me, greeting, settings, secret)
+        place = me.gossip_address
+        greeting = Greeting(cluster, PROTOCOL, dict(fingerprint), OLDEST_PROTOCOL, place)
+        self.tried: set[NodeId] = set()
+        """Nodes that are no members, and to whose gossip this node listens."""
+        self._admission = Admission(me, greeting, settings, secret, self.tried)
         self._claim = FoundingClaim(me.node, settings)
         self._exchange = GossipExchange(me.node, settings, rng)
         self._others = OtherClusters(me.node, greeting)
@@ -151,6 +155,7 @@ class ClusterMembership:
             self._probe_suspects(now)
             self._out += self._exchange.tick(now)
             self._out += self._others.tick(self.gossip, now)
+            self._out += self._admission.examinations.tick(self.gossip, now)
         return self._settle(now)
 
     def deadline(self) -> float | None:
@@ -167,6 +172,7 @@ class ClusterMembership:
             self._suspension.deadline(),
             self._claim.deadline() if self._is_member() else None,
             self._others.deadline() if self._is_member() else None,
+            self._admission.examinations.deadline() if self._is_member() else None,
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -196,6 +202,7 @@ class ClusterMembership:
             self._exchange.last_versions,
             self._heartbeats.phis(now),
             self._heartbeats.vitals_known(now),
+            self._admission.broken(now),
         )
 
     # -- events ----------------------------------------------------------------------------------
@@ -220,6 +227,7 @@ class ClusterMembership:
                 self._on_control(event, now)
             case ev.PeerListening(uid):
                 self._out += self._exchange.on_listening(uid, now)
+                self._apply_progress(self._admission.on_listening(uid, now), self.me, now)
             case ev.PeerDisconnected(node):
                 if self.settings.confirmed_death and node in self.gossip.members:
                     self._suspect_death(node, now)
@@ -267,12 +275,13 @@ class ClusterMembership:
         self._resolver.on_probe(node, outcome)
         if outcome.proves_death and node != self.me and node in self.gossip.members:
             self._set(self.gossip.with_flag(self.me, node, Flag.TERMINATED))
+        self._out += self._admission.examinations.on_probe(self.gossip, node, outcome, now)
         self._apply_progress(self._admission.on_probe(self.gossip, node, outcome, now), node, now)
 
     def _on_published(self, event: ev.PubSubReceived, now: float) -> None:
         sender, message = event.sender, event.message
         if not self._is_member():
-            self._out.append(ev.MessageDropped(sender, "not a member yet"))
+            self._apply_progress(self._admission.on_published(sender, message, now), sender, now)
             return
         if isinstance(message, Heartbeat):
             refused = self._resolver.refuses(sender, now)
@@ -281,6 +290,7 @@ class ClusterMembership:
             knows = asks is not None and VITALS in asks.features
             reply = self._heartbeats.answer(message, now, consent=consent, vitals=knows)
             self._out.append(ev.Publish(sender, reply))
+            self._out += self._admission.examinations.on_heard(self.gossip, sender, now)
         if self._exchange.is_out(sender):
             self._out.append(self._exchange.state_to(sender, now))
             return
@@ -420,7 +430,7 @@ class ClusterMembership:
         self._heartbeats.start(now)
         self._leadership.start(now)
         self._claim.on_entered()
-        self._out += self._admission.on_entered()
+        self._out += self._admission.on_entered(gossip)
 
     # -- after every event -----------------------------------------------------------------------
 
@@ -548,7 +558,9 @@ class ClusterMembership:
         old = {m.node for m in before.members}
         new = {m.node: m for m in self.view.members}
         self._out += [ev.Unsubscribe(m.node) for m in before.members if m.node not in new]
-        self._out += [ev.Subscribe(m) for n, m in new.items() if n not in old and n != self.me]
+        fresh = {n: m for n, m in new.items() if n not in old and n != self.me}
+        self._out += [ev.Subscribe(m) for n, m in fresh.items() if n not in self.tried]
+        self.tried.difference_update(new)
         others = [n for n in new if n != self.me]
         self._heartbeats.on_members(others, self.view.unreachable)
         if old != new.keys():

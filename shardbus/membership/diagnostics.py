@@ -17,6 +17,7 @@ from hashlib import blake2b
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.reachability import Flag
+from shardbus.membership.trials import BrokenLink
 from shardbus.membership.vector_clock import Order, VectorClock
 from shardbus.membership.vitals import Vitals
 
@@ -52,6 +53,8 @@ class Overview:
     """The failure detector's suspicion (phi) of each node that this node watches."""
     vitals: Mapping[NodeId, tuple[Vitals, float]] = field(default_factory=dict)
     """The vitals of this node and of the nodes that it watches, with their ages in seconds."""
+    broken: tuple[BrokenLink, ...] = ()
+    """While this node joins: the ways to and from other nodes that it waits for."""
 
 
 def diagnose(
@@ -60,6 +63,7 @@ def diagnose(
     last_versions: Mapping[NodeId, VectorClock],
     phis: Mapping[NodeId, float],
     vitals: Mapping[NodeId, tuple[Vitals, float]] = EMPTY,
+    broken: tuple[BrokenLink, ...] = (),
 ) -> Overview:
     """Build the overview of this copy. `last_versions`: the last version received from each
     node."""
@@ -78,6 +82,7 @@ def diagnose(
         tombstones=len(gossip.tombstones),
         phis=dict(phis),
         vitals=dict(vitals),
+        broken=broken,
     )
 
 

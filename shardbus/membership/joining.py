@@ -1,13 +1,14 @@
 """One node's attempt to join a cluster.
 
-    CONTACTING ──acknowledged──> JOINING ──Welcome──> (member)
-        ^                           │
-        └─turned away, no welcome───┘
+    CONTACTING ──acknowledged──> TRYING ──passed──> JOINING ──Welcome──> (member)
+        ^  └──acknowledged by a build without trials──^ │
+        └──────────turned away, no welcome──────────────┘ (from TRYING, too)
 
 `TRANSITIONS` is the drawing as data.
 
-- The node sends InitJoin to every seed, and repeats it until one acknowledges. It sends Join to the
-  first seed that does.
+- The node sends InitJoin to every seed, and repeats it until one acknowledges. It is tried by the
+  first seed that does, and by a member beyond it (`trials`), and sends Join once it has passed.
+- A seed that turns out to be this node itself, by another name, is taken for its own address.
 - A node that rejoins after it was downed founds no cluster: its seeds are members that it knew, and
   perhaps cannot reach. It asks less and less often, every `ASK_REJOINING_MAX` seconds at last, and
   stops with a reason after the time that it was given. Of other nodes,
@@ -30,7 +31,7 @@
   that the store names (`on_members_named`).
 - An answer counts only if it came from an address that this node has asked. Without this rule any
   process could end the attempt by a refusal, or make the first seed found a second cluster.
-- A Join carries the cookie of the InitAck that it follows.
+- A Join carries the cookie of the InitAck that it follows, and so does a Trial.
 - A Join without an answer is repeated. After `retry_unsuccessful_join_after` the node contacts the
   seeds again.
 - With `shutdown_after_unsuccessful_join` set, a node that is not a member by then stops with a
@@ -41,26 +42,39 @@ Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3, B.144.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from shardbus.backoff import doubling
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
-from shardbus.membership.events import SendControl
+from shardbus.membership.events import Effect, SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
-from shardbus.membership.messages import Greeting, InitAck, InitJoin, Join
+from shardbus.membership.messages import (
+    Greeting,
+    HeartbeatReply,
+    InitAck,
+    InitJoin,
+    Join,
+    PublishedMessage,
+    TrialResult,
+)
+from shardbus.membership.trials import BrokenLink, Trials
 from shardbus.transitions import following
 
 ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
 ASK_REJOINING_MAX = 5.0
 """Seconds between two InitJoins of a node that rejoins, at most."""
+TRY_AGAIN_MAX = 2.0
+"""Seconds between two Trials to the same member, at most."""
 ASKED_MAX = 20
 """Contacts that get InitJoin at a time."""
-DIFFERENCES_NAMED = 5
+NO_ANSWER = "no answer"
+NO_MEMBER = "that node is in no cluster yet"
+DIFFERENCES_NAMED, LINKS_NAMED = 5, 3
 NAME_SHOWN, VALUE_SHOWN = 300, 160
 """Characters shown of a setting's name and of a value, so that a refusal fits into `TEXT_MAX`."""
 
@@ -110,6 +124,7 @@ class JoinPhase(Enum):
     """The phase of the attempt."""
 
     CONTACTING = auto()
+    TRYING = auto()
     JOINING = auto()
 
 
@@ -117,15 +132,23 @@ class JoinTrigger(Enum):
     """What changes the phase."""
 
     ACKNOWLEDGED = "acknowledged"
-    """A seed has answered InitAck; it gets the Join."""
+    """A seed has answered InitAck; it gets a Trial."""
+    ACKNOWLEDGED_UNTRIED = "acknowledged by a build without trials"
+    """A seed has answered InitAck, and knows no trials; it gets the Join."""
+    PASSED = "passed"
+    """Messages and gossip go both ways; the seed gets the Join."""
     TURNED_AWAY = "turned away"
-    """The seed that got the Join has answered InitNack."""
+    """The seed that got the Trial or the Join has answered InitNack."""
     NO_WELCOME = "no welcome"
     """It has not answered within `retry_unsuccessful_join_after`."""
 
 
 TRANSITIONS: dict[tuple[JoinPhase, JoinTrigger], JoinPhase] = {
-    (JoinPhase.CONTACTING, JoinTrigger.ACKNOWLEDGED): JoinPhase.JOINING,
+    (JoinPhase.CONTACTING, JoinTrigger.ACKNOWLEDGED): JoinPhase.TRYING,
+    (JoinPhase.CONTACTING, JoinTrigger.ACKNOWLEDGED_UNTRIED): JoinPhase.JOINING,
+    (JoinPhase.TRYING, JoinTrigger.PASSED): JoinPhase.JOINING,
+    (JoinPhase.TRYING, JoinTrigger.TURNED_AWAY): JoinPhase.CONTACTING,
+    (JoinPhase.TRYING, JoinTrigger.NO_WELCOME): JoinPhase.CONTACTING,
     (JoinPhase.JOINING, JoinTrigger.TURNED_AWAY): JoinPhase.CONTACTING,
     (JoinPhase.JOINING, JoinTrigger.NO_WELCOME): JoinPhase.CONTACTING,
 }
@@ -153,7 +176,7 @@ class JoinStep(Enum):
 class JoinProgress:
     """The result of one step of joining."""
 
-    send: tuple[SendControl, ...] = ()
+    send: tuple[Effect, ...] = ()
     step: JoinStep = JoinStep.NONE
     reason: str = ""
     gossip: Gossip | None = None
@@ -177,14 +200,17 @@ class Joiner:
         within: float = 0.0,
         discovers: bool = False,
         claims: bool = False,
+        tried: set[NodeId] | None = None,
     ) -> None:
         self.me = me
+        self.trials = Trials(me, set() if tried is None else tried)
         self.greeting = greeting
         self.settings = settings
         self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
-        named_first = bool(seeds) and seeds[0] == me.node.address
-        may_be_first = not seeds or (settings.new_cluster and named_first)
-        self.first = founds and may_be_first and not discovers
+        self._first_named = seeds[0] if seeds else None
+        self._may_be_first = founds and settings.new_cluster and not discovers
+        named_first = self._may_be_first and self._first_named == me.node.address
+        self.first = named_first or (founds and not seeds and not discovers)
         self.rejoins, self.within = not founds, within
         self.discovers, self.claims = discovers, claims
         self._named: list[Address] = []
@@ -202,6 +228,10 @@ class Joiner:
         self.acked: dict[Address, NodeId] = {}
         self._cookie = 0
         self._joined: dict[NodeId, None] = {}
+        self._beyond: dict[Address, None] = {}
+        """Members beyond the target that were asked for a trial."""
+        self._own_names: dict[Address, None] = {}
+        """Addresses at which this node has found itself."""
         self._began_at = 0.0
         self._phase_at = 0.0
         self._ask_at = 0.0
@@ -214,29 +244,41 @@ class Joiner:
         self._contact(now)
         return self.tick(now)
 
+    def end(self, members: Iterable[NodeId]) -> list[Effect]:
+        """The node is a member, as these are: end the trials, and listen on to the members."""
+        return self.trials.end(members)
+
     def deadline(self) -> float:
         """Return when `tick` is due."""
         return min([self._ask_at, *(at for at, _ in self._limits())])
 
     def tick(self, now: float) -> JoinProgress:
         """Do what is due."""
+        ended: list[Effect] = []
         for at, step in self._limits():
             if now < at:
                 continue
             if step is JoinStep.FOUND_CLUSTER:
-                step = self._found().step
+                step = self._found()
             if step is not JoinStep.NONE:
                 return JoinProgress((), step, self._timeout_reason(now))
             if self.phase is JoinPhase.JOINING:
                 self._advance(JoinTrigger.NO_WELCOME)
-                self._contact(now)
+                ended = self._contact(now)
         if now < self._ask_at:
             return JoinProgress()
         self._ask_at = now + self._pause()
+        progress = self._ask(now)
+        return replace(progress, send=(*ended, *progress.send))
+
+    def _ask(self, now: float) -> JoinProgress:
+        """Ask those who are to be asked in this phase."""
         if self.phase is JoinPhase.JOINING and self.target is not None:
             join = Join(self.greeting, self.me, self._cookie)
             return JoinProgress((SendControl(self.target, join),))
-        step = self._found().step if self.first and not self.others else JoinStep.NONE
+        if self.phase is JoinPhase.TRYING:
+            return JoinProgress((*self.trials.ask(now), *self._ask_beyond()))
+        step = self._found() if self.first and not self.others else JoinStep.NONE
         turn = [*self._next_turn(now), *self._named]
         asks = tuple(SendControl(seed, InitJoin(self.greeting)) for seed in turn)
         return JoinProgress(asks, step)
@@ -256,7 +298,8 @@ class Joiner:
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
         """Take over what a look-up of the contacts has found. New ones are asked at once."""
         before, self._looked = self.others, True
-        self.others = [one for one in dict.fromkeys(contacts) if one != self.me.node.address]
+        own = (self.me.node.address, *self._own_names)
+        self.others = [one for one in dict.fromkeys(contacts) if one not in own]
         gone = self._asked_since.keys() - set(self.others)
         for contact in gone:
             del self._asked_since[contact]
@@ -275,23 +318,24 @@ class Joiner:
 
     def is_lost(self, now: float) -> bool:
         """True if no seed has taken this node in for `seed_node_timeout`, or it may found."""
-        if not self.claims or self.rejoins or self.phase is JoinPhase.JOINING:
+        if not self.claims or self.rejoins or self.phase is not JoinPhase.CONTACTING:
             return False
         return self._is_due or now >= self._phase_at + self.settings.seed_node_timeout
 
-    def _found(self) -> JoinProgress:
+    def _found(self) -> JoinStep:
         """Found a cluster, or let the store's claim decide that."""
         if not self.claims:
-            return JoinProgress((), JoinStep.FOUND_CLUSTER)
+            return JoinStep.FOUND_CLUSTER
         self._is_due = True
-        return JoinProgress()
+        return JoinStep.NONE
 
     def may_found(self, now: float) -> bool:
         """True if no contact is in the way of founding by the store's claim."""
         if self.claims:
             return self._is_due and self.phase is JoinPhase.CONTACTING
         enough = len(self.others) + 1 >= self.settings.required_contacts
-        if not (self.discovers and self._looked and enough) or self.phase is JoinPhase.JOINING:
+        contacts = self.phase is JoinPhase.CONTACTING
+        if not (self.discovers and self._looked and enough and contacts):
             return False
         silence = self.settings.founding_claim
         return all(
@@ -300,8 +344,10 @@ class Joiner:
         )
 
     def has_asked(self, address: Address) -> bool:
-        """True if this address is that of a seed, or of the one that gets the Join."""
-        return address in (*self.others, *self._named) or address == self._target_at
+        """True if this address is that of a seed, of the one that gets the Join, or of another
+        member that tries this node."""
+        known = (*self.others, *self._named)
+        return address in known or address == self._target_at or address in self._beyond
 
     def may_welcome(self, node: NodeId) -> bool:
         """True if this node has sent Join to that one."""
@@ -314,31 +360,121 @@ class Joiner:
         default the sender's."""
         if why := disagreement(self.greeting, ack.greeting):
             return JoinProgress((), JoinStep.REFUSED, why)
-        self.acked[at or sender.address] = sender
+        at = at or sender.address
+        self.acked[at] = sender
         if self.phase is JoinPhase.JOINING:
             return JoinProgress()
-        self._advance(JoinTrigger.ACKNOWLEDGED)
-        self.target, self._cookie = sender, ack.cookie
-        self._target_at = at or sender.address
-        self._joined[sender] = None
+        if ack.greeting.gossip is None:
+            self.trials.add_old(at)
+            if self.phase is JoinPhase.TRYING:
+                return self._after_evidence(now)
+            self._begin(JoinTrigger.ACKNOWLEDGED_UNTRIED, sender, at, now)
+            self._cookie = ack.cookie
+            return self.tick(now)
+        if self.phase is JoinPhase.CONTACTING:
+            self._begin(JoinTrigger.ACKNOWLEDGED, sender, at, now)
+            self._ask_at = now + ASK_AGAIN_AFTER
+        if sender == self.target:
+            self._cookie = ack.cookie
+        asked = self.trials.add(sender, at, ack.greeting.gossip, ack.cookie, now)
+        return JoinProgress(tuple(asked))
+
+    def _begin(self, trigger: JoinTrigger, target: NodeId, at: Address, now: float) -> None:
+        """Join by this member from now on."""
+        self._advance(trigger)
+        self.target, self._target_at = target, at
         self._phase_at = self._ask_at = now
         self._rounds = 0
-        return self.tick(now)
+        if self.phase is JoinPhase.JOINING:
+            self._joined[target] = None
+
+    # -- trials ----------------------------------------------------------------------------------
+
+    def on_result(self, sender: NodeId, result: TrialResult, now: float) -> JoinProgress:
+        """Take what a member has found about this node."""
+        effects = self.trials.on_result(sender, result, now)
+        if self.phase is not JoinPhase.TRYING:
+            return JoinProgress()
+        if sender == self.target:
+            self._phase_at = now
+            effects += self._ask_beyond()
+        return self._after_evidence(now, effects)
+
+    def on_published(
+        self, sender: NodeId, message: PublishedMessage, now: float
+    ) -> JoinProgress | None:
+        """Take gossip of a member that tries this node. Returns None if it is of no use."""
+        if not isinstance(message, HeartbeatReply):
+            return None
+        self.trials.on_reply(sender, now)
+        return self._after_evidence(now)
+
+    def on_listening(self, uid: int, now: float) -> JoinProgress:
+        """A process receives from now on what this node publishes."""
+        return JoinProgress(tuple(self.trials.on_listening(uid, now)))
+
+    def broken(self, now: float) -> tuple[BrokenLink, ...]:
+        """Return the ways that do not work, or say what this node waits for otherwise."""
+        since = self._began_at
+        if self.phase is JoinPhase.TRYING:
+            return tuple(self.trials.broken(now))
+        if self.phase is JoinPhase.JOINING and self._target_at is not None:
+            why = "has not answered the request to join"
+            return (BrokenLink(self._target_at, "messages", why, None, self._phase_at),)
+        silent = [one for one in self.others if one not in self.nacked]
+        waits = [one for one in self.others if one in self.nacked]
+        return (
+            *(BrokenLink(one, "messages", NO_ANSWER, None, since) for one in silent),
+            *(BrokenLink(one, "messages", NO_MEMBER, None, since) for one in waits),
+        )
+
+    def _ask_beyond(self) -> list[Effect]:
+        """Contact members that the target knows, to be tried by them, too."""
+        asked = self.trials.beyond()
+        self._beyond.update(dict.fromkeys(asked))
+        return [SendControl(one, InitJoin(self.greeting)) for one in asked]
+
+    def _after_evidence(self, now: float, effects: Sequence[Effect] = ()) -> JoinProgress:
+        """Join if the node has passed."""
+        if self.phase is not JoinPhase.TRYING or not self.trials.passed(now):
+            return JoinProgress(tuple(effects))
+        assert self.target is not None
+        assert self._target_at is not None
+        self._begin(JoinTrigger.PASSED, self.target, self._target_at, now)
+        progress = self.tick(now)
+        return JoinProgress((*effects, *progress.send), progress.step, progress.reason)
+
+    # -- answers ---------------------------------------------------------------------------------
 
     def on_nack(self, sender: NodeId, now: float, at: Address | None = None) -> JoinProgress:
         """Record that the seed is not a member. If no other seed is one, the first seed founds the
         cluster. `at`: the address asked, by default the sender's."""
-        if self.phase is JoinPhase.JOINING and sender == self.target:
-            self._advance(JoinTrigger.TURNED_AWAY)
-            self._contact(now)
         at = at or sender.address
+        if sender == self.me.node:
+            return self._on_own_answer(at)
+        ended: list[Effect] = []
+        if self.phase is not JoinPhase.CONTACTING and sender == self.target:
+            self._advance(JoinTrigger.TURNED_AWAY)
+            ended = self._contact(now)
         if self.acked.get(at) != sender:
             self.nacked[at] = None
             self._asked_since.pop(at, None)
+        return JoinProgress(tuple(ended), self._founds_now())
+
+    def _founds_now(self) -> JoinStep:
+        """Found the cluster if this is the first seed and no other is in one."""
         everyone = all(seed in self.nacked for seed in self.others)
         if self.first and self.phase is JoinPhase.CONTACTING and everyone:
             return self._found()
-        return JoinProgress()
+        return JoinStep.NONE
+
+    def _on_own_answer(self, at: Address) -> JoinProgress:
+        """This seed is the node itself, by another name."""
+        self._own_names[at] = None
+        self.others = [seed for seed in self.others if seed != at]
+        self._asked_since.pop(at, None)
+        self.first = self.first or (self._may_be_first and at == self._first_named)
+        return JoinProgress((), self._founds_now())
 
     def _advance(self, trigger: JoinTrigger) -> None:
         """Go to the phase that follows.
@@ -349,14 +485,18 @@ class Joiner:
         self.phase = following(TRANSITIONS, self.phase, trigger, "joining")
 
     def _pause(self) -> float:
-        if not self.rejoins or self.phase is not JoinPhase.CONTACTING:
+        calm = self.rejoins and self.phase is JoinPhase.CONTACTING
+        if not calm and self.phase is not JoinPhase.TRYING:
             return ASK_AGAIN_AFTER
         self._rounds += 1
-        return doubling(ASK_AGAIN_AFTER, ASK_REJOINING_MAX, self._rounds)
+        limit = ASK_REJOINING_MAX if calm else TRY_AGAIN_MAX
+        return doubling(ASK_AGAIN_AFTER, limit, self._rounds)
 
-    def _contact(self, now: float) -> None:
-        self.target, self.nacked = None, {}
+    def _contact(self, now: float) -> list[Effect]:
+        """Begin anew with the seeds. Returns the effects that end the trials."""
+        self.target, self.nacked, self._beyond = None, {}, {}
         self._phase_at = self._ask_at = now
+        return self.trials.end()
 
     def _limits(self) -> list[tuple[float, JoinStep]]:
         limits = []
@@ -365,7 +505,7 @@ class Joiner:
             limits.append((at, JoinStep.TIME_OUT))
         if self.within:
             limits.append((self._began_at + self.within, JoinStep.TIME_OUT))
-        if self.phase is JoinPhase.JOINING:
+        if self.phase is not JoinPhase.CONTACTING:
             at = self._phase_at + self.settings.retry_unsuccessful_join_after
             limits.append((at, JoinStep.NONE))
         elif self.first and not self._is_due:
@@ -375,9 +515,7 @@ class Joiner:
 
     def _timeout_reason(self, now: float) -> str:
         tried = ", ".join(map(str, self.others[:ASKED_MAX])) or "none"
-        if self.rejoins:
-            return (
-                f"no member that it knew has taken this node in within {now - self._began_at:.0f} s"
-                f"; tried {tried}"
-            )
-        return f"no seed took this node in within {now - self._began_at:.0f} s; tried {tried}"
+        who = "member that it knew has taken" if self.rejoins else "seed took"
+        found = self.broken(now)[:LINKS_NAMED] if self.phase is not JoinPhase.CONTACTING else ()
+        links = "".join(f"; {link.describe()}" for link in found)
+        return f"no {who} this node in within {now - self._began_at:.0f} s; tried {tried}{links}"

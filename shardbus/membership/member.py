@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from shardbus.errors import LocalProtocolError
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership.known_types import may_have
 
 
@@ -137,6 +137,13 @@ class Member:
     """Where it runs, as the operator names it; empty if that is not known."""
     features: tuple[str, ...] = FEATURES
     """The parts of the protocol that its build speaks, beyond what every build of it does."""
+    gossip_host: str = ""
+    """The host of its gossip port, if that is another one than the node's."""
+
+    @property
+    def gossip_address(self) -> Address:
+        """Where others receive its gossip."""
+        return Address(self.gossip_host or self.node.host, self.gossip_port)
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
         """Return this member in its next status.

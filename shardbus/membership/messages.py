@@ -5,6 +5,7 @@ Requests to join travel on a connection that the joining node opened; the answer
     way                 message         answer
     ROUTER, to a seed   InitJoin        InitAck, InitNack (not a member yet), JoinRefused; none
                                         from a member on its way out
+    ROUTER, to a member Trial           TrialResult, more than one
     ROUTER, to a member Join            Welcome, InitNack, JoinRefused
     PUB, to one node    Heartbeat       HeartbeatReply
     PUB, to one node    GossipStatus    GossipState if the receiver knows more, GossipStatus if less
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
@@ -53,6 +54,9 @@ class Greeting:
     not compared."""
     oldest: int = 0
     """The lowest protocol that the node speaks; 0 is `protocol` itself, as in builds before 9."""
+    gossip: Address | None = None
+    """Where others receive the node's gossip. A node that names it takes part in trials; earlier
+    builds name none."""
 
     @property
     def lowest(self) -> int:
@@ -79,6 +83,25 @@ class InitAck:
 @dataclass(frozen=True, slots=True)
 class InitNack:
     """The seed is not a member yet. As the answer to a Join, also: the member is on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Ask a member to find out whether it reaches the sender (`trials`). The cookie is that of the
+    member's InitAck."""
+
+    member: Member
+    cookie: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What a member has found. Each text says why a way to the receiver does not work, and is empty
+    if it does. `others`: where other members are by which the receiver can be tried."""
+
+    messages: str
+    gossip: str
+    others: tuple[Address, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +175,6 @@ class GossipState:
     gossip: Gossip
 
 
-ControlMessage = InitJoin | InitAck | InitNack | Join | JoinRefused | Welcome
+ControlMessage = InitJoin | InitAck | InitNack | Trial | TrialResult | Join | JoinRefused | Welcome
 PublishedMessage = Heartbeat | HeartbeatReply | GossipStatus | GossipSeen | GossipState
 Message = ControlMessage | PublishedMessage

@@ -47,11 +47,12 @@ from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, note_fields, remark
+from shardbus.node.join_waits import JoinWaits
 from shardbus.node.lost_nodes import LostNodes
 from shardbus.node.membership_store import MembershipStore
 from shardbus.node.recent_drops import PERIOD_S, RecentDrops
 from shardbus.node.recent_events import RecentEvents
-from shardbus.node.rejoining import Rejoining
+from shardbus.node.rejoining import Rejoining, pause_before
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import DEPART_S, SessionLoss
 from shardbus.node.shutdown_phases import Phases
@@ -172,6 +173,8 @@ class Node:
         """Members that were unreachable in the view before the last."""
         self.lost_nodes = LostNodes()
         self.recent_drops = RecentDrops(self._drops)
+        self.member_since: float | None = None
+        """When this node became a member, on the clock of the loop."""
         self._departed: dict[NodeId, None] = {}
         """Nodes that were members a moment ago, and may still forward messages."""
         self._claimed: dict[str, int] = {}
@@ -180,6 +183,7 @@ class Node:
         self._thread: MembershipRunner | None = None
         self._discovery: Discovery | None = None
         self.membership_store = MembershipStore(store, self._post, lambda: self.view)
+        self._rejoins_later: asyncio.TimerHandle | None = None
 
     def _make_dispatcher(self) -> Dispatcher:
         return Dispatcher(
@@ -209,6 +213,7 @@ class Node:
         self.refusals: list[str] = []
         self.joining = False
         self.rejoining: Rejoining | None = None
+        self._join_waits = JoinWaits(self.environment.network.who_listens, self.loop)
         self._seeds: set[Address] = set()
         self._shares_store = False
         """True if other processes can use the same store."""
@@ -356,17 +361,21 @@ class Node:
         add("refusals", lambda tick: self._log_refused())
         add("recent drops", self.recent_drops.sample, PERIOD_S * SECOND)
 
-    def join(self, http: str, rejoins_by: Sequence[str] = ()) -> None:
+    def join(self, http: str, rejoins_by: Sequence[str] = (), turn: int = 1) -> None:
         """Start membership, and join unless `node.join` is `manual`.
 
         Args:
             http: HOST:PORT of this node's HTTP.
             rejoins_by: the members through which it joins again after it was downed.
+            turn: how many times in a row it does so.
         """
         settings = self.settings.node
+        bound = settings.gossip_port or settings.port + 1
+        gossip = Address.advertised(settings.advertise_gossip or self.me.host, bound)
         member = Member(
             node=self.me,
-            gossip_port=settings.gossip_port or settings.port + 1,
+            gossip_port=gossip.port,
+            gossip_host="" if gossip.host == self.me.host else gossip.host,
             http=http,
             roles=tuple(settings.roles),
             version=settings.version,
@@ -386,6 +395,7 @@ class Node:
             self.settings.cluster,
             shared,
             bind_host=settings.host,
+            bind_port=bound,
             notify=self._notified,
             stalled=self.slow.stalled,
             keyring=self.keyring,
@@ -395,14 +405,16 @@ class Node:
         self.vitals.start()
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
+        self._ticker.add("joining", lambda tick: self._watch_joining(), SECOND)
         known = parse_seeds(settings.seeds).addresses
         self._watched = frozenset(known)
         self.cluster.post(cluster.WatchSeeds(known))
         if rejoins_by:
             within = self.settings.cluster.rejoin_within
-            self.rejoining = Rejoining(rejoins_by, within, self.loop.time())
+            self.rejoining = Rejoining(rejoins_by, within, self.loop.time(), turn)
             self._ticker.add("rejoining", lambda tick: self._log_rejoining(), SECOND)
-            self.join_by(rejoins_by, founds=False, within=within)
+            ask = partial(self.join_by, rejoins_by, founds=False, within=within)
+            self._rejoins_later = self.loop.call_later(pause_before(turn), ask)
         elif settings.join == "auto":
             self.join_by(settings.seeds)
 
@@ -518,6 +530,8 @@ class Node:
         self._suspects = set(former.unreachable if former else ())
         self.view, now = view, self.loop.time()
         self.ages.seen(view, now)
+        if self.member_since is None and view.status is not None:
+            self.member_since = now
         self.subscriptions.on_view(view)
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive
@@ -581,14 +595,21 @@ class Node:
         """The cluster thread, once it runs."""
         return self._thread
 
+    @property
+    def member_for(self) -> float:
+        """Seconds since this node became a member; 0 if it is none yet."""
+        since = self.member_since
+        return 0.0 if since is None else self.loop.time() - since
+
     def describe_joining(self) -> str:
-        """Return for what a node waits that was downed, or that may not found a cluster; empty once
-        it is a member."""
+        """Return for what a node waits that is in no cluster, and which ways to others do not work;
+        empty once it is a member."""
         if self.is_member_yet:
             return ""
-        if self.rejoining is None:
-            return self.membership_store.waits_for
-        return self.rejoining.describe(self.loop.time())
+        waits = self.membership_store.waits_for
+        if self.rejoining is not None:
+            waits = self.rejoining.describe(self.loop.time())
+        return "; ".join(filter(None, (waits, self._join_waits.describe())))
 
     @property
     def is_member_yet(self) -> bool:
@@ -856,6 +877,13 @@ class Node:
         if line := self.rejoining.line(self.loop.time()):
             log.warning("%s", line, extra={"event": "rejoin_waits"})
 
+    def _watch_joining(self) -> None:
+        """Log which ways to other nodes do not work, while this node is in no cluster."""
+        waits = not (self.is_member_yet or self.stopped.done())
+        waited = self._join_waits.update(self.cluster.overview.broken if waits else ())
+        if waited is not None:
+            log.warning("in no cluster after %.0f s: %s", waited, self._join_waits.describe())
+
     def _log_refused(self) -> None:
         if line := self.refused.log_line(self.loop.time()):
             log.warning("%s", line)
@@ -873,6 +901,9 @@ class Node:
         """Release everything at once. May be called at any time after `start`."""
         self.gate.end()
         self._ticker.stop()
+        self._join_waits.close()
+        if self._rejoins_later is not None:
+            self._rejoins_later.cancel()
         self.vitals.stop()
         self._reassertions.cancel()
         self._link_tests.cancel()

@@ -8,6 +8,10 @@ its settings decide what happens when a supervisor starts it again.
 The store may be on the other side of the split, too. So the node waits for it first, instead of
 ending because it does not answer.
 
+A node that is downed soon after it has joined is disturbed by something that joining again does not
+mend. So it waits before it asks, longer each time, up to `PAUSE_MAX_S`; after `CALM_S` as a member
+it begins anew, without a pause.
+
 Both waits end after `cluster.rejoin_within`: the side that stayed may be lost for good, and a node
 that rejoins founds no cluster. It then ends, and the seeds of its settings decide again.
 
@@ -37,6 +41,10 @@ NAMED_MAX = 5
 """Members that a line names."""
 STORE_AGAIN_S, STORE_AGAIN_MAX_S = 0.5, 10.0
 """Seconds between two questions to a store that does not answer: at first, and at most."""
+PAUSE_S, PAUSE_MAX_S = 5.0, 300.0
+"""Seconds before a node asks, the second time in a row that it rejoins, and at most."""
+CALM_S = 300.0
+"""Seconds as a member after which the next time is the first."""
 LOG_AGAIN_S, LOG_AGAIN_MAX_S = 10.0, 120.0
 """Seconds between two lines of the log about rejoining: at first, and at most."""
 
@@ -58,6 +66,17 @@ def contacts(view: MembershipView | None, seeds: Sequence[str]) -> tuple[str, ..
     return tuple(dict.fromkeys([*(str(member.node.address) for member in oldest), *seeds]))
 
 
+def pause_before(turn: int) -> float:
+    """Return the seconds to wait before a node rejoins, the `turn`-th time in a row, from 1."""
+    return 0.0 if turn <= 1 else doubling(PAUSE_S, PAUSE_MAX_S, turn - 1)
+
+
+def next_turn(turn: int, member_for: float) -> int:
+    """Return how many times in a row a node rejoins with the next one, after it was a member for
+    `member_for` seconds."""
+    return 1 if member_for >= CALM_S else turn + 1
+
+
 def named(by: Sequence[str]) -> str:
     """Return these members as text, the first few by name."""
     shown = ", ".join(by[:NAMED_MAX])
@@ -70,16 +89,21 @@ class Rejoining:
     Args:
         by: the members that it asks, HOST:PORT.
         within: the seconds after which it gives up; 0 is never.
+        turn: how many times in a row it rejoins.
     """
 
-    def __init__(self, by: Sequence[str], within: float, now: float) -> None:
-        self.by, self.within = by, within
-        self._began_at = now
+    def __init__(self, by: Sequence[str], within: float, now: float, turn: int = 1) -> None:
+        self.by, self.within, self.turn = by, within, turn
+        self._began_at = now + pause_before(turn)
         self._lines = 0
-        self._line_at = now + LOG_AGAIN_S
+        self._line_at = self._began_at + LOG_AGAIN_S
 
     def describe(self, now: float) -> str:
         """Return what the node waits for, and until when."""
+        if now < self._began_at:
+            pause = self._began_at - now
+            times = f"{self.turn} times in a row"
+            return f"was downed {times}, and asks {named(self.by)} in {pause:.0f} s to take it in"
         left = max(self._began_at + self.within - now, 0.0)
         end = f"for {left:.0f} s more" if self.within else "without end"
         return f"was downed, and asks {named(self.by)} to take it in {end}"

@@ -44,7 +44,7 @@ from shardbus.node.deadline import DOWNED_S, NOT_DRAINED, Deadline, Output
 from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
-from shardbus.node.rejoining import contacts, named, store_answers
+from shardbus.node.rejoining import contacts, named, next_turn, store_answers
 from shardbus.node.served_node import READY_POLL_S, Application, ServedNode, leaves_within
 from shardbus.node.shutdown import leave
 from shardbus.node.stop_signals import StopSignals
@@ -77,7 +77,8 @@ def run_node(
     ready_fd: int | None = None,
     supervisor: SupervisorLink | None = None,
     rejoins_by: Sequence[str] = (),
-    start_anew: Callable[[Sequence[str]], None] | None = None,
+    turn: int = 0,
+    start_anew: Callable[[Sequence[str], int], None] | None = None,
 ) -> int:
     """Run a node until it has left or failed.
 
@@ -87,8 +88,9 @@ def run_node(
         ready_fd: a descriptor that gets a line when the node is ready.
         supervisor: the link to the process that started this one.
         rejoins_by: the members through which a node that was downed joins again, HOST:PORT.
-        start_anew: replaces this process by one that rejoins by these members; it returns if that
-            is not possible. None: a node that is downed ends.
+        turn: how many times in a row it does so; 0 is none.
+        start_anew: replaces this process by one that rejoins by these members, for the given time
+            in a row; it returns if that is not possible. None: a node that is downed ends.
 
     Returns:
         An exit code of docs/reference/cli.md.
@@ -103,7 +105,7 @@ def run_node(
     deadline = Deadline(output)
     deadline.start()
     run = _NodeRun(bus, settings, administer, output, ready_fd, supervisor, deadline)
-    run.rejoins_by, run.start_anew = rejoins_by, start_anew
+    run.rejoins_by, run.turn, run.start_anew = rejoins_by, turn, start_anew
     try:
         with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
             code = run_to_end(runner.get_loop(), _with_descriptors(run.run()))
@@ -159,7 +161,8 @@ class _NodeRun:
         self._signals: StopSignals
         self._tasks = TaskSet()
         self.rejoins_by: Sequence[str] = ()
-        self.start_anew: Callable[[Sequence[str]], None] | None = None
+        self.turn = 0
+        self.start_anew: Callable[[Sequence[str], int], None] | None = None
         self._downed = False
 
     async def run(self) -> int:
@@ -195,7 +198,7 @@ class _NodeRun:
         self._attach_supervisor(node, asyncio.get_running_loop())
         code: int | None = None
         try:
-            await _unless_stopped(served.start(signals.stop, self.rejoins_by), signals)
+            await _unless_stopped(served.start(signals.stop, self.rejoins_by, self.turn), signals)
             self._report("serves", node, served.server.port, leave_within=leaves_within(node))
             ready = self._tasks.spawn(self._announce(served))
             code = await self._live(node)
@@ -244,7 +247,7 @@ class _NodeRun:
         by = contacts(self._node.view, settings.node.seeds)
         if by and self.start_anew is not None:
             self._print(f"this node was downed, and rejoins through {named(by)}")
-            self.start_anew(by)
+            self.start_anew(by, next_turn(self.turn, self._node.member_for))
 
     def _attach_supervisor(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         if self._supervisor is None:

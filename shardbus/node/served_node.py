@@ -88,12 +88,15 @@ class ServedNode:
         http = self.settings.http
         return f"{scheme(http)}://{http.host}:{self.server.port}"
 
-    async def start(self, on_leave: Callable[[], None], rejoins_by: Sequence[str] = ()) -> None:
+    async def start(
+        self, on_leave: Callable[[], None], rejoins_by: Sequence[str] = (), turn: int = 1
+    ) -> None:
         """Start the node, and begin to join.
 
         Args:
             on_leave: called when an operator asks the node to leave.
             rejoins_by: the members through which it joins again after it was downed, HOST:PORT.
+            turn: how many times in a row it does so.
 
         Raises:
             ConfigError: a port is taken, a setting is invalid, or a stored table does not fit.
@@ -109,7 +112,7 @@ class ServedNode:
         # Bound to every interface, HTTP is where the node is.
         wildcard = self.settings.http.host in WILDCARDS
         host = node.me.host if wildcard else self.settings.http.host
-        node.join(str(Address(host, self.server.port)), rejoins_by)
+        node.join(str(Address(host, self.server.port)), rejoins_by, turn)
 
     async def ready(self) -> None:
         """Wait until the node is Up and its regions are registered."""

@@ -101,7 +101,8 @@ class MembershipRunner(Protocol):
 
 
 class ClusterThread:
-    """Runs one `ClusterMembership`. `me.gossip_port` is the port to bind, 0 for any free one."""
+    """Runs one `ClusterMembership`. `bind_port` is the port to bind, 0 for any free one; without
+    it, `me.gossip_port`, to which others connect."""
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class ClusterThread:
         fingerprint: Mapping[str, str],
         *,
         bind_host: str,
+        bind_port: int | None = None,
         notify: Callable[[AppEffect], None],
         stalled: Callable[[float], None] = lambda seconds: None,
         keyring: Keyring | None = None,
@@ -122,6 +124,7 @@ class ClusterThread:
         self.settings = settings
         self.fingerprint = fingerprint
         self.bind_host = bind_host
+        self._bind_port = me.gossip_port if bind_port is None else bind_port
         self.notify = notify
         self._on_stalled = stalled
         self._confirmed = confirmed
@@ -262,9 +265,10 @@ class ClusterThread:
             self._ready.set()
 
     def _open(self) -> None:
-        self._sockets.open(self.bind_host, self.me.gossip_port, self._loop)
+        self._sockets.open(self.bind_host, self._bind_port, self._loop)
         self.gossip_port = self._sockets.port
-        self.me = replace(self.me, gossip_port=self.gossip_port)
+        if self.me.gossip_port in (0, self._bind_port):
+            self.me = replace(self.me, gossip_port=self.gossip_port)
         rng, secret = random.Random(secrets.randbits(64)), secrets.token_bytes(COOKIE_KEY_BYTES)
         self._machine = ClusterMembership(
             self.me, self.cluster, self.settings, self.fingerprint, rng, secret

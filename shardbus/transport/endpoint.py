@@ -94,9 +94,11 @@ class Endpoint:
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
         self._on_denied, self._on_busy = on_denied, on_busy
         self.incoming = IncomingSessions(self)
-        self._outgoing: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
-        """By address and the wanted incarnation, None for any. The connection to a dead incarnation
-        stays beside that to its successor until `remove`."""
+        self._outgoing: dict[int, OutgoingConnection] = {}
+        """By serial number. The connection to a dead incarnation stays beside that to its successor
+        until `remove`."""
+        self._by_uid: dict[int, OutgoingConnection] = {}
+        """By the uid of the process that must answer, or has answered."""
         self._members: frozenset[NodeId] | None = None
         """The nodes that membership knows; None without a membership, which believes every node."""
         self._serial = 0
@@ -134,28 +136,45 @@ class Endpoint:
         With a `node`, only that incarnation may answer. `probe`: find out by connecting when the
         process is gone."""
         connection = self._find(address, node)
+        if connection is not None and node is None:
+            connection.names.add(address)
         if connection is None:
             self._serial += 1
             connection = OutgoingConnection(self, address, node, self._serial, probe=probe)
-            self._outgoing[address, node] = connection
+            self._outgoing[connection.serial] = connection
+            if node is not None:
+                self._by_uid[node.uid] = connection
             connection.start()
             self.departures.on_session(connection.session)
         return connection.session
 
     def _find(self, address: Address, node: NodeId | None) -> OutgoingConnection | None:
-        """Return the connection to this incarnation; without one, the newest to the address. A
-        connection that no process has answered yet is then for this incarnation alone: its
-        successor must not get what is sent to it."""
-        if node is None:
-            here = [one for one in self._outgoing.values() if one.address == address]
-            return here[-1] if here else None
-        found = self._outgoing.get((address, node)) or self._outgoing.get((address, None))
-        if found is None or found.node not in (None, node):
-            return None
-        if found.node is None:  # a process there keeps one session of this one, so they share it
-            found.pin(node)
-            self._outgoing[address, node] = self._outgoing.pop((address, None))
-        return found
+        """Return the connection to this incarnation, by whatever name it was dialled; without one,
+        the newest to the address. A connection that no process has answered yet is then for this
+        incarnation alone: its successor must not get what is sent to it."""
+        if node is not None and (found := self._by_uid.get(node.uid)) is not None:
+            return found
+        for one in reversed(self._outgoing.values()):
+            home = one.node.address if one.node is not None else one.address
+            if (node is None or not one.uid) and (address in one.names or address == home):
+                if node is not None:  # a process keeps one session of this one, so they share it
+                    one.pin(node)
+                    self._by_uid[node.uid] = one
+                return one
+        return None
+
+    def has_others(self, connection: OutgoingConnection) -> bool:
+        """True if this process has opened another connection."""
+        return any(one is not connection for one in self._outgoing.values())
+
+    def holder_of(self, uid: int, connection: OutgoingConnection) -> OutgoingConnection:
+        """Return the connection to the process with this uid; the given one if there is none."""
+        return self._by_uid.setdefault(uid, connection)
+
+    def node_at(self, address: Address) -> NodeId | None:
+        """Return the node that has answered at this address, or by this name; None if none has."""
+        connection = self._find(address, None)
+        return connection.node if connection is not None else None
 
     def remove(self, node: NodeId, error: RequestError) -> None:
         """This incarnation is gone for good: end every session with it, and accept none."""
@@ -165,7 +184,8 @@ class Endpoint:
     def end_sessions(self, node: NodeId, error: RequestError) -> None:
         """End every session with this incarnation. It may open new ones."""
         for connection in list(self._outgoing.values()):
-            if connection.address == node.address and connection.node in (None, node):
+            unknown = not connection.uid and connection.address == node.address
+            if connection.node == node or unknown:
                 self.end_connection(connection, error)
         self.incoming.end_session(node, error)
 
@@ -189,9 +209,9 @@ class Endpoint:
         """End a connection and its session. `peer_ended`: the process at the other end has
         certainly ended, too."""
         connection.session.peer_ended = peer_ended
-        key = (connection.address, connection.wanted)
-        if self._outgoing.get(key) is connection:
-            del self._outgoing[key]
+        self._outgoing.pop(connection.serial, None)
+        if self._by_uid.get(connection.uid) is connection:
+            del self._by_uid[connection.uid]
         connection.close()
         self.end(connection.session, error)
 
@@ -358,7 +378,8 @@ class Endpoint:
         for connection in list(self._outgoing.values()):
             session = connection.session
             idle = not (session.outstanding or session.unflushed or session.waiting_asks)
-            if connection.node not in members and idle and now - connection.since > LINK_IDLE_S:
+            known = connection.node in members and connection.node != self.node
+            if not known and idle and now - connection.since > LINK_IDLE_S:
                 session.closed_idle = True
                 connection.transmit(FrameType.BYE, 0, session.received, b"")
                 self.end_connection(connection, NodeLost(f"{session.name} is no member"))
@@ -373,5 +394,6 @@ class Endpoint:
             connection.session.finish()
             connection.close()
         self._outgoing.clear()
+        self._by_uid.clear()
         self.incoming.close()
         self.network.close()

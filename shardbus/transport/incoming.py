@@ -227,6 +227,7 @@ class IncomingSessions:
             return
         if inbound is not None and hello.session < inbound.hello.session:
             owner.count_drop("late_hello")
+            self._refuse(identity, uid, "a newer session of this process is open", stale=True)
             return
         if inbound is not None and inbound.hello.session < hello.session:
             self.forget(inbound, NodeLost(f"{hello.name} began a new session"))

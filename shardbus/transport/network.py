@@ -114,4 +114,9 @@ class Network(Protocol):
         """
         ...
 
+    async def who_listens(self, address: Address, channel: str) -> str:
+        """Return what listens at an address where a node's port of `messages` or `gossip` is
+        expected, for people; empty if that is there."""
+        ...
+
     def close(self) -> None: ...

@@ -13,6 +13,18 @@ a frame ends the session then. A session that was open is not given up for one r
 proxy or gateway in between may refuse for a moment, and messages would be lost: refusals must last
 for `REFUSED_S`.
 
+**Names.** A node may be dialled by several names: `localhost`, the name of a service, the address
+that it advertises. It has one session with this process, whatever was dialled, because a second one
+would end the first at the node. So a connection that wants no incarnation first asks who answers,
+unless it is the only one of this process:
+
+    frame of no session ──> REFUSED, under the uid of the process that answers
+        a connection to that uid exists     this one ends, and its names become names of that one
+        none                                HELLO
+
+A connection by a name is one to the node. When the name no longer leads there, because a refusal or
+another process answers, it goes on at the address that the node advertises.
+
 Source: docs/architecture.md.
 """
 
@@ -74,6 +86,8 @@ class OutgoingOwner(Protocol):
     def on_refused(self, reason: str, address: Address) -> None: ...
     def on_busy(self, reason: str) -> None: ...
     def is_member(self, node: NodeId) -> bool: ...
+    def has_others(self, connection: OutgoingConnection) -> bool: ...
+    def holder_of(self, uid: int, connection: OutgoingConnection) -> OutgoingConnection: ...
     def on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None: ...
     def on_denied(self, address: Address, reason: str) -> None: ...
     def count_drop(self, reason: str) -> None: ...
@@ -92,11 +106,16 @@ class OutgoingConnection:
         probe: bool,
     ) -> None:
         self.address = address
+        """Where it connects."""
+        self.names = {address}
+        """The addresses by which this process has dialled it."""
         self.wanted = self.node = wanted
         """`node`: the incarnation that must answer, or has answered; None before that."""
+        self.uid = wanted.uid if wanted is not None else 0
+        """The uid of the process that must answer, or has answered; 0 before that."""
         self.session = owner.new_session(str(wanted or address), self.transmit)
         self.session.tag = wanted
-        self._serial = serial
+        self.serial = serial
         self._owner = owner
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
@@ -118,15 +137,18 @@ class OutgoingConnection:
     def pin(self, node: NodeId) -> None:
         """Let only this incarnation answer. None has answered yet."""
         self.wanted = self.node = self.session.tag = node
+        self.uid = node.uid
 
     def start(self) -> None:
         """Connect and send HELLO."""
-        owner = self._owner
-        self._frame_at = self.since = owner.loop.time()
-        self._connection = owner.network.connect(
-            self.address, self._on_parts, self._send_hello, self._on_broken, self._on_denied
+        self._frame_at = self.since = self._owner.loop.time()
+        self._connect()
+
+    def _connect(self) -> None:
+        self._connection = self._owner.network.connect(
+            self.address, self._on_parts, self._greet, self._on_broken, self._on_denied
         )
-        self._send_hello()
+        self._greet()
 
     def transmit(self, kind: int, seq: int, ack: int, body: bytes) -> bool:
         """Hand one frame to the connection. Returns False if it has no room now."""
@@ -167,19 +189,46 @@ class OutgoingConnection:
     def tick(self, now: float) -> None:
         """Send HELLO again while it is unanswered; end the session after a long silence."""
         if not self._welcomed and now - self._hello_at >= HELLO_EVERY_S:
-            self._send_hello()
+            self._greet()
         if self._probe and not self._welcomed and now - self._frame_at > SILENCE_S:
             error = NodeLost(f"no word from {self.session.name} for {SILENCE_S:.0f} s")
             self._owner.end_connection(self, error, peer_ended=False)
 
+    def _greet(self) -> None:
+        """Ask who answers if this process may have a session with it; otherwise send HELLO."""
+        self._hello_at = self._owner.loop.time()
+        if self.uid or not self._owner.has_others(self):
+            self._send_hello()
+        else:
+            self.transmit(FrameType.ACK, 0, 0, b"")
+
+    def _on_who(self, uid: int) -> None:
+        """The process with this uid answers."""
+        if self.uid != uid and not self._yields_to(uid):
+            self._send_hello()
+
+    def _yields_to(self, uid: int) -> bool:
+        """Take this uid. If another connection has it, end this one, which has carried nothing, and
+        return True."""
+        holder = self._owner.holder_of(uid, self)
+        if holder is self:
+            self.uid = uid
+            return False
+        holder.names |= self.names
+        if self._request:
+            holder.request_membership(self._request)
+        self.session.closed_idle = True
+        error = NodeLost(f"{self.session.name} is {holder.session.name}")
+        self._owner.end_connection(self, error, peer_ended=False)
+        return True
+
     def _send_hello(self) -> None:
         owner = self._owner
-        self._hello_at = owner.loop.time()
         hello = Hello(
             owner.cluster,
             owner.name,
             owner.node,
-            self._serial,
+            self.serial,
             listens=True,  # builds that know no features read this
             secret=owner.secret,
             versions=SESSION_VERSIONS,
@@ -213,10 +262,10 @@ class OutgoingConnection:
             case FrameType.WELCOME:
                 self._on_welcome(header.ack, body)
             case FrameType.REFUSED:
-                self._on_refused(body)
+                self._on_refused(header.sender, body)
             case FrameType.UNKNOWN if self._welcomed:
                 self._break()
-                self._send_hello()
+                self._greet()
             case FrameType.BYE:
                 self._end(f"{self.session.name} has left")
             case FrameType.LEAVING if self.wanted is not None and not self._opened:
@@ -225,17 +274,21 @@ class OutgoingConnection:
             case FrameType.LEAVING:
                 self._owner.on_leaving(self.session)
             case FrameType.MEMBERSHIP if self._welcomed and self.node is not None:
-                self._owner.on_membership(self.node, body, self.address)
+                for asked in sorted(self.names):
+                    self._owner.on_membership(self.node, body, asked)
             case _:
                 self._owner.count_drop("unexpected")
 
-    def _on_refused(self, body: bytes) -> None:
+    def _on_refused(self, uid: int, body: bytes) -> None:
         refusal = decode_refused(body)
         if refusal.busy:
             self._on_busy(refusal.reason)
             return
         if refusal.stale and not self._welcomed and self.node is None:
-            return  # it refuses a frame sent before the welcome, which named no incarnation
+            self._on_who(uid)  # it refuses a frame that named no incarnation
+            return
+        if refusal.stale and uid != self.uid and self._moves_home():
+            return
         if not refusal.stale:
             self._owner.on_refused(refusal.reason, self.address)
         self._end(f"{self.session.name}: {refusal.reason}")
@@ -253,9 +306,10 @@ class OutgoingConnection:
         welcome = decode_welcome(body)
         node = welcome.node
         if self.node is not None and self.node != node:
-            self._end(f"{self.session.name} is gone, {node} answers there")
+            if not self._moves_home():
+                self._end(f"{self.session.name} is gone, {node} answers there")
             return
-        if self._welcomed:
+        if self._welcomed or self._yields_to(node.uid):
             return
         self.session.features = frozenset(welcome.features)
         if welcome.fresh and self._opened:
@@ -264,12 +318,24 @@ class OutgoingConnection:
             return
         self._welcomed = self._opened = True
         self.node = self.session.tag = node
+        self.session.name = str(node)
         self.session.permissions = NODE if self._owner.is_member(node) else NEWCOMER
         self.session.opened(ack)
         self._owner.on_welcomed(self)
         if self._request:
             request, self._request = self._request, b""
             self.transmit(FrameType.MEMBERSHIP, 0, 0, request)
+
+    def _moves_home(self) -> bool:
+        """Go on at the address that the node advertises. Returns False if this is it."""
+        home = self.node.address if self.node is not None else self.address
+        if self.address == home:
+            return False
+        self._break()
+        self._connection.close()
+        self.address = home
+        self._connect()
+        return True
 
     def _end(self, reason: str) -> None:
         self._owner.end_connection(self, NodeLost(reason))
@@ -303,6 +369,9 @@ class OutgoingConnection:
         since = loop.time()
         while not await self._answers():
             if not self._opened or loop.time() - since >= REFUSED_S:
+                if self._moves_home():
+                    since = loop.time()
+                    continue
                 self._probing = None
                 self._end(f"{self.session.name} is gone: connection refused")
                 return

@@ -193,11 +193,12 @@ CONTROL: Mapping[Role, frozenset[type]] = {
 }
 """Control messages to a node. A client's Goodbye is checked before it counts (`departures`)."""
 
-JOIN_REQUESTS: tuple[type, ...] = (joining.InitJoin, joining.Join)
+JOIN_REQUESTS: tuple[type, ...] = (joining.InitJoin, joining.Trial, joining.Join)
 """Messages of membership on a session that the other node opened."""
 JOIN_ANSWERS: tuple[type, ...] = (
     joining.InitAck,
     joining.InitNack,
+    joining.TrialResult,
     joining.JoinRefused,
     joining.Welcome,
 )

@@ -24,7 +24,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
 from shardbus.bounds import Host, Millis, Port, Version
-from shardbus.errors import RemoteProtocolError
+from shardbus.errors import ConfigError, RemoteProtocolError
+from shardbus.ids import Address
 from shardbus.inflate import inflate
 from shardbus.membership import messages as m
 from shardbus.membership.vector_clock import VectorClock
@@ -36,6 +37,7 @@ from shardbus.wire.state import (
     Seconds,
     WireMember,
     WireState,
+    address_of,
     gossip_of,
     member_of,
     node_of,
@@ -49,14 +51,16 @@ PLAIN, COMPRESSED = 0, 1
 COMPRESS_FROM = 256
 BODY_MAX = 8 << 20
 HEAD_BYTES = 2
-OLDEST, DIGITS_MAX = "$oldest", 9
-"""The name under which a greeting's settings carry the lowest protocol, so that every build can
-read the greeting of every other, and refuse it with a reason."""
+OLDEST, DIGITS_MAX, GOSSIP = "$oldest", 9, "$gossip"
+"""The names under which a greeting's settings carry the lowest protocol and the place of the
+gossip, so that every build can read the greeting of every other, and refuse it with a reason."""
 INFLATED_FROM = 4096
 """Compressed bytes that are enough for the first two; the tables of a block come before them."""
 
 SettingName = Annotated[str, Meta(max_length=m.SETTING_NAME_MAX)]
 Text = Annotated[str, Meta(max_length=m.TEXT_MAX)]
+BEYOND_MAX = 16
+"""Members that the result of a trial names, at most."""
 Settings = Annotated[dict[SettingName, Text], Meta(max_length=m.SETTINGS_MAX)]
 
 
@@ -77,6 +81,18 @@ class WireInitAck(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
 
 class WireInitNack(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
     pass
+
+
+class WireTrial(Struct, array_like=True, tag=12, forbid_unknown_fields=True):
+    node: tuple[Host, Port, int]
+    member: WireMember
+    cookie: Version
+
+
+class WireTrialResult(Struct, array_like=True, tag=13, forbid_unknown_fields=True):
+    messages: Text
+    gossip: Text
+    others: Annotated[list[tuple[Host, Port]], Meta(max_length=BEYOND_MAX)]
 
 
 class WireJoin(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
@@ -151,6 +167,8 @@ Wire = (
     WireInitJoin
     | WireInitAck
     | WireInitNack
+    | WireTrial
+    | WireTrialResult
     | WireJoin
     | WireJoinRefused
     | WireWelcome
@@ -175,6 +193,8 @@ _CLASSES: dict[int | None, type[m.Message]] = {
         (WireInitJoin, m.InitJoin),
         (WireInitAck, m.InitAck),
         (WireInitNack, m.InitNack),
+        (WireTrial, m.Trial),
+        (WireTrialResult, m.TrialResult),
         (WireJoin, m.Join),
         (WireJoinRefused, m.JoinRefused),
         (WireWelcome, m.Welcome),
@@ -236,6 +256,10 @@ def _to_wire(message: m.Message) -> Wire | WirePlainReply:
             return WireInitAck(_wire_greeting(greeting), cookie)
         case m.InitNack():
             return WireInitNack()
+        case m.Trial(member, cookie):
+            return WireTrial(member.node, wire_member(member), cookie)
+        case m.TrialResult(messages, gossip, others):
+            return WireTrialResult(messages, gossip, list(others))
         case m.Join(greeting, member, cookie):
             return WireJoin(_wire_greeting(greeting), member.node, wire_member(member), cookie)
         case m.JoinRefused(reason):
@@ -267,6 +291,10 @@ def _from_wire(wire: Wire) -> m.Message:
             return m.InitAck(_greeting(greeting), cookie)
         case WireInitNack():
             return m.InitNack()
+        case WireTrial(node, member, cookie):
+            return m.Trial(member_of(node_of(node), member), cookie)
+        case WireTrialResult(messages, gossip, others):
+            return m.TrialResult(messages, gossip, tuple(address_of(one) for one in others))
         case WireJoin(greeting, node, member, cookie):
             return m.Join(_greeting(greeting), member_of(node_of(node), member), cookie)
         case WireJoinRefused(reason):
@@ -292,6 +320,8 @@ def _wire_greeting(greeting: m.Greeting) -> WireGreeting:
     settings = dict(greeting.settings)
     if greeting.oldest:
         settings[OLDEST] = str(greeting.oldest)
+    if greeting.gossip is not None:
+        settings[GOSSIP] = str(greeting.gossip)
     return WireGreeting(greeting.cluster, greeting.protocol, settings)
 
 
@@ -300,7 +330,11 @@ def _greeting(wire: WireGreeting) -> m.Greeting:
     oldest = settings.pop(OLDEST, "0")
     if not (oldest.isascii() and oldest.isdigit()) or len(oldest) > DIGITS_MAX:
         raise RemoteProtocolError("the lowest protocol in a greeting is no number")
-    return m.Greeting(wire.cluster, wire.protocol, settings, int(oldest))
+    try:
+        gossip = Address.parse(settings.pop(GOSSIP)) if GOSSIP in settings else None
+    except ConfigError:
+        raise RemoteProtocolError("the place of the gossip in a greeting is no address") from None
+    return m.Greeting(wire.cluster, wire.protocol, settings, int(oldest), gossip)
 
 
 def _clock(nodes: list[tuple[str, int, int]], counts: list[int]) -> VectorClock:

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from shardbus.bounds import UID_MAX, Epoch, Host, Port, Version
 from shardbus.errors import RemoteProtocolError
-from shardbus.ids import NodeId, is_host
+from shardbus.ids import Address, NodeId, is_host
 from shardbus.membership.gossip import META_BYTES_MAX, Gossip
 from shardbus.membership.gossip import Meta as Written
 from shardbus.membership.member import Member, Service, Status
@@ -44,6 +44,9 @@ Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
 Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
 Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
 Counters = Annotated[list[tuple[Place, Version]], Meta(max_length=NODES_MAX)]
+GOSSIP_HOST = "gossip_host="
+"""What a feature begins with that carries a member's `gossip_host`. Builds that do not know it keep
+it in the list and pass it on; a field of its own would make their states unreadable."""
 Flags = Annotated[
     list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
 ]
@@ -174,12 +177,19 @@ def wire_member(member: Member) -> WireMember:
         member.service_version,
         member.yields,
         member.zone,
-        list(member.features),
+        [*member.features, *([GOSSIP_HOST + member.gossip_host] if member.gossip_host else ())],
     )
 
 
 def member_of(node: NodeId, wire: WireMember) -> Member:
-    """Return the member of a node and a wire form."""
+    """Return the member of a node and a wire form.
+
+    Raises:
+        RemoteProtocolError: the host of its gossip port is none.
+    """
+    hosts = [f.removeprefix(GOSSIP_HOST) for f in wire.features if f.startswith(GOSSIP_HOST)]
+    if not all(map(is_host, hosts)):
+        raise RemoteProtocolError("a member's gossip host is not a host")
     return Member(
         node,
         wire.gossip_port,
@@ -192,7 +202,8 @@ def member_of(node: NodeId, wire: WireMember) -> Member:
         wire.service_version,
         wire.yields,
         wire.zone,
-        tuple(wire.features),
+        tuple(f for f in wire.features if not f.startswith(GOSSIP_HOST)),
+        hosts[0] if hosts else "",
     )
 
 
@@ -207,6 +218,17 @@ def node_of(wire: tuple[str, int, int]) -> NodeId:
     if not is_host(wire[0]):
         raise RemoteProtocolError(f"not a host: {wire[0]!r}")
     return NodeId(*wire)
+
+
+def address_of(wire: tuple[str, int]) -> Address:
+    """Return the address of a wire form.
+
+    Raises:
+        RemoteProtocolError: the host is not valid.
+    """
+    if not is_host(wire[0]):
+        raise RemoteProtocolError(f"not a host: {wire[0]!r}")
+    return Address(*wire)
 
 
 def once(pairs: Iterable[tuple[NodeId, V]]) -> dict[NodeId, V]:

@@ -25,13 +25,15 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """The ports of one worker, and the address by which other nodes reach it."""
+    """The ports of one worker, and the addresses by which other nodes reach it. `gossip`: that of
+    its gossip, None if it is not advertised by itself."""
 
     number: int
     address: Address
     port: int
     gossip_port: int
     http_port: int
+    gossip: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class WorkerPlan:
             "node.port": worker.port,
             "node.gossip_port": worker.gossip_port,
             "node.advertise": worker.address,
+            **({"node.advertise_gossip": worker.gossip} if worker.gossip is not None else {}),
             "node.seeds": ",".join(self.seeds_of(number, again=again)),
             "http.port": worker.http_port,
             "log.format": self.log_format,
@@ -84,6 +87,8 @@ def plan_of(
     node = settings.node
     known = Address.advertised(node.advertise or node.host, node.port)
     gossip, http = node.gossip_port or node.port + 1, settings.http.port
+    own = node.advertise_gossip
+    advertised = Address.advertised(own, gossip) if own else None
     planned = tuple(
         WorkerAddress(
             n,
@@ -91,6 +96,7 @@ def plan_of(
             node.port + STEP * n,
             gossip + STEP * n,
             http and http + 1 + n,
+            advertised and Address(advertised.host, advertised.port + STEP * n),
         )
         for n in range(workers)
     )
@@ -107,7 +113,8 @@ def _check(workers: Sequence[WorkerAddress], http: int) -> None:
             f"HTTP of worker {worker.number}": worker.http_port,
         }
         for what, port in ports.items():
-            if max(port, worker.address.port) > PORT_MAX:
+            known = worker.address.port, worker.gossip.port if worker.gossip else 0
+            if max(port, *known) > PORT_MAX:
                 raise ConfigError(f"{what} would be port {port}", hint="choose a lower node.port")
             if port and port in taken:
                 raise ConfigError(

@@ -191,7 +191,7 @@ class Checks:
             self._wires(process, view)
 
     def _wires(self, process: Process, view: MembershipView) -> None:
-        others = {m.node for m in view.members if m.node != process.id}
+        others = {m.node for m in view.members if m.node != process.id} | process.machine.tried
         if wrong := others ^ process.subscriptions.keys():
             raise Violation("wires", f"{process.id} and {min(wrong)}: listens or sees, not both")
 

@@ -214,6 +214,10 @@ class SimNetwork:
             await self._loop.create_future()  # no answer ever comes
         return address in exchange.listeners
 
+    async def who_listens(self, address: Address, channel: str) -> str:
+        """Nothing is known here."""
+        return ""
+
     def close(self) -> None:
         """Do nothing: connections are closed with their links."""
 

@@ -190,6 +190,7 @@ class SimNode(SimProcess):
         fingerprint: Mapping[str, str],
         *,
         bind_host: str,
+        bind_port: int,
         notify: Callable[[Any], None],
         stalled: Callable[[float], None],
         confirmed: Callable[[float], None],

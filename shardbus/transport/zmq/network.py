@@ -30,6 +30,7 @@ from shardbus.transport.network import (
     SendResult,
 )
 from shardbus.transport.tcp_probe import LOOKUP_WITHIN_S, open_probe
+from shardbus.transport.who_listens import ROUTER, XPUB, who_listens
 from shardbus.transport.zmq.connection_guard import ConnectionGuard, connections_for
 from shardbus.transport.zmq.curve import (
     EXPLAINED,
@@ -38,6 +39,7 @@ from shardbus.transport.zmq.curve import (
     Keyring,
     reason_for,
 )
+from shardbus.transport.zmq.given_up import GivenUp
 from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import Multipart
 from shardbus.transport.zmq.reader import Reader
@@ -65,9 +67,11 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
+_TRIES = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED
+_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED | _TRIES
 DESCRIPTORS = 2
 """The share of the process's descriptors that a listener may use is one in this number."""
+KINDS = {"messages": ROUTER, "gossip": XPUB}
 HELD_MAX = 16
 """Frames that a connection holds until the first address of its host is known."""
 
@@ -127,6 +131,11 @@ class ZmqNetwork:
             return False
         connection.close()
         return True
+
+    async def who_listens(self, address: Address, channel: str) -> str:
+        """Speak to the process there as ZeroMQ does."""
+        host = await self.resolver.resolve(address.host, LOOKUP_WITHIN_S)
+        return await who_listens(host, address.port, KINDS[channel])
 
     def close(self) -> None:
         """Close every socket."""
@@ -232,8 +241,9 @@ class _Dealer:
     """A connection to one peer. Each of its sockets has one numeric address and one set of keys.
 
     When a connection breaks, or an attempt fails, the name of the host is looked up again, and
-    ZeroMQ's own reconnect goes on meanwhile. For another address or other keys the connection gets
-    another socket. Frames that a former socket still held are lost, as on any broken connection.
+    ZeroMQ's own reconnect goes on meanwhile. For another address or other keys, and when ZeroMQ has
+    given up, the connection gets another socket. Frames that a former socket still held are lost,
+    as on any broken connection.
     """
 
     def __init__(
@@ -258,6 +268,7 @@ class _Dealer:
         self._held: list[tuple[bytes, bytes]] | None = []
         """Frames that wait for the first address; None once it was known."""
         self._to = Destination()
+        self._given_up = GivenUp(network.loop, self._on_given_up)
         self._name = network.resolver.watch(address.host, self._on_looked_up)
         self._on_looked_up()
         self._name.renew(new_process=True)
@@ -270,6 +281,12 @@ class _Dealer:
         """Connect to the address that the destination names now."""
         self._disconnect()
         self._open()
+
+    def _on_given_up(self) -> None:
+        """ZeroMQ tries no longer: connect anew, to the next address."""
+        self._name.renew()
+        self._to.on_broken()
+        self._move()
 
     def _open(self) -> None:
         """Make a socket and connect it; try again later if this process has no descriptor left."""
@@ -301,6 +318,7 @@ class _Dealer:
         self._events = Reader(network.loop, monitor, self._on_event)
         self._reader.start()
         self._events.start()
+        self._given_up.on_event()
 
     def send(self, head: bytes, body: bytes) -> bool:
         if self._socket is None:
@@ -330,6 +348,7 @@ class _Dealer:
             self._disconnect()
 
     def _disconnect(self) -> None:
+        self._given_up.stop()
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -344,7 +363,10 @@ class _Dealer:
     def _on_event(self, parts: list[bytes]) -> None:
         report = parse_monitor_message(parts)
         event = report["event"]
+        if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._given_up.on_event()
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._given_up.stop()
             self._fallback.succeeded()
             self._denied, self._why = False, 0
             self._to.on_up()

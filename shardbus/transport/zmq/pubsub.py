@@ -49,6 +49,7 @@ from shardbus.transport.zmq.curve import (
     connect_with,
     reason_for,
 )
+from shardbus.transport.zmq.given_up import GivenUp
 from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import source
 from shardbus.transport.zmq.reader import Reader
@@ -106,7 +107,8 @@ _FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_EVENTS = LOST | ENDED | _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_TRIES = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED
+_EVENTS = LOST | ENDED | _FAILED | _TRIES | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class PubSubReceiver(Protocol):
@@ -137,6 +139,7 @@ class _Publisher:
         self.endpoint: str | None = None
         """Where the SUB connects for it."""
         self.name: NameWatch
+        self.given_up: GivenUp
 
 
 class PubSubSockets:
@@ -216,6 +219,8 @@ class PubSubSockets:
         self.resolver.close()
         if self._context is None:
             return
+        for publisher in self._publishers.values():
+            publisher.given_up.stop()
         for reader in (self._events, self._subscriptions, self._messages):
             reader.close()
         self._sub.disable_monitor()
@@ -262,10 +267,12 @@ class PubSubSockets:
     def subscribe(self, member: Member) -> None:
         """Receive what this member publishes. If an earlier incarnation had the same place, connect
         anew."""
-        place = Address(member.node.host, member.gossip_port)
+        place = member.gossip_address
         publisher = self._publishers.get(place)
         if publisher is None:
             publisher = self._publishers[place] = _Publisher(place, KeyFallback(self._keyring))
+            assert self._loop is not None
+            publisher.given_up = GivenUp(self._loop, partial(self._on_given_up, publisher))
             looked_up = partial(self._on_looked_up, publisher)
             publisher.name = self.resolver.watch(place.host, looked_up)
         publisher.nodes.append(member.node)
@@ -301,11 +308,19 @@ class PubSubSockets:
             connect(self._sub, host, port)
         except zmq.ZMQError:
             self.dropped["bad endpoint"] += 1
+        publisher.given_up.on_event()
         self._messages.used()
+
+    def _on_given_up(self, publisher: _Publisher) -> None:
+        """ZeroMQ tries no longer: connect anew, to the next address."""
+        publisher.name.renew()
+        publisher.to.on_broken()
+        self._connect(publisher)
 
     def _disconnect(self, publisher: _Publisher) -> None:
         """Disconnect from where the publisher is, unless another one is there, too: ZeroMQ makes
         one connection to an endpoint."""
+        publisher.given_up.stop()
         endpoint, publisher.endpoint = publisher.endpoint, None
         others = [other.endpoint for other in self._publishers.values()]
         if endpoint is not None and endpoint not in others:
@@ -355,7 +370,10 @@ class PubSubSockets:
                 self._on_publisher(publisher, event, report["value"])
 
     def _on_publisher(self, publisher: _Publisher, event: int, value: int) -> None:
+        if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            publisher.given_up.on_event()
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            publisher.given_up.stop()
             publisher.keys.succeeded()
             publisher.to.on_up()
             publisher.name.settle()

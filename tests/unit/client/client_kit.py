@@ -199,6 +199,10 @@ class FakeEndpoint:
     def sessions(self) -> list[FakeSession]:
         return list(self.open_sessions)
 
+    def node_at(self, address: Address) -> NodeId | None:
+        tags = [session.tag for session in self.open_sessions if session.address == address]
+        return tags[0] if tags else None
+
     def announce(self, node: NodeId) -> None:
         self.given_up.append(node)
 

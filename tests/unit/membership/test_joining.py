@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,21 +11,31 @@ from shardbus.config.settings import ClusterSettings
 from shardbus.ids import ID_BYTES_MAX, Address, NodeId
 from shardbus.membership import joining
 from shardbus.membership.admission import WAITING_MAX, Admission, admit, cookie_of
-from shardbus.membership.events import SendControl
+from shardbus.membership.events import SendControl, Unsubscribe
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.joining import Joiner, JoinPhase, JoinStep, JoinTrigger, disagreement
+from shardbus.membership.joining import (
+    Joiner,
+    JoinPhase,
+    JoinProgress,
+    JoinStep,
+    JoinTrigger,
+    disagreement,
+)
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     PROTOCOL,
     Greeting,
+    HeartbeatReply,
     InitAck,
     InitJoin,
     InitNack,
     Join,
     JoinRefused,
+    TrialResult,
     Welcome,
 )
 from shardbus.membership.reachability import Flag
+from shardbus.membership.trials import HEARD_S
 from shardbus.wire.gossip import decode, encode
 from tests.unit.membership.test_gossip import A, B, C, member, state
 from tests.unit.transition_tables import check_drawing, check_step
@@ -218,8 +229,8 @@ def joiner(me: NodeId = NEW, **settings: float) -> Joiner:
     return Joiner(Member(me, 1), GREETING, SEEDS, replace(DEFAULTS, **settings))  # type: ignore[arg-type]
 
 
-def asked(send: tuple[SendControl, ...]) -> list[object]:
-    return [s.to for s in send if isinstance(s.message, InitJoin)]
+def asked(send: Sequence[object]) -> list[object]:
+    return [s.to for s in send if isinstance(s, SendControl) and isinstance(s.message, InitJoin)]
 
 
 def test_the_seed_that_answers_first_gets_the_join() -> None:
@@ -327,6 +338,143 @@ def test_TU13_giving_up_says_what_was_tried() -> None:
     assert progress.reason == "no seed took this node in within 30 s; tried s:1, t:1, u:1"
 
 
+# Trials
+
+TRIES = replace(GREETING, gossip=Address("t", 2))
+"""The greeting of a build with trials."""
+
+
+def tried(one: Joiner, now: float, *others: Address) -> JoinProgress:
+    """Let the seed T find that everything works."""
+    one.on_published(T, HeartbeatReply(0, now), now)
+    return one.on_result(T, TrialResult("", "", others), now)
+
+
+def kinds(send: Sequence[object]) -> list[str]:
+    return [type(getattr(s, "message", s)).__name__ for s in send]
+
+
+def test_a_node_joins_only_after_it_was_tried() -> None:
+    one = joiner()
+    one.start(0.0)
+    assert kinds(one.on_ack(T, InitAck(TRIES, 7), 1.0).send) == ["Subscribe", "Trial"]
+    assert one.phase is JoinPhase.TRYING
+    assert kinds(one.tick(1.5).send) == ["Trial", "Heartbeat"]
+    assert tried(one, 1.6).send == (SendControl(T, Join(GREETING, one.me, 7)),)
+    assert one.phase is JoinPhase.JOINING
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        lambda one: one.on_published(T, HeartbeatReply(0, 1.0), 1.0),
+        lambda one: one.on_result(T, TrialResult("", ""), 1.0),
+        lambda one: tried(one, 1.0, Address("far", 1)),
+        lambda one: (tried(one, 1.0, V.address), one.on_ack(V, InitAck(TRIES), 1.0)),
+        lambda one: one.on_result(T, TrialResult("connection refused", ""), 1.0),
+        lambda one: one.on_published(S, HeartbeatReply(0, 1.0), 1.0),
+    ],
+    ids=["gossip only", "messages only", "none beyond", "beyond not yet", "refused", "another"],
+)
+def test_half_of_the_evidence_is_not_enough(evidence: Callable[[Joiner], object]) -> None:
+    one = joiner()
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES, 7), 0.9)
+    evidence(one)
+    assert one.phase is JoinPhase.TRYING
+    assert "Join" not in kinds(one.tick(1.5).send)
+
+
+def test_a_member_beyond_the_seed_is_asked_and_must_be_reached_too() -> None:
+    one, beyond = joiner(), NodeId("m", 7355, 5)
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES, 7), 0.9)
+    assert asked(tried(one, 1.0, beyond.address).send) == [beyond.address]
+    assert one.has_asked(beyond.address)
+    assert [str(link.address) for link in one.broken(1.0)] == ["m:7355"]
+    one.on_ack(beyond, InitAck(TRIES, 8), 1.1)
+    assert one.on_published(beyond, HeartbeatReply(0, 1.2), 1.2).send == ()
+    [join] = one.on_result(beyond, TrialResult("", ""), 1.3).send
+    assert join == SendControl(T, Join(GREETING, one.me, 7))
+
+
+def test_a_member_beyond_of_an_older_build_cannot_be_asked_for_more() -> None:
+    one, beyond = joiner(), NodeId("m", 7355, 5)
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES, 7), 0.9)
+    tried(one, 1.0, beyond.address)
+    assert kinds(one.on_ack(beyond, InitAck(GREETING, 8), 1.1).send) == ["Join"]
+
+
+def test_old_evidence_is_none() -> None:
+    one = joiner()
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES, 7), 0.9)
+    one.on_published(T, HeartbeatReply(0, 1.0), 1.0)
+    one.on_result(T, TrialResult("", ""), 1.0 + HEARD_S)
+    assert one.phase is JoinPhase.TRYING
+
+
+def test_a_seed_that_tries_and_falls_silent_is_left() -> None:
+    one = joiner(retry_unsuccessful_join_after=10.0)
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES, 7), 1.0)
+    one.on_result(T, TrialResult("no answer", "not tried yet"), 5.0)
+    assert one.tick(14.9).step is JoinStep.NONE
+    assert one.phase is JoinPhase.TRYING
+    send = one.tick(15.0).send
+    assert Unsubscribe(T) in send
+    assert asked(send) == list(SEEDS)
+
+
+def test_a_seed_that_leaves_during_the_trial_is_left() -> None:
+    one = joiner()
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES, 7), 1.0)
+    assert one.on_nack(T, 1.1).send == (Unsubscribe(T),)
+    assert one.phase is JoinPhase.CONTACTING
+
+
+def test_the_first_seed_founds_nothing_while_it_is_tried() -> None:
+    first = joiner(S, seed_node_timeout=2.0)
+    first.start(0.0)
+    first.on_ack(T, InitAck(TRIES, 7), 0.1)
+    assert first.tick(9.0).step is JoinStep.NONE
+
+
+def test_what_was_tried_and_does_not_work_is_in_the_reason_for_giving_up() -> None:
+    one = joiner(shutdown_after_unsuccessful_join=30.0)
+    one.start(0.0)
+    one.on_ack(T, InitAck(TRIES), 1.0)
+    one.on_result(T, TrialResult("", "nothing has come yet"), 29.0)
+    assert one.tick(30.0).reason == (
+        "no seed took this node in within 30 s; tried s:1, t:1, u:1; t:1 does not reach this node "
+        "at n:1 (gossip): nothing has come yet"
+    )
+
+
+# This node by another name
+
+
+def test_a_first_seed_that_is_this_node_by_another_name_founds() -> None:
+    seeds = (Address("localhost", 7355), *SEEDS[1:])
+    one = Joiner(Member(NEW, 1), GREETING, seeds, DEFAULTS)
+    assert asked(one.start(0.0).send) == list(seeds)
+    one.on_nack(T, 0.1)
+    one.on_nack(V, 0.1)
+    assert one.on_nack(NEW, 0.2, seeds[0]).step is JoinStep.FOUND_CLUSTER
+
+
+def test_another_seed_that_is_this_node_by_another_name_does_not_found() -> None:
+    seeds = (*SEEDS[1:], Address("localhost", 7355))
+    one = Joiner(Member(NEW, 1), GREETING, seeds, DEFAULTS)
+    one.start(0.0)
+    steps = [one.on_nack(NEW, 0.1, seeds[2]).step]
+    steps += [one.on_nack(T, 0.2).step, one.on_nack(V, 0.3).step]
+    assert set(steps) == {JoinStep.NONE}
+    assert asked(one.tick(1.0).send) == [*SEEDS[1:]]
+
+
 def test_TU12_a_seed_that_disagrees_ends_the_attempt() -> None:
     one = joiner()
     one.start(0.0)
@@ -421,7 +569,7 @@ def test_the_nodes_that_wait_for_a_member_are_bounded() -> None:
     door = joining_door()
     for uid in range(WAITING_MAX + 5):
         door.on_message(Gossip(), NEW._replace(uid=uid), InitJoin(GREETING), 0.1)
-    acks = door.on_entered()
+    acks = door.on_entered(Gossip())
     assert [ack.to for ack in acks][:1] == [NEW._replace(uid=5)]
     assert len(acks) == WAITING_MAX
 

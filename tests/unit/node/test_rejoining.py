@@ -16,7 +16,16 @@ from shardbus.ids import NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
 from shardbus.node import rejoining
-from shardbus.node.rejoining import CONTACTS_MAX, Rejoining, contacts, named, store_answers
+from shardbus.node.rejoining import (
+    CALM_S,
+    CONTACTS_MAX,
+    Rejoining,
+    contacts,
+    named,
+    next_turn,
+    pause_before,
+    store_answers,
+)
 from shardbus_cli import starting_anew
 
 ME = NodeId("n", 1, 1)
@@ -68,6 +77,7 @@ def test_it_asks_a_bounded_number() -> None:
         ("node start --ready-fd=5 --rejoin=a:1 app:bus", "node start app:bus"),
         ("node start --rejoin a:1,b:2 --seed --rejoiner", "node start --seed --rejoiner"),
         ("node start app:bus --ready-fd", "node start app:bus"),
+        ("node start app:bus --rejoin a:1 --rejoin-turn 2", "node start app:bus"),
     ],
 )
 def test_the_new_command_has_no_option_of_the_former_life(words: str, kept: str) -> None:
@@ -102,12 +112,31 @@ def test_a_command_that_cannot_be_run_again_is_an_error_line(
     monkeypatch.setattr(starting_anew.os, "execv", refuse)
     monkeypatch.setattr(sys, "orig_argv", ["python3", "/bin/shardbus", "node", "start"])
     output = Said()
-    starting_anew.start_anew(output, ("a:1", "b:2"))
-    me = sys.executable
-    assert commands == [[me, me, "/bin/shardbus", "node", "start", "--rejoin", "a:1,b:2"]]
+    starting_anew.start_anew(output, ("a:1", "b:2"), 3)
+    me, again = sys.executable, ["--rejoin", "a:1,b:2", "--rejoin-turn", "3"]
+    assert commands == [[me, me, "/bin/shardbus", "node", "start", *again]]
     assert "cannot start anew: [Errno 2]" in output.notes[0]
     assert {signal.SIGTERM, signal.SIGINT} <= masks[0]  # a signal waits for the new program
     assert not {signal.SIGTERM, signal.SIGINT} & signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_node_that_is_downed_again_and_again_waits_longer_each_time() -> None:
+    turn, pauses = 0, list[float]()
+    for _ in range(9):
+        turn = next_turn(turn, 10.0)
+        pauses.append(pause_before(turn))
+    assert pauses == [0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert next_turn(turn, CALM_S - 1.0) == turn + 1
+    assert next_turn(turn, CALM_S) == 1
+
+
+def test_the_wait_before_it_asks_is_named() -> None:
+    waits = Rejoining(("a:1", "b:2"), 600.0, 100.0, turn=3)
+    assert waits.describe(103.0) == (
+        "was downed 3 times in a row, and asks a:1, b:2 in 7 s to take it in"
+    )
+    assert waits.line(119.0) == ""
+    assert waits.describe(111.0) == "was downed, and asks a:1, b:2 to take it in for 599 s more"
 
 
 def test_a_line_names_a_few_members() -> None:

@@ -168,4 +168,8 @@ class MemoryNetwork:
             return not self.world.refuses.popleft()
         return address in self.world.listeners
 
+    async def who_listens(self, address: Address, channel: str) -> str:
+        """Nothing is known here."""
+        return ""
+
     def close(self) -> None: ...

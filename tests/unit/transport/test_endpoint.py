@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus.errors import NodeLost
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.transport import incoming
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.endpoint import KEEP_ALIVE_S, Endpoint
@@ -330,6 +330,108 @@ async def test_silence_ends_a_session_only_after_its_time(pair: Pair) -> None:
     pair.tick(pair.client)
     assert session.lost is not None
     assert not session.peer_ended
+
+
+# One node, several names
+
+ALIAS, SERVICE, OTHER = Address("localhost", 7001), Address("shop", 80), NodeId("n2", 7002, 2)
+
+
+@pytest.fixture
+def named(pair: Pair) -> Pair:
+    """The node answers at two more addresses."""
+    for name in (ALIAS, SERVICE):
+        pair.world.listeners[name] = pair.world.listeners[ME.address]
+    return pair
+
+
+async def opened(pair: Pair, address: Address, node: NodeId | None = None) -> Session:
+    session = pair.client.session_to(address, node, probe=True)
+    await pair.world.quiet()
+    return session
+
+
+async def test_a_session_is_that_of_the_node_by_whatever_name_it_was_dialled(named: Pair) -> None:
+    session = await opened(named, ALIAS)
+    assert session.name == str(ME)
+    assert named.client.session_to(ME.address, ME) is session
+    assert named.client.session_to(ME.address) is session
+    assert named.client.node_at(ALIAS) == named.client.node_at(ME.address) == ME
+    session.tell(ADD, "x", b"\x01")
+    await named.world.quiet()
+    assert named.taker.got == [("tell", "x", b"\x01")]
+    assert len(named.world.links) == 1
+
+
+async def test_a_second_name_of_a_node_does_not_end_its_session(named: Pair) -> None:
+    session = await opened(named, ME.address, ME)
+    other = await opened(named, ALIAS)
+    assert (session.open, other.open, other.closed_idle) == (True, False, True)
+    assert named.client.session_to(ALIAS) is session
+    assert len(named.node.sessions()) == 1
+    session.tell(ADD, "x", b"\x01")
+    await named.world.quiet()
+    assert session.lost is None
+    assert named.node.dropped_frames == {"no_session": 1}  # the question who answers there
+
+
+async def test_two_names_dialled_at_once_make_one_session(named: Pair) -> None:
+    first, second = (named.client.session_to(one, probe=True) for one in (ALIAS, SERVICE))
+    await named.world.quiet()
+    assert (first.open, second.open) == (True, False)
+    assert named.client.session_to(SERVICE) is first
+    assert len(named.node.sessions()) == 1
+
+
+async def test_a_name_that_answers_late_takes_nothing_from_the_session_by_address(
+    named: Pair,
+) -> None:
+    """The HELLO by the name is on its way while the session by the address opens."""
+    by_name = named.client.session_to(ALIAS, probe=True)
+    [late] = named.world.links
+    held = [late.out.popleft() for _ in range(len(late.out))]
+    session = await opened(named, ME.address, ME)
+    late.out.extend(held)
+    await named.world.quiet()
+    assert (session.open, by_name.open, by_name.closed_idle) == (True, False, True)
+    session.tell(ADD, "x", b"\x01")
+    await named.world.quiet()
+    assert named.taker.got == [("tell", "x", b"\x01")]
+
+
+async def test_a_name_that_leads_elsewhere_leaves_the_session_with_the_node(named: Pair) -> None:
+    """The name of a service stands for any of its nodes."""
+    session = await opened(named, SERVICE)
+    other = Endpoint(
+        "shop", str(OTHER), 2, Taker(), authorize=anyone, network=named.world.network(), node=OTHER
+    )
+    named.start(other, OTHER.host, OTHER.port)
+    named.world.listeners[SERVICE] = named.world.listeners[OTHER.address]
+    named.world.links[0].cut()
+    session.tell(ADD, "x", b"\x01")
+    named.world.links[0].restore()
+    await named.world.quiet()
+    assert session.open
+    assert named.taker.got == [("tell", "x", b"\x01")]
+    assert other.sessions() == []
+    other.close()
+
+
+async def test_a_name_that_refuses_leaves_the_session_with_the_node(named: Pair) -> None:
+    session = await opened(named, ALIAS)
+    del named.world.listeners[ALIAS]
+    named.world.links[0].cut()
+    while named.world.links[-1].address != ME.address:
+        named.now += REFUSED_S
+        await asyncio.sleep(0.01)
+    await named.world.quiet()
+    assert session.open
+
+
+async def test_a_removed_node_has_no_session_by_another_name_either(named: Pair) -> None:
+    session = await opened(named, ALIAS)
+    named.client.remove(ME, NodeLost("gone"))
+    assert session.lost is not None
 
 
 # Who answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -11,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardbus.errors import RemoteProtocolError
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership import messages as m
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.membership.vitals import Vitals
 from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, kind_of
-from shardbus.wire.state import WireState
+from shardbus.wire.state import WireState, member_of, wire_member
 from tests.unit.membership.test_gossip import A, B, arbitrary, histories
 
 GREETING = m.Greeting("shop", 1, {"shards": "100"})
@@ -27,8 +28,10 @@ MEMBER = Member(
 )
 MESSAGES: list[m.Message] = [
     m.InitJoin(GREETING),
-    m.InitAck(GREETING),
+    m.InitAck(replace(GREETING, oldest=1, gossip=Address("::1", 7356))),
     m.InitNack(),
+    m.Trial(MEMBER, 2**61),
+    m.TrialResult("", "nothing has come yet", (Address("::1", 7355), Address("db", 1))),
     m.Join(GREETING, MEMBER),
     m.JoinRefused("because"),
     m.Welcome(Gossip().with_members(MEMBER.node, MEMBER)),
@@ -80,6 +83,26 @@ def test_a_bomb_costs_its_first_bytes() -> None:
 
 def test_every_message_is_here() -> None:
     assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
+
+
+def test_a_gossip_port_on_another_host_travels_in_the_features_of_the_member() -> None:
+    """A build that does not know it reads the state, and passes the feature on."""
+    elsewhere = replace(MEMBER, gossip_host="10.0.0.9")
+    again = decode(encode(m.Join(GREETING, elsewhere)))
+    assert isinstance(again, m.Join)
+    assert again.member == elsewhere
+    assert again.member.gossip_address == Address("10.0.0.9", 1)
+    assert wire_member(elsewhere).features == ["vitals", "gossip_host=10.0.0.9"]
+    bad = wire_member(replace(MEMBER, gossip_host="no host"))
+    with pytest.raises(RemoteProtocolError, match="not a host"):
+        member_of(A, bad)
+
+
+@pytest.mark.parametrize("place", ["", "nowhere", "h:0", "h:99999"])
+def test_a_greeting_with_a_place_of_gossip_that_is_none_is_refused(place: str) -> None:
+    forged = encode(m.InitJoin(replace(GREETING, settings={"$gossip": place})))
+    with pytest.raises(RemoteProtocolError, match="no address"):
+        decode(forged)
 
 
 @given(arbitrary())

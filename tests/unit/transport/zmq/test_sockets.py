@@ -501,6 +501,8 @@ async def test_a_hello_of_an_earlier_session_is_late(
     await until(lambda: node.dropped_frames, "the second hello")
     assert node.dropped_frames == {"late_hello": 1}
     assert node.clients == 1
+    kinds = [read_header(stranger.recv_multipart()[0]).kind for _ in range(2)]
+    assert kinds == [FrameType.WELCOME, FrameType.REFUSED]  # its sender looks again
     stranger.close(0)
 
 
