@@ -46,6 +46,7 @@ END_S = 1.0
 """Seconds for calls that are under way when the store is closed."""
 CALLS_MAX = 10_000
 """Calls that have not returned, above which no other one is made."""
+LATE = "has not returned"
 HINT = "the store is a plug-in: docs/how-to/own-store.md says what it must do"
 
 _Key = tuple[str, str]
@@ -145,7 +146,7 @@ class GuardedStore:
             async with asyncio.timeout(seconds):
                 answer = await answered
         except TimeoutError:
-            raise self._fault(method, f"has not returned within {seconds:g} s") from None
+            raise self._fault(method, f"{LATE} within {seconds:g} s") from None
         finally:
             if not answered.done() or answered.cancelled():
                 _post(thread.loop, lambda: tasks[0].cancel())
@@ -170,7 +171,10 @@ class GuardedStore:
 
     def _fault(self, method: str, kind: str, detail: str = "") -> StoreUnavailable:
         text = f"{self._name}.{method} {kind}"
-        self._outage.failed(f"fails: {text}", detail.removeprefix(": "))
+        if kind.startswith(LATE):  # all methods may, one after the other
+            self._outage.failed("fails: calls do not return", text)
+        else:
+            self._outage.failed(f"fails: {text}", detail.removeprefix(": "))
         return StoreUnavailable(f"{self._url}: {text}{detail}", hint=HINT)
 
     # ---- the store

@@ -283,6 +283,21 @@ async def test_a_fault_is_logged_once_while_it_lasts(
     assert "Own.load_state raised KeyError" in line
 
 
+async def test_a_store_that_hangs_in_every_method_is_logged_once(
+    own: Own, store: GuardedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    own.does |= {"load_state": own.block, "load_table": own.block}
+    hurry(store)
+    with caplog.at_level(logging.WARNING, "shardbus.store"):
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable):
+                await store.load_state("t", "1", "a", 1)
+            with pytest.raises(StoreUnavailable):
+                await store.load_table("t")
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "calls do not return; Own.load_state has not returned" in line
+
+
 async def test_a_store_that_hangs_is_closed_all_the_same(own: Own) -> None:
     store = GuardedStore(own, URL, PATIENCE_S)
     await store.start()
