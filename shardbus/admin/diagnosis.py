@@ -40,6 +40,8 @@ EPOCH_SHIFT = 32
 EPOCH_HIGH = 2**30 - 1
 """Half of all epochs; a cluster with a new epoch every second reaches it after 34 years."""
 MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
+OF_TYPES = "sharding.types."
+"""Begins the name of a setting of one entity type."""
 
 JOIN_S, LEAVE_S, CONVERGE_S, COORDINATOR_S, MOVE_S, WAIT_S = 30.0, 90.0, 15.0, 10.0, 30.0, 10.0
 """Seconds after which it is a fault that a member has not joined, that one has not left, that the
@@ -356,10 +358,22 @@ def _agreement(picture: Picture) -> Iterator[Finding]:
                     yield Finding("versions", MEMBERS, node, text)
     keys = sorted({key for row in answers.values() for key in row.get("settings", {})})
     for key in keys:
-        values = Counter(row.get("settings", {}).get(key, "default") for row in answers.values())
+        values = Counter(
+            row.get("settings", {}).get(key, "default")
+            for row in answers.values()
+            if _has_type_of(row, key)
+        )
         if len(values) > 1:
             text = ", ".join(f"{value} on {count}" for value, count in values.most_common())
             yield Finding("settings", CLUSTER, key, f"differs: {text}")
+
+
+def _has_type_of(row: Mapping[str, Any], key: str) -> bool:
+    """True unless a setting is one of an entity type that the member does not have: in a rollout,
+    or in another application."""
+    if not key.startswith(OF_TYPES):
+        return True
+    return key.removeprefix(OF_TYPES).rpartition(".")[0] in row.get("types", ())
 
 
 # -- the store, as the nodes see it --------------------------------------------------------------

@@ -212,6 +212,14 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         lambda p: update(member(p, 1)["settings"], **{"sharding.mailbox": "9"}),
         [("settings", "cluster", "sharding.mailbox")],
     ),
+    (
+        lambda p: update(member(p, 1)["settings"], **{"sharding.types.page.shards": "9"}),
+        [("settings", "cluster", "sharding.types.page.shards")],
+    ),
+    (
+        lambda p: update(member(p, 1)["settings"], **{"sharding.types.of.another.shards": "9"}),
+        [],
+    ),
     (lambda p: update(member(p, 1), store_silent_ago=4.0), [("store-errors", "members", B)]),
     (
         lambda p: update(member(p, 1), store_problems=["redis://store may evict stored data"]),
