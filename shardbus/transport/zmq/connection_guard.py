@@ -215,14 +215,17 @@ class ConnectionGuard:
     # ---- its own thread
 
     def _run(self) -> None:
-        try:
-            while not self._stopped:
+        while not self._stopped:
+            try:
                 if self._monitor.poll(int(1000 * CHECK_S)):
                     self._read_events()
                 self.check(time.monotonic())
-        except zmq.ZMQError as e:
-            if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
-                log.exception("connections are not watched any more")
+            except zmq.ZMQError as e:
+                if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
+                    log.exception("connections are not watched any more")
+                return
+            except Exception:  # unread events would fill up, and ZeroMQ would wait
+                log.exception("a check of the connections failed")
 
     def _read_events(self) -> None:
         """Read which connections opened and closed, and which found no descriptor."""
@@ -327,6 +330,7 @@ class ConnectionGuard:
         with suppress(OSError, ValueError):
             door = net.socket(fileno=self._listening)
             try:
+                door.setblocking(False)  # for ZeroMQ, too, which must not wait for what is gone
                 while turned_away < TURNED_AWAY_MAX and door.getsockname()[1] == self._port:
                     door.accept()[0].close()
                     turned_away += 1
