@@ -4,12 +4,12 @@
 # Expected: a connection that cannot be accepted waits in the kernel's queue, as with asyncio, which tries again after a
 #   second. The process is idle, and an open connection goes on.
 # Behaviour: the open connection does go on. But one connection that waits keeps libzmq's thread in a loop without a
-#   pause: it polls, tries to accept, gets EMFILE, and sends a monitor event, for as long as the peer waits. The process
-#   takes a core, and a monitor that nobody reads fills up. A descriptor that becomes free ends it.
-# So who embeds libzmq must keep a descriptor in reserve, and on ACCEPT_FAILED accept and close what waits in its place.
-# Output seen (2 cores; the shares vary, the events are tens of thousands):
+#   pause: it polls, tries to accept and gets EMFILE, for as long as the peer waits. An idle process takes a whole core.
+#   A descriptor that becomes free ends it.
+# So who embeds libzmq must keep a descriptor in reserve, and accept and close what waits in its place.
+# Output seen (on a machine with a core to spare; others may leave it less):
 #   asyncio: EMFILE, cores 0.0
-#   libzmq: EMFILE, cores 1.0, events 38000, the open connection answers: True
+#   libzmq: EMFILE, cores 1.0, the open connection answers: True
 #   libzmq with a descriptor again: cores 0.0, the new connection answers: True
 set -euo pipefail
 folder=$(mktemp -d)
@@ -46,7 +46,6 @@ import sys
 import time
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 SECONDS = 2.0
 peer = subprocess.Popen(
@@ -106,7 +105,6 @@ print(f"asyncio: EMFILE, cores {waits:.1f}")
 
 context = zmq.Context()
 router = context.socket(zmq.ROUTER)
-monitor = router.get_monitor_socket(zmq.EVENT_ACCEPT_FAILED)
 port = router.bind_to_random_port("tcp://127.0.0.1")
 connect("zmq", port)
 assert answers(router)
@@ -114,17 +112,13 @@ use_up()
 connect("zmq", port)  # the peer's first connection sends again, the second waits
 old = answers(router)
 spins = cores()
-events = 0
-while monitor.poll(0):
-    parse_monitor_message(monitor.recv_multipart())
-    events += 1
-print(f"libzmq: EMFILE, cores {spins:.1f}, events {events // 1000 * 1000}, the open connection answers: {old}")
+print(f"libzmq: EMFILE, cores {spins:.1f}, the open connection answers: {old}")
 release()
 new = answers(router)
 rests = cores()
 print(f"libzmq with a descriptor again: cores {rests:.1f}, the new connection answers: {new}")
 peer.kill()
-assert waits < 0.2 and rests < 0.2 and old and new, "behaves otherwise"
-assert spins > 0.5 and events > 900, "libzmq pauses now"
+assert waits < 0.05 and rests < 0.05 and old and new, "behaves otherwise"
+assert spins > 0.1, "libzmq pauses now"
 PY
 timeout 60 "$folder/venv/bin/python" "$folder/program.py" "$folder/peer.py"

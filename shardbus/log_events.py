@@ -218,6 +218,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "connection_ended", "peer reason -"
     ),
     ("connection_guard", "connections are not watched any more"): _event("connections_unwatched"),
+    ("connection_guard", "a check of the connections failed"): _event("connection_check_failed"),
     ("curve", "the keys stay as they were: %s"): _event("keys_kept", "reason"),
     ("network", "no socket for port %d: %s: raise the limit of `ulimit -n`"): _event(
         "socket_refused", "port error"

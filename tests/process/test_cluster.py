@@ -101,6 +101,9 @@ async def test_B141_tasks_of_the_phases_run_and_neither_late_nor_failing_ones_st
     assert await node.terminate() == 0
     assert node.out.read_text().splitlines()[1:] == ["last words: 99", "the end"]
     lines = [line for line in node.err.read_text().splitlines() if line.startswith("shardbus: ")]
+    waits = [line for line in lines if line.startswith("shardbus: this node waits for ")]
+    assert " s more at most; a second SIGTERM stops it at once" in waits[0]
+    lines = [line for line in lines if line not in waits]
     assert [line.removeprefix("shardbus: ").partition(" at_")[0] for line in lines] == [
         "before-cluster-shutdown:",
         "before-cluster-shutdown: not done after 5 s, going on:",

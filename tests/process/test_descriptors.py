@@ -3,11 +3,16 @@ refused, and come in as soon as there is room."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 
 import pytest
+import zmq
 
 from shardbus import AsyncClient, NodeLost, ShardBusError
 from tests.process.nodes import NodeProcess, Processes
@@ -15,6 +20,32 @@ from tests.waiting import PATIENCE_S, until
 
 LIMIT = 256
 FEW = (shutil.which("prlimit") or "", f"--nofile={LIMIT}:{LIMIT}")
+REFUSED = re.compile("no_descriptor|no file descriptor left for another client")
+LISTENER = """
+import os, sys, zmq
+from shardbus.transport.zmq.connection_guard import ConnectionGuard
+socket = zmq.Context().socket(zmq.ROUTER)
+guard = ConnectionGuard(
+    socket, connections_max=100, on_cut=lambda reason: print(reason, flush=True)
+)
+port = socket.bind_to_random_port("tcp://127.0.0.1")
+guard.start(port)
+print(port, flush=True)
+sys.stdin.readline()
+hoard = []
+try:
+    while True:
+        hoard.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    print("none is left", flush=True)
+while hoard:
+    message = socket.recv_multipart()[1]
+    print(message.decode(), flush=True)
+    if message == b"release":
+        while hoard:
+            os.close(hoard.pop())
+print(socket.recv_multipart()[1].decode(), flush=True)
+"""
 pytestmark = pytest.mark.skipif(not FEW[0], reason="needs prlimit")
 
 
@@ -57,9 +88,10 @@ async def test_clients_that_find_no_room_learn_why_and_the_others_go_on(lab: Pro
     assert await node.terminate() == 0
 
 
-async def test_a_node_whose_application_takes_all_descriptors_turns_new_connections_away(
+async def test_a_node_whose_application_takes_all_descriptors_goes_on_without_new_clients(
     lab: Processes,
 ) -> None:
+    """Something of the node may give one back, so that a client gets as far as to its refusal."""
     node = lab.begin(enter=FEW)
     other = lab.begin(seeds=[node.address])
     await lab.agree(node, other)
@@ -67,9 +99,60 @@ async def test_a_node_whose_application_takes_all_descriptors_turns_new_connecti
         async with hoarding(user, node):
             with pytest.raises(ShardBusError):
                 await client(node, 5.0).__aenter__()
-            await node.says("no_descriptor")
+            await until(lambda: REFUSED.search(node.err.read_text()), "the reason in the log")
             assert await user.call("page", "page-2", "hit", 1, 1) == 1
         async with client(node) as late:
             assert await late.call("page", "page-2", "hit", 1, 2) == 2
     await lab.agree(node, other)
     assert await node.terminate() == 0
+
+
+def test_a_listener_without_descriptors_ends_what_waits_and_keeps_what_is_open() -> None:
+    """ZeroMQ would try in a loop to accept what waits; each connection is ended in its place."""
+    process = subprocess.Popen(
+        [*FEW, sys.executable, "-c", LISTENER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said = process.stdout
+
+    def line() -> str:
+        return said.readline().strip()
+
+    def message() -> str:
+        """The next message; connections may end late."""
+        while (last := line()) == "no_descriptor":
+            pass
+        return last
+
+    port = int(line())
+    with zmq.Context() as context, context.socket(zmq.DEALER) as old:
+        old.connect(f"tcp://127.0.0.1:{port}")
+        old.send(b"x")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert [line(), line()] == ["none is left", "x"]
+        with ExitStack() as let_in:
+            ended = 0
+            while ended < 10:
+                late = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+                let_in.enter_context(late)
+                late.settimeout(1.0)
+                with suppress(TimeoutError):  # it found one that was free for a moment, and stays
+                    while late.recv(100):
+                        pass
+                    assert line() == "no_descriptor"
+                    ended += 1
+        old.send(b"goes on")
+        old.send(b"release")
+        assert [message(), message()] == ["goes on", "release"]
+        with context.socket(zmq.DEALER) as new:
+            new.connect(f"tcp://127.0.0.1:{port}")
+            new.send(b"comes in")
+            assert message() == "comes in"
+    process.wait(PATIENCE_S)
+    process.stdin.close()
+    said.close()

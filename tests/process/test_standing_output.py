@@ -12,6 +12,7 @@ import pytest
 from tests.markers import long_only
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
+from tests.process.test_workers import begin
 from tests.waiting import until
 
 
@@ -92,7 +93,7 @@ async def test_a_node_with_a_print_that_waits_is_removed_and_ends(
 
 
 async def test_a_unit_of_workers_starts_and_leaves(lab: Processes, stuck: int) -> None:
-    unit = lab.begin("--workers", "2", stdout=stuck, stderr=stuck)
+    unit = begin(lab, stdout=stuck, stderr=stuck)
     await serves(unit)
     assert await unit.terminate() == 0
 

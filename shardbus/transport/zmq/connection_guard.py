@@ -74,8 +74,9 @@ SILENT_S = 30.0
 CONNECTIONS_MIN = 16
 FOR_NODES_MIN, FOR_NODES_PART = 8, 16
 """Descriptors that clients leave to nodes: one part in `FOR_NODES_PART`, or the minimum."""
-COUNT_S, COUNT_COST = 1.0, 500
-"""Between two counts of the open descriptors: seconds, and a multiple of what a count takes."""
+COUNT_S, COUNT_COST, COUNT_MAX_S = 1.0, 500, 10.0
+"""Between two counts of the open descriptors: seconds at least, a multiple of the processor time of
+one, and seconds at most."""
 DISMISSED_S = 1.0
 """For a refused client to close its connection."""
 RESERVED = 2
@@ -215,14 +216,17 @@ class ConnectionGuard:
     # ---- its own thread
 
     def _run(self) -> None:
-        try:
-            while not self._stopped:
+        while not self._stopped:
+            try:
                 if self._monitor.poll(int(1000 * CHECK_S)):
                     self._read_events()
                 self.check(time.monotonic())
-        except zmq.ZMQError as e:
-            if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
-                log.exception("connections are not watched any more")
+            except zmq.ZMQError as e:
+                if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
+                    log.exception("connections are not watched any more")
+                return
+            except Exception:  # unread events would fill up, and ZeroMQ would wait
+                log.exception("a check of the connections failed")
 
     def _read_events(self) -> None:
         """Read which connections opened and closed, and which found no descriptor."""
@@ -313,10 +317,10 @@ class ConnectionGuard:
 
     def _count_descriptors(self, now: float) -> None:
         """Find out whether the process has few descriptors left."""
-        limit = descriptors_limit()
+        began, limit = time.thread_time(), descriptors_limit()
         self._few_left = bool(limit) and limit - in_use() < _for_nodes()
-        took = time.monotonic() - now
-        self._count_at = now + max(COUNT_S, COUNT_COST * took)
+        cost = COUNT_COST * (time.thread_time() - began)
+        self._count_at = now + max(COUNT_S, min(cost, COUNT_MAX_S))
 
     def _turn_away(self) -> None:
         """No descriptor is left for the connections that wait: accept each in the place of one that
@@ -327,6 +331,7 @@ class ConnectionGuard:
         with suppress(OSError, ValueError):
             door = net.socket(fileno=self._listening)
             try:
+                door.setblocking(False)  # for ZeroMQ, too, which must not wait for what is gone
                 while turned_away < TURNED_AWAY_MAX and door.getsockname()[1] == self._port:
                     door.accept()[0].close()
                     turned_away += 1
