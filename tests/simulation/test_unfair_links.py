@@ -290,8 +290,9 @@ def test_a_healthy_node_is_suspended_for_a_moment_only(world: World) -> None:
         assert raised_by(fairness, process) == ""
         world.now += SUSPENDED_MAX_S / 2
         assert raised_by(fairness, process) == ""
-        process.confirmed_until = world.now + 1.0
+        process.confirmed_until = world.now + SUSPENDED_MAX_S
         assert raised_by(fairness, process) == ""
+        world.now += 0.6 * SUSPENDED_MAX_S
         process.confirmed_until = world.now
         assert raised_by(fairness, process) == ""
         world.now += SUSPENDED_MAX_S + 0.01

@@ -104,9 +104,10 @@ class UnfairFaults:
     # -- accusations ---------------------------------------------------------------------------
 
     def _stall(self, trouble: NodeTrouble, until: float) -> None:
-        """Let the nodes accuse others from which they get no acknowledgement."""
+        """Let the nodes accuse others from which they get no acknowledgement, all or none of them
+        before the trouble ends."""
         wait = self._dice.uniform(*STALLED_S)
-        if not trouble.accusers() or self.world.now + wait >= until:
+        if not trouble.accusers() or self.world.now + wait + ACCUSED_WITHIN_S >= until:
             return
 
         def look() -> None:
