@@ -78,7 +78,7 @@ class Examination:
 
 
 def _judged(picture: Picture) -> list[Finding]:
-    found = [*findings(picture), *warning_signs(picture)]
+    found = dict.fromkeys((*findings(picture), *warning_signs(picture)))
     return sorted(found, key=lambda finding: ORDER[finding.level])
 
 
