@@ -16,6 +16,7 @@ Source: docs/reference/http.md; N.6.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -55,8 +56,7 @@ class Examination:
 
     async def _examine(self) -> Json:
         picture, losses = await self._look()
-        found = [*findings(picture), *warning_signs(picture)]
-        found.sort(key=lambda finding: ORDER[finding.level])
+        found = await asyncio.to_thread(_judged, picture)  # many shards take some milliseconds
         now = self._now()
         before = self._since if now - self._at <= BREAK_S else {}
         self._at = now
@@ -75,6 +75,11 @@ class Examination:
 
     def _is_confirmed(self, finding: Finding) -> bool:
         return finding.check not in PASSING or self._at - self._since[finding.key] >= CONFIRM_S
+
+
+def _judged(picture: Picture) -> list[Finding]:
+    found = dict.fromkeys((*findings(picture), *warning_signs(picture)))
+    return sorted(found, key=lambda finding: ORDER[finding.level])
 
 
 def grouped(

@@ -369,12 +369,10 @@ class AdminPages:
         """Read the pages that the findings are made from."""
         node, view = self._node, self._node.view
         own = [name for name, region in node.regions.items() if region.table is region]
-        cluster, checkup, slow, losses, *tables = await asyncio.gather(
-            self.cluster(),
-            self.checkup(),
-            self.slow(),
+        (cluster, checkup, slow), losses, tables = await asyncio.gather(
+            asyncio.gather(self.cluster(), self.checkup(), self.slow()),
             node.rpc.ask_all("losses"),
-            *map(self._table, own),
+            asyncio.gather(*map(self._table, own)),
         )
         members = view.members if view is not None else ()
         picture = Picture(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.entity_watch import to_plain
 from shardbus.admin.pages import HOTTEST, STALLED_S, STORE_FAILED_S, AdminPages
 from shardbus.admin.slowness import CallTimes, EntityFigures
@@ -469,6 +470,41 @@ async def test_a_checkup_has_every_member_and_names_who_did_not_answer(
         "error": "",
         "tables": {PAGE: {"epoch": 3, "shards": 1, "dropped": []}},
     }
+
+
+async def test_findings_are_made_from_what_all_members_say(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.store = MemoryStore()
+    await node.store.start()
+    fake: Any = node
+    own = NodeAnswers(fake)
+    node.rpc.answers[ME, "checkup"] = own.checkup()
+    node.rpc.answers[PEER, "checkup"] = own.checkup() | {"suspended": "suspended, because"}
+    node.rpc.answers[ME, "table"] = own.table(PAGE)
+    node.rpc.answers[PEER, "losses"] = [["n:1#01", 5.0, "keep-majority: 2 of 3", {PAGE: [4, 4]}]]
+    page: Any = await pages.findings()
+    found = {group["check"]: group["subjects"] for group in page["findings"]}
+    assert found["suspended"] == [str(PEER)]
+    assert found["unreachable"] == [str(LOST)]
+    assert found["state-unreadable"] == ["7"]
+    assert not {"not-up", "no-coordinator", "not-registered", "page"} & set(found)
+    [lost] = page["lost"]
+    assert (lost["node"], lost["by"], lost["shards"][PAGE]["homed"]) == ("n:1#01", str(PEER), 4)
+    assert (page["members"], page["types"], page["shards"]) == (3, 1, 2)
+
+
+async def test_a_node_that_is_no_member_yet_knows_itself_alone(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.store = MemoryStore()
+    await node.store.start()
+    fake: Any = node
+    node.view, node.rpc.nodes, node.region.coordinator = None, [], None
+    node.rpc.answers = {(ME, "checkup"): NodeAnswers(fake).checkup()}
+    page: Any = await pages.findings()
+    checks = [group["check"] for group in page["findings"]]
+    assert set(checks) <= {"state-unreadable", "store-unfit", "backlog"}, checks
 
 
 async def test_a_store_that_fails_is_a_finding(node: FakeNode, pages: AdminPages) -> None:
