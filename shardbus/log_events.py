@@ -103,7 +103,22 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("node", "the store may lack its identity and this node's address: %s"): _event(
         "registration_failed", "error"
     ),
-    ("node", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
+    ("membership_store", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
+    ("membership_store", "the record of the cluster that has the store was not read: %s"): _event(
+        "claim_record_not_read", "error"
+    ),
+    (
+        "membership_store",
+        "the record of the cluster that has the store stays as it was: %s",
+    ): _event("claim_record_not_written", "error"),
+    ("membership_store", "no answer about the nodes that use this store: %s"): _event(
+        "registered_nodes_not_read", "error"
+    ),
+    (
+        "store_reach",
+        "this node cannot use the store, and %s can: the next oldest node takes over its"
+        " coordinators",
+    ): _event("store_out_of_reach", "member"),
     ("shutdown_phases", "%s: %s failed"): _event("shutdown_task_failed", "phase task"),
     ("app_version", "the revision of the Deployment is not known yet: %s"): _event(
         "revision_unknown", "error"

@@ -262,7 +262,7 @@ class Joiner:
                 step = self._found()
             if step is not JoinStep.NONE:
                 return JoinProgress((), step, self._timeout_reason(now))
-            if self.phase is JoinPhase.JOINING:
+            if self.phase is not JoinPhase.CONTACTING:
                 self._advance(JoinTrigger.NO_WELCOME)
                 ended = self._contact(now)
         if now < self._ask_at:

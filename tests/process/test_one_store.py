@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from shardbus.store import claim_registry
+from shardbus.store.opening import open_store
 from tests.ports import free_port
 from tests.process.namespaces import Network, redis_on
 from tests.process.nodes import NodeProcess, Processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 REFUSED = 6
 
@@ -97,6 +99,15 @@ async def test_a_node_that_starts_again_without_the_others_waits_for_the_end_of_
     seeds = [f"127.0.0.1:{place}" for place in places]
     nodes = [lab.begin(port=place, seeds=seeds, settings=claim) for place in places]
     await lab.agree(*nodes)
+    store = open_store(lab.store, cluster="lab", timeout=PATIENCE_S)
+    await store.start()
+
+    async def recorded() -> bool:
+        record = await claim_registry.read(store)
+        return record is not None and len(record.members) == 2
+
+    await until(recorded, "both nodes in the record")
+    await store.close()
     for node in nodes:
         node.kill()
     alone = lab.begin(port=places[0], seeds=seeds, settings=claim)

@@ -449,6 +449,7 @@ def test_a_cluster_killed_whole_starts_again_within_the_life_of_the_claim_if_one
     for name in names:
         net.join(name, "n1", "n2")
     net.until(lambda: net.agreed(names), 30)
+    net.run(2.0)
     for name in names:
         net.kill(name)
     for name in ("n1", "n2"):
