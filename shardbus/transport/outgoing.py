@@ -287,7 +287,9 @@ class OutgoingConnection:
         if refusal.stale and not self._welcomed and self.node is None:
             self._on_who(uid)  # it refuses a frame that named no incarnation
             return
-        if refusal.stale and uid != self.uid and self._moves_home():
+        if refusal.stale and uid == self.uid:
+            return  # the answer to an earlier question, or to a HELLO of an earlier session
+        if refusal.stale and self._moves_home():
             return
         if not refusal.stale:
             self._owner.on_refused(refusal.reason, self.address)

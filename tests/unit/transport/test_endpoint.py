@@ -399,6 +399,25 @@ async def test_a_name_that_answers_late_takes_nothing_from_the_session_by_addres
     assert named.taker.got == [("tell", "x", b"\x01")]
 
 
+async def test_answers_to_earlier_questions_do_not_end_a_session(named: Pair) -> None:
+    """A node that comes late gets all at once what was sent to it meanwhile."""
+    first, second = (named.client.session_to(one, probe=True) for one in (ALIAS, OTHER.address))
+    early, _ = named.world.links
+    held = list(early.out)
+    early.out.clear()
+    for _ in range(5):
+        named.now += 0.5
+        named.tick(named.client)
+        held += early.out
+        early.out.clear()
+    early.out.extend(held)
+    await named.world.quiet()
+    first.tell(ADD, "x", b"\x01")
+    await named.world.quiet()
+    assert (first.open, second.open) == (True, False)
+    assert named.taker.got == [("tell", "x", b"\x01")]
+
+
 async def test_a_name_that_leads_elsewhere_leaves_the_session_with_the_node(named: Pair) -> None:
     """The name of a service stands for any of its nodes."""
     session = await opened(named, SERVICE)
