@@ -57,6 +57,7 @@ from shardbus.entities.activation import (
     MOVES,
     OUTCOME,
     RUNNING,
+    STARTING,
     Activation,
     Current,
     LifeState,
@@ -601,7 +602,8 @@ class EntityRunner:
             self.counts.lose("reentrant", activation.key, *message[:4])
             message.refuse(error)
             return
-        if activation.state is not RUNNING and self._refused(activation, message):
+        state = activation.state
+        if state is not RUNNING and state is not STARTING and self._refused(activation, message):
             return
         mailbox, mailbox_limits = activation.mailbox, self.mailbox_limits
         if mailbox is None:
