@@ -11,7 +11,7 @@ Source: B.20-B.22.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.downing.split import Decision, survey
@@ -27,6 +27,9 @@ from shardbus.membership.member import (
     leader_order,
 )
 from shardbus.membership.reachability import Flag
+
+BESIDE_MEMBERS = ("leader", "converged", "epochs", "meta")
+"""The fields of a view that say nothing about a member's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +87,10 @@ class MembershipView:
         return min(able, key=leader_order).node if able else None
 
     def same_members(self, other: MembershipView) -> bool:
-        """True if both views show the same members, in the same states."""
-        return (
-            self.members == other.members
-            and self.unreachable == other.unreachable
-            and self.terminated == other.terminated
-            and self.quarantined == other.quarantined
-        )
+        """True if both views show the same members, in the same states: they differ at most in the
+        leader, in convergence, and in what gossip carries besides."""
+        beside = {name: getattr(other, name) for name in BESIDE_MEMBERS}
+        return replace(self, **beside) == other
 
     @property
     def stopping(self) -> bool:

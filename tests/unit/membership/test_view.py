@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -178,3 +179,12 @@ def test_who_may_have_to_go_is_not_who_a_deaf_node_flags() -> None:
     assert alone.unreached == (A, B, C)
     cut_off = view_of(flagged(replace(four, seen=frozenset({A, B, C})), UNREACHABLE, D), A)
     assert (cut_off.doubtful, cut_off.unreached) == ((D,), (D,))
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(MembershipView)])
+def test_views_show_the_same_members_unless_a_members_state_differs(name: str) -> None:
+    """Coordinators are not updated by such a view, whatever fields a view has."""
+    before = MembershipView(A)
+    other: Any = {"leader": A, "converged": True, "epochs": {"x": 1}, "meta": {"x": b""}}
+    after = replace(before, **{name: other.get(name, (B,))})
+    assert after.same_members(before) is (name in other)

@@ -40,7 +40,7 @@ def test_a_drained_member_gives_its_shards_away() -> None:
 
 
 def test_unreachable_members_take_no_shards_while_another_can() -> None:
-    view = MembershipView(A, (member(A), member(B)), unreachable=(B,))
+    view = MembershipView(A, (member(A), member(B)), unreachable=(B,), doubtful=(B,))
     members = TypeMembers(view)
     assert members.of("", list(view.members)).unfit == (B,)
     assert members.of("", [view.members[1]]).unfit == ()
