@@ -184,6 +184,7 @@ BODIES: list[tuple[Callable[[bytes], Any], Any]] = [
     (decode_welcome, LinkWelcome(NODE, True)),
     (decode_welcome, LinkWelcome(NODE, True, SessionVersions(3, 3), ("a", "b"))),
     (decode_refused, RefusedBody("another cluster", False)),
+    (decode_refused, RefusedBody("no room", False, busy=True)),
     (decode_membership, MembershipFrame(NODE, b"\x00\xff")),
 ]
 
