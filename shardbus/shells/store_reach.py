@@ -109,7 +109,8 @@ class StoreReach:
             since = began if since is None else since
             began = loop.time()
             able = await self._who_reaches(after)
-            if able is not None and loop.time() >= since + self._patience:
+            rules = bool(self._successors())
+            if able is not None and rules and loop.time() >= since + self._patience:
                 log.warning(
                     "this node cannot use the store, and %s can: the next oldest node takes over"
                     " its coordinators",
