@@ -38,6 +38,7 @@ from shardbus.simulation.membership.network import Channel, SimPubSub, Wall
 from shardbus.simulation.membership.process import Process
 from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.trace import Trace
+from shardbus.transport.permissions import JOIN_REQUESTS
 from shardbus.wire.gossip import decode, encode
 
 PORT, GOSSIP_PORT = 7355, 7356
@@ -51,7 +52,7 @@ RECONNECT = 1.0
 APPLICATION_EFFECTS = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.CommandRefused)
 """The effects that a process's application receives."""
 
-JOIN_REQUESTS = ("InitJoin", "Join")
+REQUESTS = tuple(kind.__name__ for kind in JOIN_REQUESTS)
 """Messages over a connection of their sender. The others answer them, over that connection."""
 PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
 
@@ -349,7 +350,7 @@ class World(Timeline):
             if target is None or not target.running or to not in (target.id, target.id.address):
                 fate = "no process there"
             else:
-                opener = process.name if what in JOIN_REQUESTS else target.name
+                opener = process.name if what in REQUESTS else target.name
                 cut_off = self.network.walled(process.name, target.name, opener=opener)
                 fate = "wall" if cut_off else ""
             self.trace.arrow(self.now, process.name, to.host, what, fate)
