@@ -787,6 +787,20 @@ def test_S1_39_gossip_that_waited_for_too_long_in_this_process_is_dropped() -> N
     assert first.machine.gossip.epochs["counter"] == 7
 
 
+def test_requests_are_no_sign_of_life_for_the_detector() -> None:
+    """S1.23. The second node sends heartbeats, and answers none: it may hear nothing."""
+    net = Net(1, replace(BLUNT, failure_detector=replace(DEFAULTS.failure_detector)))
+    first, second = net.start(2)
+    net.run(5.0)
+    now, machine = net.now, first.machine
+    end = now + 10.0
+    while now < end:
+        now = max(now, machine.deadline() or end)
+        machine.tick(now)
+        machine.handle(ev.PubSubReceived(second.id, Heartbeat(1, now)), now)
+    assert second.id in machine.view.unreachable
+
+
 def test_gossip_is_a_sign_of_life_for_the_detector() -> None:
     """Heartbeats of the second node are lost, its gossip arrives: it stays reachable. It is flagged
     once gossip stops too."""

@@ -43,6 +43,18 @@ def said(effects: list[object]) -> list[tuple[NodeId, str]]:
     return [(effect.to, type(effect.message).__name__) for effect in effects]  # type: ignore[attr-defined]
 
 
+def test_news_goes_to_those_that_only_another_node_flags_after_all_others() -> None:
+    """A node that hears no other flags them all. The dead get none."""
+    for flag, told in ((Flag.UNREACHABLE, [B, C]), (Flag.TERMINATED, [B])):
+        exchange = node_a(copy(a=1))
+        exchange.gossip = exchange.gossip.with_flag(B, C, flag).with_epoch(A, "x", 1)
+        assert sorted(to for to, what in said(exchange.announce(A, 1.0)) if what) == told
+    only = GossipExchange(A, replace(SETTINGS, news_fanout=1), Random(1))
+    only.start(copy(a=1), 0.0)
+    only.gossip = only.gossip.with_flag(B, C, Flag.UNREACHABLE).with_epoch(A, "x", 1)
+    assert [to for to, _ in said(only.announce(A, 1.0))] == [B]
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "answer"),
     [

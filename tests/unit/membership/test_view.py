@@ -166,3 +166,15 @@ def test_TU3_only_who_is_up_is_the_oldest(status: Status) -> None:
     found = view_of(Gossip(members), B).oldest()
     assert found is not None
     assert found.node == B
+
+
+def test_who_may_have_to_go_is_not_who_a_deaf_node_flags() -> None:
+    """D flags all others, and nobody has noticed that it is deaf."""
+    four = state("abcd", a=U, b=U, c=U, d=U)
+    shown = view_of(flagged(four, UNREACHABLE, A, B, C, by=D), A)
+    assert shown.unreachable == (A, B, C)
+    assert (shown.doubtful, shown.unreached) == ((D,), ())
+    alone = view_of(flagged(four, UNREACHABLE, A, B, C, by=D), D)
+    assert alone.unreached == (A, B, C)
+    cut_off = view_of(flagged(replace(four, seen=frozenset({A, B, C})), UNREACHABLE, D), A)
+    assert (cut_off.doubtful, cut_off.unreached) == ((D,), (D,))
