@@ -18,6 +18,8 @@ from tests.process.test_walls import cluster, gone, net, rules
 from tests.waiting import until
 
 MESSAGES, GOSSIP, _ = MACHINE_PORTS
+CALM = "8s"
+"""`stable_after` where no node may be suspended: a starved process is, after four fifths of that."""
 ACCUSES = ("cluster.quarantine_after=3s", "cluster.app_stall_timeout=2s")
 
 
@@ -42,7 +44,7 @@ async def test_a_node_that_hears_no_other_or_is_not_heard_goes_and_suspends_none
     walled: Processes, count: int, dialled: bool, taken: bool
 ) -> None:
     """Deaf, mute, or both: the port of gossip."""
-    settings = rules(down_all_when_unstable="true")
+    settings = rules(CALM, down_all_when_unstable="true")
     nodes = await walled.together(count, settings=settings)
     odd, others = nodes[0], nodes[1:]
     lost(walled, odd, GOSSIP, dialled=dialled, taken=taken)
@@ -55,7 +57,7 @@ async def test_a_node_that_hears_no_other_or_is_not_heard_goes_and_suspends_none
 async def test_two_deaf_nodes_of_six_go_and_no_other(walled: Processes) -> None:
     """With `down_all_when_unstable`, as by default: reports come one by one, and go with their
     observers. That is no flapping."""
-    nodes = await walled.together(6, settings=rules("4s", down_all_when_unstable="true"))
+    nodes = await walled.together(6, settings=rules(CALM, down_all_when_unstable="true"))
     for deaf in nodes[4:]:
         lost(walled, deaf, GOSSIP, dialled=True, taken=False)
     await gone(*nodes[4:])
@@ -69,7 +71,7 @@ async def test_a_node_whose_messages_do_not_get_through_goes_and_suspends_none(
     walled: Processes, taken: bool
 ) -> None:
     """It accuses all others; with its links dead both ways they accuse it, too."""
-    nodes = await walled.together(4, settings=(*rules(), *ACCUSES))
+    nodes = await walled.together(4, settings=(*rules(CALM), *ACCUSES))
     odd, others = nodes[0], nodes[1:]
     for node in nodes:
         assert cluster(node)

@@ -65,7 +65,8 @@ longer answer, and then for `stable_after`.
 
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
 a node that must go by its last picture goes if no picture has lasted within `stable_after` plus
-three quarters of it (at least 4 s), and every node downs its side after twice that time. Flapping
+three quarters of it (at least 4 s), unless a member has been cut off for a moment only. Every node
+downs its side after twice that time. Flapping
 is that the members that would be left without bad links (`links.lasting`) have changed more than
 twice since the split began, and that one of them came back. Members that only become unreachable
 one after the other are no flapping, and neither are more observers of the same members, nor flags
@@ -458,7 +459,10 @@ class Resolver:
         goes = unstable(self._split, self.settings.strategy, now - instability.since)
         if now < instability.since + LAST_RESORT * self._patience:
             decision = decide(self._split)
-            if decision.outcome is DowningOutcome.ASK_LEASE or self.me not in decision.down:
+            serious = now - SERIOUS_PART * self.settings.stable_after
+            passing = any(since > serious for since in self._cut_since.values())
+            asks = decision.outcome is DowningOutcome.ASK_LEASE
+            if passing or asks or self.me not in decision.down:
                 return DowningPlan()
             goes = replace(goes, down=(self.me,))
         return DowningPlan(decision=goes)

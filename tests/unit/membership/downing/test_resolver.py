@@ -612,11 +612,11 @@ E = list(FIVE.members)[4]
 def flap(
     settings: DowningSettings, *pictures: tuple[NodeId, ...], leading: bool = True
 ) -> DowningPlan:
-    """A picture every two seconds; the plan at the end of patience."""
+    """A picture every 1.6 seconds; the plan at the end of patience."""
     resolver = Resolver(A, settings)
     for i, nodes in enumerate(pictures):
         copy = cut(FIVE, Flag.UNREACHABLE, *nodes)
-        assert resolver.consider(copy, leading, 10.0 + 2 * i) == DowningPlan()
+        assert resolver.consider(copy, leading, 10.0 + 1.6 * i) == DowningPlan()
     assert resolver.deadline() is not None
     return resolver.consider(copy, leading, 10.0 + PATIENCE)
 
@@ -630,6 +630,20 @@ def test_who_must_go_by_the_last_of_many_pictures_goes_by_itself(leading: bool) 
     assert plan.decision.reason == "reachability has kept changing for 9.0 s"
     assert flap(replace(SETTINGS, down_all_when_unstable=False), *pictures) == DowningPlan()
     assert flap(SETTINGS, *pictures[:-1], (D,), leading=leading) == DowningPlan()
+
+
+def test_a_picture_of_a_moment_makes_nobody_go() -> None:
+    """Who looks cut off since then may only not have seen the last version."""
+    resolver = Resolver(A, SETTINGS)
+    for i, nodes in enumerate([(E,), (D, E), (E,), (D, E)]):
+        assert (
+            resolver.consider(cut(FIVE, Flag.UNREACHABLE, *nodes), True, 10.0 + 2 * i).ask is None
+        )
+    copy = cut(FIVE, Flag.UNREACHABLE, B, C, D, E)
+    assert resolver.consider(copy, True, 9.9 + PATIENCE) == DowningPlan()
+    assert resolver.consider(copy, True, 10.0 + PATIENCE) == DowningPlan()
+    late = 9.9 + PATIENCE + STABLE / 2
+    assert outcome(resolver.consider(copy, True, late)) is DowningOutcome.DOWN_OURSELVES
 
 
 @pytest.mark.parametrize("leading", [True, False])
