@@ -19,7 +19,7 @@ from tests.waiting import until
 
 MESSAGES, GOSSIP, _ = MACHINE_PORTS
 CALM = "8s"
-"""`stable_after` where no node may be suspended: a starved process is, after four fifths of that."""
+"""`stable_after` where no node may be suspended: a starved process is, after 4/5 of that."""
 ACCUSES = ("cluster.quarantine_after=3s", "cluster.app_stall_timeout=2s")
 
 
