@@ -154,6 +154,7 @@ class Node:
         self.letters = DeadLetters(self._sender_of, self.environment.wall_clock)
         self.letters.keep_strangers(settings.sharding)
         self.rpc = NodeRpc(self._query_timeout, self._member_ids)
+        self.rpc.register(LINK_TEST, lambda: True)
         self.dispatcher = self._make_dispatcher()
         self._by_load: dict[str, ShardingSettings] = {}
         """The types whose load is reported, with their settings."""
@@ -236,7 +237,6 @@ class Node:
         self.states = EntityStates(self.store, uid, within, self.endpoint.end_turn)
         self._ticker = Ticker(self.endpoint.clock, self.loop)
         self.rpc.start(self.me, self.endpoint)
-        self.rpc.register(LINK_TEST, lambda: True)
         self.dispatcher.attach(self.endpoint)
         self.session_loss = SessionLoss(
             self.regions,

@@ -70,7 +70,7 @@ downs its side after twice that time. Flapping
 is that the members that would be left without bad links (`links.lasting`) have changed more than
 twice since the split began, and that one of them came back. Members that only become unreachable
 one after the other are no flapping, and neither are more observers of the same members, nor flags
-that come and go at one member, or go with it.
+that come and go at one member, or go with it. The count begins anew when a member goes.
 
 Not here: which side stays (`split`, `strategies`), probes (`failure.confirmed_death`).
 
@@ -440,7 +440,7 @@ class Resolver:
         back = (self._lasting - before) & known
         if not self._split.cut and not self._split.broken:
             self._instability = None
-        elif self._instability is None or lasted:
+        elif self._instability is None or lasted or known - present:
             self._instability = Instability(now)
         elif back or before & present - self._lasting:
             self._instability.changes += 1

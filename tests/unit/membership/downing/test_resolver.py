@@ -662,6 +662,21 @@ def test_if_that_does_not_help_all_go(leading: bool) -> None:
     )
 
 
+def test_the_count_of_changes_begins_anew_when_a_member_goes() -> None:
+    """Processes that restart again and again are proved gone each time, and decided about."""
+    resolver, now, left = Resolver(A, SETTINGS), 10.0, FIVE
+    for gone in (E, D, C):
+        for nodes in ((B,), (B, gone), (gone,)):
+            split = [n for n in nodes if n in left.members]
+            assert (
+                resolver.consider(cut(left, Flag.UNREACHABLE, *split), False, now).decision is None
+            )
+            now += 2.5
+        down = replace(left.members[gone], status=Status.DOWN)
+        left = replace(left, members={**left.members, gone: down})
+    assert now > 10.0 + 2 * PATIENCE
+
+
 def test_what_comes_and_goes_at_one_member_is_no_flapping() -> None:
     """Its links fail one after the other, and come back."""
     resolver, now = Resolver(A, SETTINGS), 10.0
