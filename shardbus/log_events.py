@@ -198,9 +198,6 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("overrides", "the overrides of %r cannot be read and are ignored: %s"): _event(
         "overrides_unreadable", "entity_type error"
     ),
-    ("region", "messages of %r wait for a coordinator: %s"): _event(
-        "coordinator_missing", "entity_type reason"
-    ),
     ("region", "%d messages of %r found no home before this node ended"): _event(
         "messages_undelivered", "count entity_type"
     ),

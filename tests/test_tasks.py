@@ -35,6 +35,8 @@ WATCHED = {
     " cancelled",
     "shardbus/admin/shared_answer.py SharedAnswer.get": "each reader waits for its result; without"
     " one there is nobody to tell",
+    "shardbus/store/guarded.py GuardedStore._call": "`end` hands the result or the error to the"
+    " caller",
     "shardbus/shells/prober.py Prober._attempt": "`gather` takes both results",
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"

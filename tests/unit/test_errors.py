@@ -71,7 +71,7 @@ SITES = {
     "transport/departures": {"NodeLost": 2},
     "transport/endpoint": {"NodeLost": 2},
     "transport/incoming": {"NodeLost": 7},
-    "transport/outgoing": {"NodeLost": 4},
+    "transport/outgoing": {"NodeLost": 6},
     "transport/send_buffer": {"BufferFull": 1},
     "transport/session": {"EntityFailed": 1, "MessageTooLarge": 1, "NodeLost": 1},
     "wire/rejections": {"Rejection": 1, "SchemaError": 2},

@@ -39,7 +39,7 @@ direction of the accusation:
     5  the last in address order
 
     bad links (one side)                       goes
-    x-a x-b x-c, whoever flags                 x
+    x-a x-b x-c, by any flags                  x
     x-a                                        the one without a vote, else the last by address
     x accuses a                                a: direction breaks the tie
     x accuses a, b, c                          x

@@ -28,7 +28,7 @@ granted earlier is carried out then. Members that are proved gone need no such w
     cut off, and only others report that             after CONSENT_GRACE: it may answer in a moment
     on this side, and must go for its bad links      after CONSENT_GRACE if members are cut off too,
                                                      else once the picture has lasted
-    on this side otherwise, whoever flags it         never
+    on this side otherwise, by any flag              never
 
     was cut off for SERIOUS_PART of stable_after     as long as a member that was on this side, and
                                                      may have decided, flags it
