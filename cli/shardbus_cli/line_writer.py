@@ -158,21 +158,27 @@ class Console:
         """Wait until everything is written, for `FLUSH_S` at most."""
         end = time.monotonic() + FLUSH_S
         for writer in (self._out, self._err):
-            if writer is not None:
+            if isinstance(writer, LineWriter):
                 writer.flush(max(0.0, end - time.monotonic()))
 
 
-def _writer_of(stream: TextIO | None) -> LineWriter | None:
-    """Return a writer to the descriptor of a stream; None if the process was started without it."""
+def _writer_of(stream: TextIO | None) -> LineWriter | TextIO | None:
+    """Return a writer to the descriptor of a stream, or the stream if it has none, as in tests;
+    None if the process was started without it."""
     if stream is None:
         return None
-    return LineWriter(stream.fileno(), _of_dropped)
+    try:
+        return LineWriter(stream.fileno(), _of_dropped)
+    except OSError:
+        return stream
 
 
 def _of_dropped(count: int) -> bytes:
     return f"shardbus: {DROPPED % count}\n".encode()
 
 
-def _queue(writer: LineWriter | None, text: str) -> None:
-    if writer is not None:
+def _queue(writer: LineWriter | TextIO | None, text: str) -> None:
+    if isinstance(writer, LineWriter):
         writer.write(text.encode("utf-8", "backslashreplace"))
+    elif writer is not None:
+        writer.write(text)

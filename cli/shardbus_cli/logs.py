@@ -12,6 +12,7 @@ import logging
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Any, TextIO
 
 from shardbus.error_text import traceback_of
@@ -153,7 +154,8 @@ def unblock_handlers() -> None:
             if type(handler) is not logging.StreamHandler or stream is None:
                 continue
             if stream in (sys.stdout, sys.stderr):
-                handler.setStream(LineStream(stream.fileno()))
+                with suppress(OSError):  # it is no file, as in tests
+                    handler.setStream(LineStream(stream.fileno()))
 
 
 def configure(level: str, form: str, stream: TextIO | None = None, node: str = "") -> None:
