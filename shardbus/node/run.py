@@ -201,17 +201,18 @@ class _NodeRun:
             await _unless_stopped(served.start(signals.stop, self.rejoins_by, self.turn), signals)
             self._report("serves", node, served.server.port, leave_within=leaves_within(node))
             ready = self._tasks.spawn(self._announce(served))
-            code = await self._live(node)
+            ended = await self._live(node)
             self._report("leaves", node, served.server.port)
             ready.cancel()
-            if code is None:
+            if ended is None:
                 self._deadline.within()
-                code = await self._leave(node)
+                ended = await self._leave(node)
+            code = ended
+            return ended
         finally:
             if code is not None:
                 self._deadline.code = code
             await served.close()
-        return code
 
     def _rekey(self) -> None:
         """Read the file of the cluster's secret again, at SIGHUP."""

@@ -86,7 +86,7 @@ class InstanceSender:
                 senders[choice] = sender
         return sender
 
-    def key(self, method: str) -> Key:
+    def key(self, method: str, /) -> Key:
         """Return the key of a method; always the same object."""
         return self.router.key(method)
 
