@@ -69,8 +69,9 @@ class Lab:
         pages = [await node.page(path) for node in self.nodes for path in STATE]
         for page in pages:
             assert page is not None
-            for row in page.get("nodes", page.get("shards", [])):
-                row.pop("entities", None)
+            for row in (page, *page.get("nodes", page.get("shards", []))):
+                for changing in ("entities", "status_for", "converged_for", "age"):
+                    row.pop(changing, None)
         return pages
 
     async def refused(self, reason: str, count: int = 1) -> None:
