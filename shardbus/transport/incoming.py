@@ -74,6 +74,9 @@ NEWCOMER_TICKS = CoarseClock.ticks(300.0)
 GONE_TICKS = CoarseClock.ticks(1.0)
 """For a client to connect again to a leaving node. A living one tries every 0.05 s at first."""
 
+CARRY_NOTHING = (FrameType.ACK, FrameType.BYE)
+"""Frames that lose nothing without a session: a question who answers here, and a farewell."""
+
 
 class IncomingOwner(Protocol):
     """The endpoint, as its incoming sessions use it and call it back."""
@@ -170,7 +173,8 @@ class IncomingSessions:
             or header.cluster != owner.tag
             or header.sender != inbound.uid
         ):
-            owner.count_drop("no_session")
+            if inbound is not None or header.kind not in CARRY_NOTHING:
+                owner.count_drop("no_session")
             if header.receiver != owner.uid:
                 self._refuse(identity, header.sender, "another incarnation lives here", stale=True)
             elif inbound is None and header.kind != FrameType.BYE:

@@ -57,6 +57,7 @@ async def test_the_cluster(nodes: Nodes) -> None:
         said = await get(node, "/v1/cluster")
         epoch = said["coordinators"]["counter"].pop("epoch")
         assert epoch >= 1
+        assert min(said.pop("status_for"), said.pop("converged_for")) >= 0
         assert said == {
             "cluster": "shop",
             "self": str(node.me),
@@ -70,6 +71,7 @@ async def test_the_cluster(nodes: Nodes) -> None:
             "suspended": None,
             "other_clusters": [],
             "rival": None,
+            "stopping": None,
         }
 
 
@@ -80,6 +82,7 @@ async def test_the_nodes(nodes: Nodes) -> None:
     for row in said:
         [node] = [node for node in pair if str(node.me) == row["node"]]
         host = node.regions["counter"].host
+        assert row.pop("status_for") >= 0
         assert row == {
             "node": str(node.me),
             "address": str(node.me.address),
@@ -208,7 +211,7 @@ async def test_the_shards(nodes: Nodes) -> None:
         assert (said["type"], said["coordinator"]) == ("counter", str(pair[0].me))
         assert [row["shard"] for row in said["shards"]] == [str(i) for i in range(6)]
         for row in said["shards"]:
-            assert set(row) == {"shard", "node", "state", "fence", "entities", "load"}
+            assert set(row) == {"shard", "node", "state", "fence", "entities", "load", "age"}
             assert row["state"] == "running"
             [host] = [n for n in pair if str(n.me) == row["node"]]
             hosted = host.regions["counter"].host.shards[row["shard"]]

@@ -57,6 +57,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         ready_fd: int | None,
         leash: SupervisorLink | None,
         rejoins_by: list[str],
+        turn: int,
     ) -> int:
         found.append((bus.name, settings))
         return 0

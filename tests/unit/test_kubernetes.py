@@ -242,6 +242,7 @@ def test_a_pod_starts_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         ready_fd: int | None,
         leash: SupervisorLink | None,
         rejoins_by: list[str],
+        turn: int,
     ) -> int:
         found.append(settings)
         return 0
