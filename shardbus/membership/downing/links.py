@@ -78,7 +78,10 @@ def lasting(me: NodeId, members: Collection[NodeId], flags: Flags) -> frozenset[
 def group_of(
     me: NodeId, members: Collection[NodeId], flags: Flags, monitored_by: int
 ) -> frozenset[NodeId]:
-    """Return the members that `me` is connected with by working links, itself included."""
+    """Return the members that `me` is connected with by working links, itself included; none if it
+    is no member."""
+    if me not in members:
+        return frozenset()
     bad = {(observer, subject) for observer, subject, _ in flags}
     bad |= {(subject, observer) for observer, subject in bad}
     if len(bad) < 2 * min(len(members) - 1, monitored_by):

@@ -166,7 +166,10 @@ def survey(
     preference: Preference = Preference(),
 ) -> Split:
     """Build the split as `me` sees it. `doubtful` members count as cut off, though not flagged yet.
-    Only members with the role vote, and only they are elders."""
+    Only members with the role vote, and only they are elders. A node that finds itself removed is
+    on no side: its split is empty."""
+    if me not in gossip.members:
+        return Split(unborn=unborn)
     doubtful_nodes = frozenset(doubtful)
     cut = _cut_off(gossip, me, preference.monitored_by, doubtful_nodes)
     side = tuple(

@@ -13,6 +13,7 @@ from shardbus.membership.downing.split import DowningOutcome, survey
 from shardbus.membership.downing.strategies import keep_majority
 from shardbus.membership.leader import act_on_convergence, promote_weakly
 from shardbus.membership.member import Status
+from shardbus.membership.messages import GossipState
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, C, D, member, state
@@ -188,6 +189,26 @@ def test_who_is_removed_and_lives_learns_it_and_ends() -> None:
     net.deliver(nodes[0], ev.Remove(nodes[2].id))
     net.until(lambda: nodes[2].stopped == ev.KEPT_DOWN, SOON)
     net.until(lambda: net.agreed(["n01", "n02"]), SOON)
+
+
+def test_who_is_removed_learns_it_while_the_others_do_not_reach_each_other() -> None:
+    net = Net(11)
+    first, second, third = net.start(3)
+    members = {n: m for n, m in first.machine.gossip.members.items() if n != third.id}
+    rows = {
+        first.id: ObserverRow(9, {second.id: Flag.UNREACHABLE}),
+        second.id: ObserverRow(9, {first.id: Flag.UNREACHABLE}),
+    }
+    copy = replace(
+        first.machine.gossip,
+        members=members,
+        seen=frozenset(members),
+        reachability=Reachability(rows),
+        tombstones={third.id: 0.0},
+    )
+    third.machine.handle(ev.PubSubReceived(first.id, GossipState(third.id, copy)), net.now)
+    assert third.machine.stopped == ev.DOWNED
+    assert third.machine.view.members == tuple(members.values())
 
 
 def test_a_node_does_not_remove_itself_nor_a_stranger() -> None:

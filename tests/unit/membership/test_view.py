@@ -181,6 +181,15 @@ def test_who_may_have_to_go_is_not_who_a_deaf_node_flags() -> None:
     assert (cut_off.doubtful, cut_off.unreached) == ((D,), (D,))
 
 
+def test_a_removed_node_shows_the_others_and_doubts_none() -> None:
+    """All their links to each other have broken, too."""
+    others = state("bc", b=U, c=U)
+    rows = {B: ObserverRow(1, {C: UNREACHABLE}), C: ObserverRow(1, {B: UNREACHABLE})}
+    shown = view_of(replace(others, reachability=Reachability(rows)), A)
+    assert (shown.status, shown.unreachable) == (None, (B, C))
+    assert (shown.doubtful, shown.unreached) == ((), ())
+
+
 @pytest.mark.parametrize("name", [one.name for one in fields(MembershipView)])
 def test_views_show_the_same_members_unless_a_members_state_differs(name: str) -> None:
     """Coordinators are not updated by such a view, whatever fields a view has."""

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from shardbus.ids import NodeId
 from shardbus.membership.downing.links import BadLinks, group_of
-from shardbus.membership.downing.split import Decision, DowningOutcome, Preference, survey
+from shardbus.membership.downing.split import (
+    Decision,
+    DowningOutcome,
+    Preference,
+    Split,
+    survey,
+)
 from shardbus.membership.downing.strategies import (
     keep_majority,
     keep_oldest,
@@ -73,6 +79,19 @@ def flags(words: str) -> Flags:
 )
 def test_groups_are_what_working_links_connect(words: str, me: str, group: str) -> None:
     assert hosts(group_of(node(me), nodes("abcde"), flags(words), 9)) == group
+
+
+@pytest.mark.parametrize("words", ["", "a-b", "a-b a-c a-d b-c b-d c-d"])
+def test_a_node_that_others_have_removed_is_in_no_group_and_on_no_side(words: str) -> None:
+    """It receives the copy without it, whatever the flags among the others are."""
+    four = {n: Member(n, 2, status=Status.UP, up_number=i) for i, n in enumerate(nodes("abcd"), 1)}
+    rows: dict[NodeId, dict[NodeId, Flag]] = {}
+    for observer, subject, flag in flags(words):
+        rows.setdefault(observer, {})[subject] = flag
+    reachability = Reachability({n: ObserverRow(1, flagged) for n, flagged in rows.items()})
+    copy = Gossip(four, seen=frozenset(nodes("abc")), reachability=reachability)
+    assert group_of(node("x"), nodes("abcd"), flags(words), 9) == frozenset()
+    assert survey(copy, node("x"), doubtful=nodes("d"), unborn=True) == Split(unborn=True)
 
 
 def test_in_a_ring_a_pair_that_nobody_watches_proves_no_link() -> None:
