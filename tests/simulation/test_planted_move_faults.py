@@ -50,7 +50,7 @@ class PlantedInMoves:
 
 PLANTED = (
     PlantedInMoves(1, defects.a_new_home_starts_before_the_old_one_has_stopped, ("I1", "place")),
-    PlantedInMoves(4, defects.a_new_home_keeps_no_direct_message, ("I2",)),
+    PlantedInMoves(88, defects.a_new_home_keeps_no_direct_message, ("I2",), kills=True),
     PlantedInMoves(
         23,
         defects.what_a_dead_old_home_gives_back_goes_behind_later_messages,
