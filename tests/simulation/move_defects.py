@@ -18,7 +18,7 @@ from shardbus.sharding.events import Send
 from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves
-from shardbus.sharding.region.route import BufferedMessage, Route, RouteBuffers
+from shardbus.sharding.region.route import BufferedMessage, RouteBuffers
 from shardbus.sharding.table import ShardHomeAllocated, ShardHomeDeallocated, TableEvent
 from shardbus.transport.drop_reports import DropTallies
 from shardbus.transport.session import Session
@@ -44,10 +44,6 @@ def a_new_home_keeps_no_direct_message(patch: Patch) -> None:
         self._moves[move.new.shard].gates.clear()
 
     patch.setattr(IncomingMoves, "prepare", open_door)
-
-
-def what_a_dead_old_home_gives_back_goes_behind_later_messages(patch: Patch) -> None:
-    patch.setattr(Route, "leave", lambda self, node: None)
 
 
 def what_a_mode_drops_is_not_counted(patch: Patch) -> None:

@@ -52,12 +52,6 @@ PLANTED = (
     PlantedInMoves(1, defects.a_new_home_starts_before_the_old_one_has_stopped, ("I1", "place")),
     PlantedInMoves(88, defects.a_new_home_keeps_no_direct_message, ("I2",), kills=True),
     PlantedInMoves(
-        23,
-        defects.what_a_dead_old_home_gives_back_goes_behind_later_messages,
-        ("I2",),
-        kills=True,
-    ),
-    PlantedInMoves(
         372,
         defects.a_shard_whose_old_home_died_after_its_report_waits_for_switch,
         ("I9", "I11"),
@@ -84,7 +78,7 @@ PLANTED = (
         0, defects.a_region_keeps_any_number_of_messages, ("bound",), like={"buffer_size": 5}
     ),
 )
-QUICK = ("what_a_dead", "what_is_carried")
+QUICK = ("what_is_carried", "what_a_mode")
 
 
 def name_of(planted: PlantedInMoves) -> str:
