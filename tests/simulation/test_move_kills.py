@@ -160,7 +160,7 @@ def test_a_kill_meets_the_phase_and_the_victim_that_it_is_for() -> None:
         ("keep/open/drop", 3),
         ("forward/open/forward", 4),
         ("forward/buffer/forward", 0),
-        ("drop/open/forward", 19),
+        ("drop/open/forward", 20),
     ],
 )
 def test_every_phase_can_meet_every_victim(
