@@ -83,6 +83,7 @@ def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace() -> No
     other."""
     check(draw(179, strategy="lease-majority"))
     check(draw(2188, nodes=4, seconds=60.0, strategy="lease-majority"))
+    check(draw(156, nodes=6, seconds=60.0, strategy="keep-majority"))
 
 
 @pytest.mark.soak

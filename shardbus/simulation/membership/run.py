@@ -236,10 +236,15 @@ def unsettled(world: World) -> str:
 
 
 def _apart(world: World, a: Process, b: Process) -> bool:
-    """True if a store that granted a lease twice has left them in two clusters: one has removed the
-    other, or the nodes by which it joined have."""
-    removed = a.id in b.machine.gossip.tombstones or b.id in a.machine.gossip.tombstones
-    return world.leases.twice and removed
+    """True if a store that granted a lease twice has left them in two clusters: a member of one has
+    been removed from the other. Nodes that joined later may know nothing of each other."""
+    return world.leases.twice and (_removes(a, b) or _removes(b, a))
+
+
+def _removes(a: Process, b: Process) -> bool:
+    """True if the cluster of a process has removed the other, or a member of its cluster."""
+    removed = a.machine.gossip.tombstones
+    return b.id in removed or any(node in removed for node in b.machine.gossip.members)
 
 
 def _differs(process: Process, running: list[NodeId], status: Status) -> str:
