@@ -32,6 +32,9 @@ while True:
 """
 SPACE = ("--pid", "--fork", "--mount-proc", "--kill-child")
 
+UNWATCHED = ("cluster.app_stall_timeout=1h", "cluster.quarantine_after=2h")
+"""A loop that stands still is no reason for the node to end."""
+
 
 def catches(pid: int, number: int = signal.SIGTERM) -> bool:
     """True if the process handles the signal by now."""
@@ -126,10 +129,10 @@ async def test_the_wait_after_ctrl_c_names_what_it_waits_for_and_a_second_one_en
 
 
 async def test_a_second_signal_ends_a_node_whose_loop_is_blocked(lab: Processes) -> None:
-    node = await lab.start()
+    node = await lab.start(settings=UNWATCHED)
     async with lab.client() as client:
         await client.cast("page", "page-1", "block", 3600.0)
-        await client.flush()
+        await node.says("blocks the loop since")
         node.signal(signal.SIGTERM)
         await node.says("which is blocked at ")
         node.signal(signal.SIGTERM)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.markers import long_only
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
+from tests.process.test_signals import UNWATCHED
 from tests.process.test_workers import begin
 from tests.waiting import until
 
@@ -46,6 +48,12 @@ async def serves(node: NodeProcess) -> None:
     await until(ready, f"{node.name} to be ready")
 
 
+def stands(node: NodeProcess) -> bool:
+    """True if the node's main thread waits for a pipe that nobody reads."""
+    pid = node.process.pid
+    return "pipe_write" in Path(f"/proc/{pid}/task/{pid}/wchan").read_text()
+
+
 def signalled(node: NodeProcess) -> bool:
     """Ask a node once more to end. True if it has ended."""
     if node.running:
@@ -70,11 +78,11 @@ async def test_a_node_starts_logs_works_and_leaves(
 async def test_a_second_signal_ends_a_node_with_a_print_that_waits(
     lab: Processes, stuck: int, which: str
 ) -> None:
-    node = lab.begin(**streams(which, stuck))
+    node = lab.begin(settings=UNWATCHED, **streams(which, stuck))
     await serves(node)
     async with lab.client(node) as client:
         await client.cast("page", "page-1", "shout", which, 1)
-        await client.flush()
+        await until(lambda: stands(node), "the print")
         await until(lambda: signalled(node), "the end")  # two that come at once are one
         assert await node.ended() == 7
 
