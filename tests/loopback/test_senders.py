@@ -101,25 +101,27 @@ async def test_a_sender_that_does_not_await_is_refused_and_accepted_messages_arr
 
 
 async def test_tasks_that_await_their_tells_are_not_refused(nodes: Nodes) -> None:
-    """A thousand tasks, each with one of several messages under way, while nothing is taken."""
-    app = Application()
+    """A thousand tasks, each with one of several messages under way, while nothing is taken. The
+    node has taken a window of them, and now and then a second one, before it said to hold them."""
+    app, payload, rounds = Application(), bytes(SEND_BUFFER_MIN // 4000), range(12)
     _, client = await closed(nodes, app)
     begun: list[int] = []
 
     async def send(task: int) -> None:
-        for round in range(3):
+        for round in rounds:
             begun.append(task)
-            await client.tell("line", "a", "put", round * 1000 + task, bytes(4096))
+            await client.tell("line", "a", "put", round * 1000 + task, payload)
 
     tasks = [asyncio.ensure_future(send(task)) for task in range(1000)]
-    await until(lambda: len(begun) >= 1000 and held(client) > 4096 * 1000, "a closed window")
-    assert len(begun) < 3000
+    await until(lambda: len(begun) >= 1000 and held(client) > SEND_BUFFER_MIN // 4, "a queue")
+    assert len(begun) < 1000 * len(rounds)
     app.gate.set()
     await asyncio.gather(*tasks)
     await client.flush()
-    await until(lambda: len(app.told) == 3000, "every message")
+    await until(lambda: len(app.told) == 1000 * len(rounds), "every message")
     for task in range(1000):
-        assert [n for n in app.told if n % 1000 == task] == [task, 1000 + task, 2000 + task]
+        got = [n for n in app.told if n % 1000 == task]
+        assert got == [round * 1000 + task for round in rounds]
     assert client.refused_messages == {}
 
 

@@ -250,6 +250,6 @@ def test_an_import_puts_states_where_nodes_look_for_them(shell, redis_url, tmp_p
     data, placement = asyncio.run(read())
     assert data is not None
     assert placement == "crc32/20"
-    app.write_text(APP.replace("shards=20", "shards=21"))
+    app.write_text(APP.replace("shards=20", "shards=100"))
     assert shell("state", "import", str(lines), *words) == ExitCode.REFUSED
     assert "`shardbus data migrate APP --store URL`" in shell.err
