@@ -142,7 +142,12 @@ class AsyncClient:
         self._entered = True
         guard(self)
         environment = self._make_environment()
-        uid = environment.uid
+        uid, dice = environment.uid, environment.dice
+        if self._tracing:
+            loop = asyncio.get_running_loop()
+            self.tracer = open_tracing(
+                client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
+            )
         self._endpoint = Endpoint(
             self.cluster,
             client_name(uid),
@@ -160,29 +165,25 @@ class AsyncClient:
             send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()
-        if self._tracing:
-            loop, dice = asyncio.get_running_loop(), environment.dice
-            self.tracer = open_tracing(
-                client_name(uid), self._trace_ratio, dice, loop, limit=self._trace_limit
-            )
         self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
         self._thread = get_ident()
         self._by_name = Towards(self._regions, None, self.timeout_ms)
         self.routers = self._regions.routers
         """For the blocking client: the routers that `router_of` has found."""
         contact = self._contact = Contact(
-            self._endpoint, self._addresses, environment.dice, self._regions.set_contact
+            self._endpoint, self._addresses, dice, self._regions.set_contact
         )
         contact.seek()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await contact.until_found()
-        except TimeoutError:
-            await self.close()
-            raise contact.error from None
-        if contact.refused:
-            await self.close()
-            raise contact.error
+            if contact.refused:
+                raise contact.error
+        except BaseException as error:
+            self._end()
+            if isinstance(error, TimeoutError):
+                raise contact.error from None
+            raise
         return self
 
     async def __aexit__(
@@ -211,6 +212,11 @@ class AsyncClient:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._flushed()
+        self._end()
+
+    def _end(self) -> None:
+        """Close everything, and count what was not acknowledged."""
+        self._closed = True
         self._contact.close()
         self.lost_messages += self._regions.buffered_tells
         self._regions.close()

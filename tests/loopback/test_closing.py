@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,11 @@ import pytest
 from shardbus import Entity, ShardBus, handler
 from shardbus.client import asynchronous
 from shardbus.client.asynchronous import AsyncClient
+from shardbus.config.settings import Settings
+from shardbus.errors import ShardBusError
+from shardbus.node.node import Node
+from shardbus.store.opening import open_store
+from shardbus.transport.zmq.network import ZmqNetwork
 from tests.loopback.nodes import Nodes
 from tests.ports import free_port
 from tests.proxy import Proxy
@@ -81,3 +87,27 @@ async def test_a_close_ends_without_acknowledgements_and_counts_possible_losses(
     assert told == []
     await until(lambda: not client._endpoint.sessions(), "the end of the sessions")
     assert client.lost_messages == 25
+
+
+@pytest.mark.parametrize("way", ["cancelled", "timed out", "refused"])
+async def test_a_client_that_does_not_get_in_keeps_no_socket(nodes: Nodes, way: str) -> None:
+    node = await nodes.start(ShardBus("shop"))
+    cluster = "another" if way == "refused" else "shop"
+    address = f"127.0.0.1:{node.me.port if way == 'refused' else free_port()}"
+    client = AsyncClient(
+        address, cluster=cluster, connect_timeout=0.1 if way == "timed out" else 60
+    )
+    entering = asyncio.ensure_future(client.__aenter__())
+    if way == "cancelled":
+        await until(lambda: client._entered, "the client to begin")
+        entering.cancel()
+    (outcome,) = await asyncio.gather(entering, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError if way == "cancelled" else ShardBusError)
+    network = client._endpoint.network
+    assert isinstance(network, ZmqNetwork)
+    assert network.context.closed
+
+
+async def test_a_node_that_is_not_started_has_no_threads_of_zeromq(redis_url: str) -> None:
+    node = Node("shop", {}, Settings(), open_store(redis_url, cluster="shop"))
+    assert not hasattr(node.environment.network, "context")

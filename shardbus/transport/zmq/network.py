@@ -77,21 +77,26 @@ HELD_MAX = 16
 
 
 class ZmqNetwork:
-    """`Network` over ZeroMQ. Without a keyring nothing is encrypted."""
+    """`Network` over ZeroMQ. Without a keyring nothing is encrypted.
+
+    Raises:
+        ConfigError: the libzmq of this process is too old.
+    """
 
     def __init__(
         self, keyring: Keyring | None = None, resolver: NameResolver | None = None
     ) -> None:
+        require_libzmq(zmq.zmq_version_info())
         self.resolver = resolver or NameResolver()
-        self.context = context_for_links()
+        self.context: zmq.Context[zmq.Socket[bytes]]
         self.keyring = keyring
         self.missed_edges = 0
         self._routers: list[_Router] = []
         self.loop: asyncio.AbstractEventLoop
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver frames on this loop."""
-        require_libzmq(zmq.zmq_version_info())
+        """Deliver frames on this loop. From here on, until the end, ZeroMQ has threads."""
+        self.context = context_for_links()
         self.loop = loop
         self.resolver.open(loop)
 
