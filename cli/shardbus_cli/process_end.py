@@ -5,7 +5,9 @@ take a second: a SIGTERM in that time would be lost. So the first thing that suc
 to handle SIGTERM and SIGINT. Until the node handles them itself there is nothing to leave: the
 process ends with 0, by SystemExit, so that `finally` and `atexit` end what the application has
 begun. Code that catches SystemExit, or does not return, has `EARLY_S`; a second signal ends the
-process at once. Other commands end as by the signal's default.
+process at once. A thread sees that signal: Python calls handlers only between two instructions of
+the main thread, which may be in a call of the system that began just before the signal came. Other
+commands end as by the signal's default.
 
 **The end.** Threads of the application that are no daemons, `atexit`, and standard output with a
 reader that stands still can each keep a process whose work is done. They have `END_S`.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import _thread
 import atexit
 import os
+import select
 import signal
 import sys
 import time
@@ -61,10 +64,11 @@ class ProcessEnd:
 
     def within(self, code: int, seconds: float | None = None) -> None:
         """Let the process end with this code in `seconds` (`END_S`), if it runs for long and has
-        not ended before. Takes none of the locks of `threading`, which code that a signal has
-        interrupted may hold."""
+        not ended before; a further signal ends it at once. Takes none of the locks of `threading`,
+        which code that a signal has interrupted may hold."""
         if self._lasts:
-            _thread.start_new_thread(_exit_after, (END_S if seconds is None else seconds, code))
+            longest = END_S if seconds is None else seconds
+            _thread.start_new_thread(_exit_after, (longest, code, _next_signal()))
 
     def finish(self, code: int) -> None:
         """Write what standard output and standard error hold, and let the process end with this
@@ -83,6 +87,25 @@ class ProcessEnd:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _exit_after(seconds: float, code: int) -> None:
-    time.sleep(seconds)
+def _next_signal() -> int | None:
+    """Return a descriptor from which the numbers of further signals can be read; None if no
+    descriptor is left."""
+    try:
+        reading, writing = os.pipe()
+    except OSError:
+        return None
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
+
+
+def _exit_after(seconds: float, code: int, signals: int | None) -> None:
+    if signals is None:
+        time.sleep(seconds)
+    else:
+        waiting, ends = select.poll(), time.monotonic() + seconds
+        waiting.register(signals, select.POLLIN)
+        while waiting.poll(max(0.0, ends - time.monotonic()) * 1000):
+            if not set(SIGNALS).isdisjoint(os.read(signals, 64)):
+                break
     os._exit(code)

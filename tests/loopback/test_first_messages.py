@@ -150,6 +150,7 @@ async def test_a_choice_made_by_name_knows_the_class_that_is_used_later(nodes: N
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("own_garbage")
 async def test_what_no_caller_awaits_is_sent_in_order(nodes: Nodes) -> None:
     app = Application()
     await nodes.start(app.bus)

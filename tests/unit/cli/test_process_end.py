@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
@@ -36,6 +37,17 @@ while True:
         time.sleep(3600)
     except BaseException:
         os.write(2, b"caught ")
+"""
+IN_ONE_CALL = f"""
+import ctypes
+mutex = ctypes.create_string_buffer(64)
+try:
+    {HERE}
+    time.sleep(3600)
+finally:
+    os.write(2, b"finally ")
+    while True:
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
 """
 IN_A_THREAD = f"""
 threading.Thread(target=time.sleep, args=(3600,)).start()
@@ -93,6 +105,15 @@ def test_a_second_signal_ends_it_at_once() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
     assert process.stderr.read(7) == b"caught "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+
+
+async def test_a_second_signal_ends_it_while_no_instruction_of_python_runs() -> None:
+    process = start(IN_ONE_CALL)
+    process.send_signal(signal.SIGTERM)
+    wchan = Path(f"/proc/{process.pid}/task/{process.pid}/wchan")
+    await until(lambda: "futex" in wchan.read_text(), "the call")
     process.send_signal(signal.SIGTERM)
     assert ended(process)[0] == 0
 

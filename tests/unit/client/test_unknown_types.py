@@ -162,6 +162,7 @@ async def test_a_tell_whose_caller_waits_no_more_is_sent() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("own_garbage")
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 @virtual
 async def test_a_verb_that_is_not_awaited_sends(verb: Verb) -> None:

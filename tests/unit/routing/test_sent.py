@@ -71,6 +71,7 @@ async def test_a_task_passes_errors_and_cancels_on() -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("own_garbage")
 async def test_it_need_not_be_awaited_and_can_be_closed() -> None:
     _, outcome = sent()
     outcome.close()
@@ -105,6 +106,7 @@ def test_libraries_take_the_verbs_for_coroutine_functions(verb: str) -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("own_garbage")
 async def test_the_outcome_of_tells_with_room_is_shared() -> None:
     assert [await DONE, await DONE] == [None, None]
     for task in (asyncio.create_task(DONE), asyncio.ensure_future(DONE)):
