@@ -52,6 +52,8 @@ APISERVER :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
 PYTEST := $(BIN)/python -m pytest --dist=worksteal
+# Without what Python has compiled, each worker and each node of a test compiles everything anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 

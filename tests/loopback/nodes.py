@@ -36,6 +36,8 @@ from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
 QUICK = ClusterSettings(gossip_interval=0.1, leader_actions_interval=0.1, seed_node_timeout=1.0)
+SHORT_CLAIM = replace(QUICK, discovery_interval=1.0, founding_claim=3.0)
+"""Nodes that start after every other one was closed wait for the claim of the former cluster."""
 
 
 class Nodes:

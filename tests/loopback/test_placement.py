@@ -22,7 +22,7 @@ from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.coordinator import strategy_calls
 from shardbus.sharding.table import ShardTable
 from shardbus.shells import coordinator as coordinator_shell
-from tests.loopback.nodes import Nodes, hosts
+from tests.loopback.nodes import SHORT_CLAIM, Nodes, hosts
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
@@ -105,6 +105,7 @@ async def test_TS18_a_shard_lives_where_somebody_said(nodes: Nodes) -> None:
 
 
 async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) -> None:
+    nodes.cluster_settings = SHORT_CLAIM
     bus = application(allocation="external")
     trio = await nodes.cluster(bus, 3)
     await AdminPages(trio[1]).place("counter", {"5": str(trio[2].me), "6": "127.0.0.1:1"})

@@ -12,7 +12,7 @@ from shardbus import Entity, ShardBus, handler
 from shardbus.admin.pages import AdminPages
 from shardbus.errors import NodeLost
 from shardbus.node.node import Node
-from tests.loopback.nodes import Nodes
+from tests.loopback.nodes import SHORT_CLAIM, Nodes
 from tests.markers import long_only
 from tests.waiting import until
 
@@ -42,6 +42,7 @@ def running(nodes: list[Node]) -> list[str]:
 
 
 async def begin(nodes: Nodes, count: int) -> list[Node]:
+    nodes.cluster_settings = SHORT_CLAIM
     cluster = await nodes.cluster(application(), count)
     client = await nodes.client()
     answers: list[Any] = await asyncio.gather(*(client.ask("counter", i, "add", 1) for i in IDS))

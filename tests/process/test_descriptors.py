@@ -66,6 +66,7 @@ async def hoarding(user: AsyncClient, node: NodeProcess) -> AsyncIterator[None]:
     await user.call("page", f"page-{page}", "release")
 
 
+@pytest.mark.long
 async def test_clients_that_find_no_room_learn_why_and_the_others_go_on(lab: Processes) -> None:
     node = lab.begin(enter=FEW)
     await until(node.ready, "the ready line")
@@ -88,6 +89,7 @@ async def test_clients_that_find_no_room_learn_why_and_the_others_go_on(lab: Pro
     assert await node.terminate() == 0
 
 
+@pytest.mark.long
 async def test_a_node_whose_application_takes_all_descriptors_goes_on_without_new_clients(
     lab: Processes,
 ) -> None:

@@ -197,6 +197,7 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
     assert Keyring(secret).newest.fingerprint in text  # the search would find what is there
 
 
+@pytest.mark.long
 async def test_a_unit_of_workers_speaks_https_asks_for_tokens_and_rotates(
     lab: Processes, secret: Path
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from shardbus.store import claim_registry
 from shardbus.store.opening import open_store
+from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.namespaces import Network, redis_on
 from tests.process.nodes import NodeProcess, Processes
@@ -31,7 +32,7 @@ async def founders(*nodes: NodeProcess) -> set[str]:
     return {str(page["oldest"]) for page in pages if page}
 
 
-@pytest.mark.parametrize("seeds", [0, 2], ids=["without seeds", "with seeds of its own"])
+@pytest.mark.parametrize("seeds", [0, *long_only(2)])
 async def test_a_second_cluster_on_a_store_is_refused_with_the_addresses(
     shared: Processes, seeds: int
 ) -> None:
@@ -49,7 +50,7 @@ async def restart(lab: Processes, places: list[int], seeds: list[str]) -> list[N
     return [lab.begin(port=place, seeds=seeds) for place in places]
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["in order", "in another order"])
+@pytest.mark.parametrize("order", [-1, *long_only(1)])
 async def test_both_seeds_restart_and_join_the_cluster_that_lives(
     shared: Processes, order: int
 ) -> None:
@@ -65,6 +66,7 @@ async def test_both_seeds_restart_and_join_the_cluster_that_lives(
     assert len(await founders(*nodes[2:], *again)) == 1
 
 
+@pytest.mark.long
 async def test_seeds_that_left_in_order_come_back_to_the_cluster_that_lives(
     shared: Processes,
 ) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from shardbus import AsyncClient, Client
-from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.namespaces import Machine
 from tests.process.nodes import MACHINE_PORTS, NodeProcess, Processes
@@ -73,6 +72,7 @@ async def test_a_node_whose_gossip_is_not_reached_is_no_member_until_it_is(lab: 
         await lab.agree()
 
 
+@pytest.mark.long
 async def test_a_node_whose_messages_are_not_reached_is_no_member(lab: Processes) -> None:
     [first] = await lab.cluster(1)
     late = lab.begin("--advertise", f"127.0.0.1:{free_port()}")
@@ -84,11 +84,15 @@ async def test_a_node_whose_messages_are_not_reached_is_no_member(lab: Processes
 @pytest.mark.parametrize(
     ("seed", "why"),
     [
-        (lambda first: free_port(), "no process listens there"),
         (lambda first: first.http_port, "an HTTP server answers there"),
-        (lambda first: first.gossip_port, "a node's port of gossip answers there"),
+        pytest.param(lambda first: free_port(), "no process listens there", marks=pytest.mark.long),
+        pytest.param(
+            lambda first: first.gossip_port,
+            "a node's port of gossip answers there",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["nothing", "HTTP", "gossip"],
+    ids=["HTTP", "nothing", "gossip"],
 )
 async def test_a_wrong_seed_is_named_with_what_listens_there(
     lab: Processes, seed: Callable[[NodeProcess], int], why: str
@@ -114,8 +118,9 @@ def clear(machine: Machine) -> None:
     subprocess.run([*machine.enter, "iptables", "-w", "5", "-F"], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("port", [GOSSIP, *long_only(MESSAGES)], ids=["gossip", "messages"])
-@pytest.mark.parametrize("chain", ["INPUT", *long_only("OUTPUT")])
+@pytest.mark.long
+@pytest.mark.parametrize("port", [GOSSIP, MESSAGES], ids=["gossip", "messages"])
+@pytest.mark.parametrize("chain", ["INPUT", "OUTPUT"])
 async def test_one_channel_in_one_direction(walled: Processes, chain: str, port: int) -> None:
     named = "(gossip)" if port == GOSSIP else "(messages)"
     assert walled.network is not None

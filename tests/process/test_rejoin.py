@@ -47,6 +47,7 @@ async def rejoined(lab: Processes, node: NodeProcess, before: str) -> None:
     assert uid(node) != before
 
 
+@pytest.mark.long
 async def test_a_node_that_was_downed_in_its_sleep_rejoins(lab: Processes) -> None:
     first, second, third = await lab.cluster(3, settings=REJOINS)
     await hits(lab, first, 1)

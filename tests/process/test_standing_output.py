@@ -106,12 +106,14 @@ async def test_a_node_with_a_print_that_waits_is_removed_and_ends(
         assert await client.call("page", "page-1", "hit", 1, 1) == 1
 
 
+@pytest.mark.long
 async def test_a_unit_of_workers_starts_and_leaves(lab: Processes, stuck: int) -> None:
     unit = begin(lab, stdout=stuck, stderr=stuck)
     await serves(unit)
     assert await unit.terminate() == 0
 
 
+@pytest.mark.long
 async def test_dev_starts_and_ends(lab: Processes, stuck: int) -> None:
     block = free_block(40)
     options = ("--port", str(block), "--http-port", str(block + 20), "--nodes", "2")

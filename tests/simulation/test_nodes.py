@@ -84,6 +84,7 @@ def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     assert outcome.broken is None, outcome.report()
 
 
+@pytest.mark.long
 def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     """In this run each of two former homes once kept the other's Flush behind its own."""
     outcome = simulate_nodes(
@@ -92,6 +93,7 @@ def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     assert outcome.broken is None, outcome.report()
 
 
+@pytest.mark.long
 def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_came_later() -> None:
     """In this run a node that leaves drops a link while somebody flushes towards it."""
     load = draw_node_options(64, seconds=12.0, splits=False)
@@ -101,6 +103,7 @@ def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_cam
     assert outcome.broken is None, outcome.report()
 
 
+@pytest.mark.long
 def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() -> None:
     """It woke, took the table for a few seconds, and went; the other one had nothing to write and
     never learned that its shards were fenced."""
@@ -132,6 +135,7 @@ def test_a_calm_run_loses_nothing_and_does_what_it_is_for() -> None:
     assert outcome.survivors == 0  # in the end the whole cluster stops
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_in_every_process_under_every_hash_seed() -> None:
     """One of the two is thin, the other dense."""
     arguments = ("--sharding", "--seed", "5", "--seeds", "2", "--seconds", "5", "--json")

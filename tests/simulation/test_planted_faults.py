@@ -405,7 +405,23 @@ def first_broken(seeds: Iterable[int], where: dict[str, Any]) -> Run | None:
     return next((run for run in runs if run.broken), None)
 
 
-@pytest.mark.parametrize("plant", CONFIGURED, ids=lambda plant: plant.__name__)
+SLOW_CONFIGURED = (
+    each_side_has_a_lease_of_its_own,
+    the_winner_does_not_wait_for_the_losers,
+    one_vote_less_is_a_quorum_too,
+    weakly_up_is_never_off,
+    the_oldest_stays_though_it_is_alone,
+)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        *(plant for plant in CONFIGURED if plant not in SLOW_CONFIGURED),
+        *long_only(*SLOW_CONFIGURED),
+    ],
+    ids=lambda plant: plant.__name__,
+)
 def test_a_fault_planted_in_a_configured_cluster_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
     wanted = CONFIGURED[plant]

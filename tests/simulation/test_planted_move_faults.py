@@ -78,7 +78,7 @@ PLANTED = (
         0, defects.a_region_keeps_any_number_of_messages, ("bound",), like={"buffer_size": 5}
     ),
 )
-QUICK = ("what_is_carried", "what_a_mode")
+QUICK = ("what_a_mode",)
 
 
 def name_of(planted: PlantedInMoves) -> str:

@@ -173,6 +173,16 @@ def name_of(planted: Planted) -> str:
 
 
 SLOW = {
+    "whoever_refuses_once_is_dead_for_ever",
+    "duplicates_are_taken",
+    "a_load_does_not_raise_the_fence",
+    "a_downed_node_goes_on_leaving",
+    "messages_of_a_starting_entity_are_dropped_at_a_handoff",
+    "nothing_is_sent_again",
+    "a_handoff_is_forgotten_like_a_passivation",
+    "an_entity_starts_before_it_is_remembered",
+    "what_waits_is_dropped_when_a_home_is_known",
+    "a_report_of_an_older_home_wins",
     "homes_are_told_before_they_are_stored",
     "a_home_is_left_without_a_flush",
     "a_shard_is_down_before_its_entities_are",

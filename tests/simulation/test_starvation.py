@@ -30,6 +30,7 @@ def test_B25_healthy_observers_find_a_silent_death_as_fast_as_ever() -> None:
     assert taken[5] <= 5.0
 
 
+@pytest.mark.long
 def test_B25_starved_observers_find_a_death_in_bounded_time() -> None:
     found = [found_after(Starved(seed, self_health=True)) for seed in range(8)]
     assert max(seconds for seconds in found if seconds is not None) < 40.0

@@ -28,6 +28,7 @@ def test_every_mode_holds_with_a_table_by_gossip(mode: str) -> None:
     check(range(200, 215), 20.0, mode)
 
 
+@pytest.mark.long
 def test_a_planted_defect_of_the_gossip_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that no region passes on reaches only the node of the coordinator."""
     monkeypatch.setattr(TableGossip, "_set_fingers", lambda self: None)

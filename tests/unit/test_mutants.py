@@ -29,6 +29,7 @@ def mutant(tmp_path: Path) -> Mutant:
     return mutant
 
 
+@pytest.mark.long
 def test_every_mutant_can_be_planted_and_its_tests_exist() -> None:
     stale = {mutant.id: why for mutant in load() if (why := problems(mutant))}
     assert stale == {}, "mend these entries of tests/mutants, or take them out"

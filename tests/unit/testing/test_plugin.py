@@ -22,8 +22,8 @@ from app import Counter
 async def test_runs_in_virtual_time(shardbus_cluster, shardbus_client):
     assert len(shardbus_cluster.nodes) == 3
     began = shardbus_cluster.now
-    await asyncio.sleep(3600)
-    assert shardbus_cluster.now - began >= 3600
+    await asyncio.sleep(300)
+    assert shardbus_cluster.now - began >= 300
     assert await shardbus_client.ref(Counter, "a").add(2) == 2
 
 
