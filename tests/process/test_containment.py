@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from shardbus import EntityFailed, RequestError
-from tests.markers import long_only
 from tests.process.nodes import Processes
 from tests.process.test_workers import start, starts
 from tests.waiting import until
@@ -37,7 +36,8 @@ async def test_no_handler_ends_a_node(lab: Processes) -> None:
     assert "has stopped the loop" in lab.logs()
 
 
-@pytest.mark.parametrize("code", [2, *long_only(0)])
+@pytest.mark.long
+@pytest.mark.parametrize("code", [0, 2])
 async def test_no_exit_code_of_a_handler_ends_a_unit(lab: Processes, code: int) -> None:
     unit = await start(lab, app=APP)
     async with lab.client(unit, timeout=5.0) as client:

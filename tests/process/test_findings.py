@@ -80,6 +80,7 @@ async def asks_on(client: AsyncClient, done: asyncio.Event) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.long
 async def test_a_start_a_join_and_an_orderly_leave_are_no_findings(lab: Processes) -> None:
     first = lab.begin()
     async with Watch(lab).running() as watch:

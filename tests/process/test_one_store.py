@@ -79,6 +79,7 @@ async def test_seeds_that_left_in_order_come_back_to_the_cluster_that_lives(
     await shared.agree(nodes[2], *again)
 
 
+@pytest.mark.long
 async def test_a_cluster_that_was_killed_whole_starts_again_with_the_same_nodes(
     shared: Processes,
 ) -> None:

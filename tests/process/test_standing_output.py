@@ -74,7 +74,7 @@ async def test_a_node_starts_logs_works_and_leaves(
     assert await node.terminate() == 0
 
 
-@pytest.mark.parametrize("which", ["stdout", "stderr"])
+@pytest.mark.parametrize("which", ["stdout", *long_only("stderr")])
 async def test_a_second_signal_ends_a_node_with_a_print_that_waits(
     lab: Processes, stuck: int, which: str
 ) -> None:
