@@ -556,7 +556,7 @@ class AsyncClient:
             case Refusals():
                 self._refused_tells.record(session.name, message)
             case TypeInfo():
-                self._regions.on_type_info(control.type, message)
+                self._regions.on_type_info(control.type, session.tag, message)
             case _:
                 self._regions.on_message(control.type, session.tag, message)
 

@@ -3,6 +3,10 @@
 A type that is named by its class brings its shard function. A type that is named by a string is
 described by the contact; if its shard function is its own, it can only be used by its class.
 
+During a rollout the contact may lack a type that other members have. It names them, and the first
+of them becomes the type's *guide*: it describes the type and locates its shards, as the contact
+does for the other types, until it leaves or is lost.
+
 Source: S2.37.
 """
 
@@ -138,7 +142,7 @@ class ClientRegion:
         """Send messages for the coordinator to the contact; ignore other effects."""
         match effect:
             case events.SendCoordinator(message=message):
-                self._regions.to_contact(encode_control(self.interface.name, message))
+                self._regions.ask_guide(self.interface.name, message)
             case _:
                 pass
 
@@ -166,6 +170,8 @@ class ClientRegions:
         """What sends to the known types, by name and by class."""
         self._by_name: dict[str, ClientRegion] = {}
         self._contact: NodeId | None = None
+        self._guides: dict[str, NodeId] = {}
+        """The guides of the types that the contact lacks."""
         self._gone_at: dict[NodeId, float] = {}
         """When each node was found to be gone. It may live: a firewall that refuses connections
         looks like a process that ended."""
@@ -272,19 +278,38 @@ class ClientRegions:
         if count:
             self.unknown.dropped[reason] += count
 
-    def _describe(self, name: str) -> None:
-        """Ask the contact what a type is in the cluster."""
-        self.to_contact(encode_control(name, Describe()))
+    def ask_guide(self, name: str, message: object) -> None:
+        """Send a message for the type's coordinator or about it: to its guide, else the contact."""
+        guide, control = self._guides.get(name), encode_control(name, message)
+        if guide is None:
+            self.to_contact(control)
+        else:
+            self.endpoint.session_to(guide.address, guide, probe=True).control(control)
 
-    def on_type_info(self, name: str, info: TypeInfo) -> None:
-        """Add the type that the contact describes, or refuse it, and answer those who wait."""
-        if self._closed:
+    def _describe(self, name: str) -> None:
+        """Ask what a type is in the cluster."""
+        self.ask_guide(name, Describe())
+
+    def _guide_of(self, name: str) -> NodeId | None:
+        return self._guides.get(name, self._contact)
+
+    def on_type_info(self, name: str, sender: NodeId, info: TypeInfo) -> None:
+        """Add the type that its guide describes, or refuse it, and answer those who wait. Another
+        node may not know it."""
+        if self._closed or sender != self._guide_of(name):
             return
         region = self._by_name.get(name)
+        guides = [node for node in info.elsewhere if node not in self._gone_at]
+        if not info.known and self._guides.pop(name, None) is None and guides:
+            self._guides[name] = guides[0]
+            if region is None:
+                self._describe(name)
+            else:
+                self._introduce(region)
+            return
         error: Exception | None = None
         if not info.known:
-            hint = f"did you mean {info.similar!r}?" if info.similar else ""
-            error = UnknownEntityType(f"the cluster has no entity type {name!r}", hint=hint)
+            error = _unknown(name, info)
         elif region is not None and region.interface.layout != info.layout:
             error = UnknownEntityType(
                 f"entity type {name!r} is laid out as {info.layout} in the cluster, as"
@@ -313,16 +338,17 @@ class ClientRegions:
         if self._closed:
             region.router.end(LocalProtocolError(CLOSED))
         self.routers[interface.name] = region.sender
-        if self._contact is not None:
+        if self._guide_of(interface.name) is not None:
             self._introduce(region)
         self.unknown.release(interface.name, region.sender)
         return region
 
     def _introduce(self, region: ClientRegion) -> None:
-        """Ask the contact what the type is in the cluster and where its shards live."""
-        self._describe(region.interface.name)
+        """Ask what the type is in the cluster and where its shards live."""
+        name = region.interface.name
+        self._describe(name)
         if region.has_table:
-            region.router.handle(events.CoordinatorAt(self._contact))
+            region.router.handle(events.CoordinatorAt(self._guide_of(name)))
 
     # ---- changes in the cluster
 
@@ -331,17 +357,30 @@ class ClientRegions:
         self._contact = node
         if node is not None:
             self.unknown.ask_again()
-        for region in self._by_name.values():
-            if node is not None:
-                self._introduce(region)
-            elif region.has_table:
-                region.router.handle(events.CoordinatorAt(None))
+        for name, region in self._by_name.items():
+            if name not in self._guides:
+                self._turn_to_contact(region)
+
+    def _turn_to_contact(self, region: ClientRegion) -> None:
+        if self._contact is not None:
+            self._introduce(region)
+        elif region.has_table:
+            region.router.handle(events.CoordinatorAt(None))
+
+    def _leave_guide(self, node: NodeId) -> None:
+        """Ask the contact again about the types whose guide was this node."""
+        for name in [name for name, guide in self._guides.items() if guide == node]:
+            del self._guides[name]
+            if (region := self._by_name.get(name)) is not None:
+                self._turn_to_contact(region)
+            else:
+                self._describe(name)
 
     def on_message(self, name: str, sender: NodeId, message: Any) -> None:
-        """Pass a message to a type's region. Only the contact may send one: another node's view of
+        """Pass a message to a type's region. Only its guide may send one: another node's view of
         the homes may be older."""
         region = self._by_name.get(name)
-        if region is not None and sender == self._contact:
+        if region is not None and sender == self._guide_of(name):
             region.router.handle(events.MessageReceived(sender, message))
 
     def on_nodes_alive(self, nodes: Iterable[NodeId]) -> None:
@@ -358,6 +397,7 @@ class ClientRegions:
     def on_node_leaving(self, node: NodeId) -> None:
         """Send nothing new to a node that leaves. Where its shards go is not known yet."""
         self._handle(events.NodeLeft(node))
+        self._leave_guide(node)
 
     def _handle(self, event: events.RegionEvent) -> None:
         """Pass an event to the region machine of each table."""
@@ -369,16 +409,18 @@ class ClientRegions:
         """Route the unsent messages of a lost session again. If `peer_ended`, its node has ended;
         otherwise a new session to the same node replaces it."""
         by_table = self._by_table(unsent)
+        if session.peer_ended:
+            self._gone_at[session.tag] = self.endpoint.loop.time()
         for name, region in self._by_name.items():
             if not region.has_table:
                 continue
             own = by_table.get(name, [])
             if session.peer_ended:
-                self._gone_at[session.tag] = self.endpoint.loop.time()
                 region.router.gone(session.tag, own)
             else:
                 region.router.reconnect(session)
                 region.router.resend(own)
+        self._leave_guide(session.tag)
 
     def resend(self, unsent: list[Unsent]) -> None:
         """Route the unsent messages of a session to a node that never answered."""
@@ -461,6 +503,14 @@ class ClientRegions:
         self.unknown.close(LocalProtocolError(CLOSED))
         for task in self.batches:
             task.cancel()
+
+
+def _unknown(name: str, info: TypeInfo) -> UnknownEntityType:
+    if info.elsewhere:
+        silent = ", ".join(str(node.address) for node in info.elsewhere)
+        return UnknownEntityType(f"the nodes that have {name!r} do not answer: {silent}")
+    hint = f"did you mean {info.similar!r}?" if info.similar else ""
+    return UnknownEntityType(f"the cluster has no entity type {name!r}", hint=hint)
 
 
 def described(name: str, info: TypeInfo) -> Interface:

@@ -46,6 +46,11 @@ def may_have(features: tuple[str, ...], entity_type: str) -> bool:
     return codes is None or _code(entity_type) in codes
 
 
+def has_announced(features: tuple[str, ...], entity_type: str) -> bool:
+    """True if a member with these features has announced the type, or one with the same code."""
+    return _code(entity_type) in (_codes(features) or ())
+
+
 @lru_cache(maxsize=2 * TYPES_MAX)
 def _code(entity_type: str) -> str:
     digest = blake2b(entity_type.encode(errors="surrogatepass"), digest_size=CODE_BYTES).digest()

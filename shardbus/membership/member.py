@@ -28,7 +28,7 @@ from enum import Enum
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
-from shardbus.membership.known_types import may_have
+from shardbus.membership.known_types import has_announced, may_have
 
 
 class Status(Enum):
@@ -195,6 +195,10 @@ class Member:
     def may_have_type(self, entity_type: str) -> bool:
         """True unless the member has announced its entity types, and this is none of them."""
         return may_have(self.features, entity_type)
+
+    def announces(self, entity_type: str) -> bool:
+        """True if the member has announced this entity type, or one whose code is the same."""
+        return has_announced(self.features, entity_type)
 
 
 def _service_order(member: Member) -> tuple[int, str]:

@@ -37,6 +37,7 @@ from shardbus.transport.permissions import (
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import (
+    ELSEWHERE_MAX,
     Describe,
     Goodbye,
     Members,
@@ -58,6 +59,7 @@ class Dispatcher:
         letters: keeps messages that no region gets.
         hosting_members: the members that host shards now.
         may_coordinate: True if the node may coordinate the entity type.
+        members_with: the members that seem to have the entity type, the oldest first.
     """
 
     def __init__(
@@ -70,13 +72,14 @@ class Dispatcher:
         letters: DeadLetters,
         hosting_members: Callable[[], tuple[NodeId, ...]],
         may_coordinate: Callable[[NodeId, str], bool],
+        members_with: Callable[[str], tuple[NodeId, ...]],
     ) -> None:
         self.clients: dict[NodeId, Session] = {}
         """Sessions of clients, by the id that stands for the client."""
         self._regions, self._singletons, self._rpc = regions, singletons, rpc
         self._drops, self._refused, self._hosting_members = drops, refused, hosting_members
         self._letters = letters
-        self._may_coordinate = may_coordinate
+        self._may_coordinate, self._members_with = may_coordinate, members_with
         self._endpoint: Endpoint
 
     def attach(self, endpoint: Endpoint) -> None:
@@ -250,7 +253,8 @@ class Dispatcher:
         region = self._regions.get(name)
         if region is None:
             usable = filter(session.permissions.may_use, self._regions)
-            info = TypeInfo(False, "", 0, similar=closest(name, usable))
+            elsewhere = self._members_with(name)[:ELSEWHERE_MAX]
+            info = TypeInfo(False, "", 0, similar=closest(name, usable), elsewhere=elsewhere)
         else:
             interface = region.entity_type.interface
             own = region.table.entity_type.interface.shard_of is not None

@@ -196,6 +196,7 @@ class Node:
             self.letters,
             self.hosting_members,
             self.may_coordinate,
+            self.members_with,
         )
 
     # ---- start
@@ -698,6 +699,12 @@ class Node:
         if member is None or not member.may_have_type(entity_type):
             return False
         return member.has_role(region.coordinator_role)
+
+    def members_with(self, entity_type: str) -> tuple[NodeId, ...]:
+        """The hosting members that have announced the entity type, the oldest first."""
+        members = self.view.members if self.view is not None else ()
+        found = [m for m in members if m.status in HOSTING and m.announces(entity_type)]
+        return tuple(m.node for m in sorted(found, key=age_order))
 
     def _on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None:
         kind, wanted = gossip.kind_of(body), JOIN_REQUESTS if asked is None else JOIN_ANSWERS

@@ -22,6 +22,8 @@ from shardbus.sharding.instances import INSTANCES_MAX
 from shardbus.sharding.messages import MESSAGES
 from shardbus.wire.batch import UNREADABLE, Control
 
+ELSEWHERE_MAX = 3
+"""Members that an answer names."""
 REFUSALS_MAX = 2000
 """Rows, at most, of one report."""
 
@@ -37,8 +39,9 @@ class TypeInfo:
     function, for which the client needs its class. `known` False: the node has no such type.
     `router` is how senders choose among the instances of an entity, empty if the type has none;
     `instances` is their number as far as the node knows. `within`: the
-    types that it lives within, the nearest first. `similar`: if `known` is False, the type with the
-    most similar name, empty if none is."""
+    types that it lives within, the nearest first. If `known` is False, `elsewhere` are members that
+    seem to have the type, the oldest first, and `similar` is the type with the most similar name,
+    empty if none is."""
 
     known: bool
     layout: str
@@ -47,6 +50,7 @@ class TypeInfo:
     router: Text = ""
     within: Annotated[tuple[Id, ...], msgspec.Meta(max_length=TYPES_WITHIN_MAX)] = ()
     similar: Text = ""
+    elsewhere: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=ELSEWHERE_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)

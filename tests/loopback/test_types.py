@@ -97,6 +97,26 @@ async def test_a_removed_type_works_until_its_last_node_has_left(nodes: Nodes) -
         new[0].ref("wishlist", "a")
 
 
+@pytest.mark.parametrize("by", ["name", "class"])
+async def test_a_client_of_an_old_node_uses_a_new_type(nodes: Nodes, by: str) -> None:
+    old = [await nodes.start(OLD) for _ in range(2)]
+    new = [await nodes.start(NEW) for _ in range(2)]
+    await nodes.agree(4)
+    client = await nodes.client()
+    assert client.contact in [node.me for node in old]
+    kind: Any = "wishlist" if by == "name" else NEW.types["wishlist"].cls
+
+    async def found() -> set[str]:
+        asked = (client.call(kind, f"e{i}", "hi") for i in range(16))
+        return {answer.rpartition(" ")[2] for answer in await asyncio.gather(*asked)}
+
+    assert await found() == {str(node.me) for node in new}
+    assert (await client.call("cart", "a", "hi")).startswith("cart at ")
+    await nodes.leave(new[0])
+    assert await found() == {str(new[1].me)}
+    assert client.refused_messages == {}
+
+
 async def test_the_oldest_that_has_the_type_hands_it_over_to_the_next_that_has_it(
     nodes: Nodes,
 ) -> None:

@@ -42,6 +42,8 @@ class FakeSession:
         self.controls: list[object] = []
         self.answers: list[Any] = []
         self.asks: list[Any] = []
+        self._unsent: list[Control] = []
+        """What waits for the session to open."""
         self._opening: list[asyncio.Future[None]] = []
         self._drained: list[asyncio.Future[None]] = []
 
@@ -87,7 +89,10 @@ class FakeSession:
 
     def control(self, control: Control) -> None:
         self.controls.append(decode_control(control))
-        self._endpoint.loop.call_soon(self._endpoint.world.on_control, self, control)
+        if self.open:
+            self._endpoint.loop.call_soon(self._endpoint.world.on_control, self, control)
+        else:
+            self._unsent.append(control)
 
     def reply(self, corr: int, payload: bytes) -> None:
         self.answers.append((corr, payload))
@@ -116,6 +121,8 @@ class FakeSession:
             self._endpoint.on_open(self)
             self._settle(self._opening)
             self.receive(Members(self._endpoint.world.members))
+            for control in self._unsent:
+                self._endpoint.loop.call_soon(self._endpoint.world.on_control, self, control)
 
     def acknowledge(self) -> None:
         """The node acknowledges every tell so far."""
@@ -232,6 +239,10 @@ class World:
         self.up = set(self.nodes)
         self.tried: list[Address] = []
         self.types = {"page": TypeInfo(True, LAYOUT, SHARDS)}
+        self.lacking: set[NodeId] = set()
+        """Nodes that have none of the types."""
+        self.elsewhere: tuple[NodeId, ...] = ()
+        """Nodes that have them, as the others say."""
         self._home: NodeId | None = A
         self._fence = 1
         self.answers = True
@@ -272,12 +283,14 @@ class World:
         message = decode_control(control)
         if not self.answers or not session.open:
             return
+        has = session.tag not in self.lacking
         match message:
             case Describe():
-                unknown = TypeInfo(False, "", 0)
-                session.receive(self.types.get(control.type, unknown), control.type)
+                unknown = TypeInfo(False, "", 0, elsewhere=self.elsewhere)
+                known = self.types.get(control.type, unknown) if has else unknown
+                session.receive(known, control.type)
             case GetShardHome(shards):
-                if self.home is not None:
+                if has and self.home is not None:
                     homes = tuple(Home(shard, self.home, self._fence) for shard in shards)
                     session.receive(ShardHomes(1, homes), control.type)
 

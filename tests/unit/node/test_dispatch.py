@@ -63,6 +63,7 @@ class Around:
         self.log: list[tuple[object, ...]] = []
         self.counted: dict[str, int] = {}
         self.coordinates = True
+        self.elsewhere: tuple[NodeId, ...] = ()
         self.hosting: tuple[NodeId, ...] = (ME, PEER)
         self.members = {ME, PEER, OTHER}
         self.linked = {OTHER}
@@ -109,6 +110,7 @@ class Around:
             self.letters,
             lambda: self.hosting,
             lambda node, name: self.coordinates,
+            lambda name: self.elsewhere,
         )
         endpoint: Any = SimpleNamespace(
             node=ME,
@@ -326,6 +328,13 @@ def test_a_type_is_described_to_who_asks(around: Around, shard_of: Any, shards: 
     known = TypeInfo(True, "crc32/2", shards, 3, "nearest")
     unknown = TypeInfo(False, "", 0)
     assert session.sent == [known, unknown, TypeInfo(False, "", 0, similar=PAGE)]
+
+
+def test_members_that_have_a_missing_type_are_named_to_who_asks_for_it(around: Around) -> None:
+    session: Any = Session(CLIENT)
+    around.elsewhere = (PEER, OTHER, ME, PEER)
+    around.control(session, Describe(), "none")
+    assert session.sent == [TypeInfo(False, "", 0, elsewhere=(PEER, OTHER, ME))]
 
 
 def test_a_type_that_a_client_may_not_use_is_not_suggested(around: Around) -> None:
