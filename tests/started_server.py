@@ -22,6 +22,8 @@ from tests.waiting import PATIENCE_S
 
 PORTS = 5
 """So many ports are tried: another program may take one before the server has it."""
+AGAIN_S = 0.1
+"""Until a server that ended at once is started again."""
 LOG_BYTES = 5000
 """So much of the end of its log stands in an error."""
 
@@ -78,10 +80,14 @@ class StartedServer(ABC):
         self._remove()
 
     def restart(self) -> None:
-        """Start anew on the same port and with the same data. Ends the server first if it runs."""
+        """Start anew on the same port and with the same data. Ends the server first if it runs.
+        Processes of the former one may end a moment later, and hold what the new one needs."""
         self.kill()
-        if not self._start():
-            raise RuntimeError(f"{self.title} does not start again:\n{self.log()}")
+        ends = time.monotonic() + PATIENCE_S
+        while not self._start():
+            if time.monotonic() > ends:
+                raise RuntimeError(f"{self.title} does not start again:\n{self.log()}")
+            time.sleep(AGAIN_S)
 
     def kill(self) -> None:
         """SIGKILL. Does nothing if it does not run."""
