@@ -586,9 +586,10 @@ async def test_TS17_a_type_that_the_oldest_node_does_not_have_is_unknown_there_o
     with pytest.raises(UnknownEntityType, match=r"'conter'; did you mean counter\?"):
         first.ref("conter", "x")
     client = await nodes.client(first)
-    with pytest.raises(UnknownEntityType, match="the cluster has no entity type 'page'"):
-        await client.ask("page", "x", "get")
-    assert await second.ref("page", "x").within(PATIENCE_S).add() == 1
+    with pytest.raises(UnknownEntityType, match="the cluster has no entity type 'conter'"):
+        await client.ask("conter", "x", "get")
+    assert await client.call("page", "x", "add") == 1
+    assert await second.ref("page", "x").within(PATIENCE_S).add() == 2
     found = await page(second, "/v1/entities/page")
     assert found["silent"] == [], "a node without the type has none, and says so"
     assert found["entities"][0]["node"] == str(second.me)

@@ -30,7 +30,7 @@ SITES = {
     "app": {"NodeLost": 1},
     "client/asynchronous": {"BufferFull": 1, "NodeLost": 2, "RequestError": 1},
     "client/contact": {"NodeLost": 1},
-    "client/regions": {"NodeLost": 1, "UnknownEntityType": 2},
+    "client/regions": {"NodeLost": 1, "UnknownEntityType": 3},
     "client/thread_bridge": {"AskTimeout": 1, "BufferFull": 3},
     "client/unknown_types": {"AskTimeout": 1, "BufferFull": 1},
     "cluster": {"NodeLost": 1},
