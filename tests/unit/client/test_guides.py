@@ -86,11 +86,11 @@ async def test_a_guide_that_is_lost_is_replaced() -> None:
         async with world.client(A) as client:
             await send(client, "class", 0)
             await client.flush()
-            world.lacking = set()
-            world.home = A
+            world.lacking, world.up, world.home = set(), {A.address}, A
             world.session(B).lose(peer_ended=True)
             await send(client, "class", 1)
-            await client.flush()
+            async with asyncio.timeout(30):
+                await client.flush()
             assert taken(world, A) == [1]
 
 
