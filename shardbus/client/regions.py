@@ -507,8 +507,8 @@ class ClientRegions:
 
 def _unknown(name: str, info: TypeInfo) -> UnknownEntityType:
     if info.elsewhere:
-        silent = ", ".join(str(node.address) for node in info.elsewhere)
-        return UnknownEntityType(f"the nodes that have {name!r} do not answer: {silent}")
+        asked = ", ".join(str(node.address) for node in info.elsewhere)
+        return UnknownEntityType(f"no member that seems to have {name!r} describes it: {asked}")
     hint = f"did you mean {info.similar!r}?" if info.similar else ""
     return UnknownEntityType(f"the cluster has no entity type {name!r}", hint=hint)
 

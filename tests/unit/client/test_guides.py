@@ -74,7 +74,7 @@ async def test_a_type_without_a_guide_that_answers_is_refused_for_a_while(by: st
                 answer = client.ref(page_class(), "x").mark(0)
             await turned_to(world, B)
             world.session(B).lose(peer_ended=True)
-            with pytest.raises(UnknownEntityType, match="that have 'page' do not answer: "):
+            with pytest.raises(UnknownEntityType, match="that seems to have 'page' describes it: "):
                 await answer
             assert len(world.session(A).controls) < 6
 
