@@ -142,6 +142,7 @@ class TestCluster:
         self._names = 0
         self._nodes: dict[str, TestNode] = {}
         self._clients: dict[str, Any] = {}
+        self._bare_clients: dict[str, AsyncClient] = {}
         self._spawned: list[Pending[Any]] = []
         self._types: dict[str, EntityType] = {}
         self._fakes = dict(fakes or {})
@@ -420,8 +421,8 @@ class TestCluster:
         await self._virtually(self._until(condition, within, what))
 
     async def settle(self, within: float = WITHIN_S) -> None:
-        """Let time pass until the nodes agree on who is a member, every one is up, and no shard
-        moves.
+        """Let time pass until the nodes agree on who is a member, every one is up, no shard moves,
+        and the clients have noticed which nodes have ended.
 
         Raises:
             TimeoutError: they do not within that many virtual seconds.
@@ -455,6 +456,11 @@ class TestCluster:
             for kind, region in self._process(node).node.regions.items():
                 if moving := region.router.region.moving:
                     return f"{node.name} moves {moving} shards of {kind}"
+        alive = {str(self._process(node).node.me) for node in self.nodes}
+        for name, client in self._bare_clients.items():
+            links = {str(session.tag) for session in client._endpoint.outgoing_sessions}
+            if gone := sorted(links - alive):
+                return f"{name} has not noticed that {', '.join(gone)} has ended"
         return ""
 
     async def _until(self, condition: Callable[[], object], within: float, what: str) -> None:
@@ -527,6 +533,7 @@ class TestCluster:
             environment=lambda: environment,
         )
         self._clients[name] = Bridge(self._time, self._time.loop, await client.__aenter__())
+        self._bare_clients[name] = client
 
     # ---- the record
 
