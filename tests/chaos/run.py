@@ -194,7 +194,7 @@ class Chaos:
 
     def _without(self) -> frozenset[Kind]:
         kinds = set(frozenset(Kind) - self._store.kinds)
-        kinds |= set() if self._network else {Kind.SPLIT}
+        kinds |= set() if self._network else {Kind.SPLIT, Kind.LINKS}
         if self._store.no_disks:
             self.verdict.impossible.append(self._store.no_disks)
             kinds.add(Kind.DISK)
@@ -294,6 +294,8 @@ class Chaos:
                 await self._fault_of_a_node(step)
             case Kind.SPLIT:
                 await self._split(step)
+            case Kind.LINKS:
+                await self._lose_links(step)
             case Kind.ROTATE:
                 await self._rotate(step)
             case Kind.FAILOVER:
@@ -358,6 +360,24 @@ class Chaos:
         await asyncio.sleep(step.seconds)
         self._network.heal()
         self._note("heal the network")
+
+    async def _lose_links(self, step: Step) -> None:
+        assert self._network is not None
+        node, machine = self._nodes[step.place], self._machines[step.place]
+        assert machine is not None
+        self._note(
+            f"lose the connections that {node.name} {' and '.join(step.ways)}, on its ports of"
+            f" {' and '.join(step.ports)}, for {step.seconds:g} s"
+        )
+        self._faulted.update(node.name for node in self._nodes.values())
+        others = [n for place, n in self._nodes.items() if place != step.place]
+        if "dials" in step.ways:
+            self._network.lose(machine, *_ports(others, step))
+        if "takes" in step.ways:
+            self._network.lose(machine, *_ports([node], step), dialled=False, taken=True)
+        await asyncio.sleep(step.seconds)
+        self._network.heal()
+        self._note("heal the links")
 
     async def _rotate(self, step: Step) -> None:
         how = "signals" if step.by_signal else "command"
@@ -482,3 +502,9 @@ class Chaos:
         broken = judge(accounts, stored, self._gaps)
         self.verdict.wrong += broken
         self._note(f"saves judged: {len(broken)} wrong")
+
+
+def _ports(nodes: list[NodeProcess], step: Step) -> list[int]:
+    """Return the ports of these nodes on which links are lost."""
+    ports = [node.port for node in nodes] if "messages" in step.ports else []
+    return ports + [node.gossip_port for node in nodes if "gossip" in step.ports]

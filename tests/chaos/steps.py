@@ -8,6 +8,8 @@ which they meet the load.
     kill, pause, leave     a node, by its place
     join                   one node more, which leaves at the end of the step
     split                  the network, between one or two nodes and the others
+    links                  the connections of one node, on one port or both: those that it dials,
+                           those that it takes, or all
     rotate                 the cluster's secret, by command or by signals
     kill, freeze           the master, the replica or a Sentinel of the store
     failover               Sentinel makes the replica the master
@@ -49,6 +51,7 @@ class Kind(StrEnum):
     LEAVE = "leave"
     JOIN = "join"
     SPLIT = "split"
+    LINKS = "links"
     ROTATE = "rotate"
     KILL_MASTER = "kill-master"
     KILL_REPLICA = "kill-replica"
@@ -63,12 +66,12 @@ class Kind(StrEnum):
     DISK = "disk"
 
 
-TWICE = (Kind.KILL, Kind.PAUSE, Kind.SPLIT)
+TWICE = (Kind.KILL, Kind.PAUSE, Kind.SPLIT, Kind.LINKS)
 """These are in each deck twice."""
 
 
 OF_NODES = frozenset(
-    {Kind.KILL, Kind.PAUSE, Kind.LEAVE, Kind.JOIN, Kind.SPLIT, Kind.ROTATE},
+    {Kind.KILL, Kind.PAUSE, Kind.LEAVE, Kind.JOIN, Kind.SPLIT, Kind.LINKS, Kind.ROTATE},
 )
 """Which do not depend on what the store is."""
 
@@ -79,6 +82,10 @@ class Passing(StrEnum):
     NOTHING = "nothing"
     FROM_FEW = "from the few"
     FROM_MANY = "from the many"
+
+
+PORTS = (("messages",), ("gossip",), ("messages", "gossip"))
+WAYS = (("dials",), ("takes",), ("dials", "takes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,10 @@ class Step:
     by_signal: bool
     sentinel: int
     quiet_s: float
+    ports: tuple[str, ...]
+    """The ports on which links are lost."""
+    ways: tuple[str, ...]
+    """Which connections are lost: those that the node dials, and those that it takes."""
 
 
 def spared(number: int) -> int:
@@ -124,7 +135,7 @@ def _draw(dice: Random, number: int, kind: Kind) -> Step:
     place, few = dice.choice([p for p in range(PLACES) if p != safe]), dice.choice((1, 2, 2))
     blink, long, store = dice.choice(BLINKS_S), dice.choice(LONG_S), dice.choice(STORE_S)
     seconds = store
-    if kind is Kind.PAUSE or kind is Kind.SPLIT:
+    if kind in (Kind.PAUSE, Kind.SPLIT, Kind.LINKS):
         seconds = dice.choice((blink, long))
     others = [p for p in range(PLACES) if p not in (safe, place)]
     return Step(
@@ -139,6 +150,8 @@ def _draw(dice: Random, number: int, kind: Kind) -> Step:
         dice.random() < 0.5,
         dice.randrange(3),
         dice.uniform(*QUIET_S),
+        dice.choice(PORTS),
+        dice.choice(WAYS),
     )
 
 
