@@ -49,6 +49,7 @@ def run_of(
     """A run in which n2 has this trouble, with its gossip if it is a wall."""
     names = [f"n{number}" for number in range(1, nodes + 1) if number != 2]
     channels = ("gossip",) if kind in WALLS else ()
+    channels = ("messages", "gossip", "probes") if more.get("rejecting") else channels
     trouble = NodeTrouble(kind, "n2", others or tuple(names), 10.0, 40.0, channels, **more)
     return Options(5, nodes, 50.0, strategy=strategy, links="unfair", troubles=(trouble,))
 
@@ -66,7 +67,7 @@ def an_accusation_is_a_verdict(patch: Patch) -> None:
     fewest = BadLinks.fewest_to_go
 
     def hasty(self: BadLinks, stays: NodeId | None = None) -> tuple[NodeId, ...]:
-        accused = [node for node, count in self._accused.items() if count > 0]
+        accused = [node for node, count in self._doubts.items() if count > 0]
         return tuple(sorted(accused)) or fewest(self, stays)
 
     patch.setattr(BadLinks, "fewest_to_go", hasty)
@@ -93,14 +94,14 @@ def all_go_where_flags_come_and_go(patch: Patch) -> None:
     patch.setattr(Resolver, "_check_instability", rash)
 
 
+REJECTED = {"strategy": "lease-majority", "nodes": 3, "rejecting": True}
+"""n2 finds all others gone at once, and hears of them nothing more."""
+
 FOUND: dict[Plant, tuple[str, Options]] = {
     every_flag_refuses_consent: ("suspended", run_of("accuses")),
     an_accusation_is_a_verdict: ("stays", run_of("accuses")),
-    both_ends_of_a_bad_link_go: ("only", run_of("deaf", "n1")),
-    the_deaf_ask_for_the_lease_at_once: (
-        "stays",
-        run_of("deaf", strategy="lease-majority", nodes=3),
-    ),
+    both_ends_of_a_bad_link_go: ("only", run_of("mute", "n1")),
+    the_deaf_ask_for_the_lease_at_once: ("stays", run_of("cannot-connect", **REJECTED)),
     bad_links_are_left_as_they_are: ("goes", run_of("accuses")),
     all_go_where_flags_come_and_go: ("stays", run_of("mute", flaps_s=8.0)),
 }

@@ -16,8 +16,8 @@
           share the number of one that came up meanwhile, and their ids order them
     acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
     weak  no member is WeaklyUp where that is switched off
-    calm  others are downed only after a time without a change, and after the margin, except members
-          whose processes are gone
+    calm  a member is downed by others only when it has had a bad link for a time, or nothing has
+          changed for that time, and after the margin, except members whose processes are gone
     dead  a terminated member is dead; a rejecting wall excuses the flag
     claim of the clusters that were founded by the store's claim one is left: a founder that is
           alone without a valid claim admits no node, and does not count
@@ -100,6 +100,8 @@ class Checks:
         self._known: dict[tuple[NodeId, Status], None] = {}
         self._views: dict[NodeId, MembershipView] = {}
         self._calm_since: dict[NodeId, float] = {}
+        self._bad_since: dict[NodeId, dict[NodeId, float]] = {}
+        """Since when each end of a bad link has one, as each process knows."""
         self._judged: dict[NodeId, int] = {}
         self._shared_addresses: dict[NodeId, dict[Address, float]] = {}
         self._downed: dict[NodeId, dict[NodeId, None]] = {}
@@ -186,8 +188,12 @@ class Checks:
         view, shown = process.machine.view, self._views.get(process.id)
         if view is not shown:
             self._views[process.id] = view
+            now = process.clock(self.world.now)
             if shown is None or shown.unreachable != view.unreachable:
-                self._calm_since[process.id] = process.clock(self.world.now)
+                self._calm_since[process.id] = now
+            ends = {end for record in process.machine.gossip.records() for end in record[:2]}
+            bad = self._bad_since.get(process.id, {})
+            self._bad_since[process.id] = {node: bad.get(node, now) for node in ends}
             self._wires(process, view)
 
     def _wires(self, process: Process, view: MembershipView) -> None:
@@ -201,11 +207,12 @@ class Checks:
         if not others or set(decision.down) <= set(split.gone) or settings.unsafe_auto_down_after:
             return
         wanted = settings.stable_after + (settings.down_removal_margin if split.cut else 0.0)
-        waited = process.clock(self.world.now) - self._calm_since[process.id]
-        if waited < wanted - 1e-6:
-            raise Violation(
-                "calm", f"{process.id} downs others after {waited:.1f} s of {wanted:g} s"
-            )
+        calm, bad = self._calm_since[process.id], self._bad_since[process.id]
+        for node in decision.down:
+            waited = process.clock(self.world.now) - min(calm, bad.get(node, calm))
+            if waited < wanted - 1e-6:
+                late = f"{waited:.1f} s of {wanted:g} s"
+                raise Violation("calm", f"{process.id} downs {node} after {late}")
 
     def _audit(self, process: Process) -> None:
         try:

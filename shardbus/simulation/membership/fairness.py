@@ -5,10 +5,12 @@ are more than half of all. The **culprits** have one (`troubles`).
 
     stays      no healthy node is downed
     goes       a culprit whose gossip with all others has failed for `GOES_WITHIN_S`, or that has
-               been accused or has accused that long ago, is a member no more
+               been accused or has accused that long ago, which has not been taken back, is a member
+               no more
     only       of a pair with a broken link at most one end is downed
     suspended  no healthy node is suspended for longer than `SUSPENDED_MAX_S`; where the store
-               decides every split, for longer than `UNDECIDED_MAX_S`
+               decides every split, for longer than `UNDECIDED_MAX_S` without another trouble, or
+               a culprit that comes back
     joins      no process becomes Up by a gossip that fails between it and all others
 
 Under `down-all` every loss downs all nodes, and only `joins` holds. Under `keep-oldest` the oldest
@@ -25,6 +27,7 @@ from collections.abc import Container
 from shardbus.ids import NodeId
 from shardbus.membership.events import DOWNED, KEPT_DOWN
 from shardbus.membership.member import Status
+from shardbus.membership.reachability import Flag
 from shardbus.simulation.membership.checks import HOSTS, Violation
 from shardbus.simulation.membership.network import Channel
 from shardbus.simulation.membership.options import Options
@@ -53,8 +56,11 @@ class Fairness:
         self._troubles = options.troubles
         self._excused = options.excused
         self._judges = bool(options.troubles) and options.strategy != "down-all"
-        undecided = options.strategy == "lease-majority"
-        self._bound = UNDECIDED_MAX_S if undecided else SUSPENDED_MAX_S
+        self._undecided = options.strategy == "lease-majority"
+        self._bound = UNDECIDED_MAX_S if self._undecided else SUSPENDED_MAX_S
+        self._begun_at = 0.0
+        """When the last trouble began, or a node with one came back."""
+        self._culprits: set[NodeId] = set()
         self._keeps_ends = not options.rejoins
         self._suspended_since: dict[NodeId, float] = {}
         self.longest_s = 0.0
@@ -78,6 +84,9 @@ class Fairness:
         if not self._judges:
             return
         if not self.is_healthy(process.name):
+            if process.id not in self._culprits:
+                self._culprits.add(process.id)
+                self._begun_at = self._world.now
             self._ends(process)
             return
         if process.stopped in (DOWNED, KEPT_DOWN):
@@ -90,9 +99,10 @@ class Fairness:
         if not hosting or process.clock(now) < process.confirmed_until:
             self._suspended_since.pop(process.id, None)
             return
-        lasts = now - self._suspended_since.setdefault(process.id, now)
+        since = self._suspended_since.setdefault(process.id, now)
+        lasts = now - since
         self.longest_s = max(self.longest_s, lasts)
-        if lasts > self._bound:
+        if now - (max(since, self._begun_at) if self._undecided else since) > self._bound:
             raise Violation("suspended", f"{process.id} has been suspended for {lasts:.1f} s")
 
     def _ends(self, process: Process) -> None:
@@ -112,6 +122,7 @@ class Fairness:
     def _watch(self, trouble: NodeTrouble) -> None:
         """Judge the culprit of a trouble that begins now."""
         world, fails = self._world, self._fails_for_all(trouble)
+        self._begun_at = world.now
         before = frozenset(world.by_id)
         culprit = world.nodes.get(trouble.culprit)
         judged = trouble.kind in ACCUSATIONS or (
@@ -133,7 +144,9 @@ class Fairness:
     def _has_gone(self, culprit: Process, trouble: NodeTrouble) -> None:
         by = [p for p in self._healthy() if p.machine.view.member(culprit.id) is not None]
         shown = [p for p in by if p.machine.gossip.members[culprit.id].status is not Status.DOWN]
-        if culprit.running and shown:
+        flags = [r for p in shown for r in p.machine.gossip.records() if culprit.id in r[:2]]
+        stands = trouble.kind not in ACCUSATIONS or any(r[2] is Flag.QUARANTINED for r in flags)
+        if culprit.running and shown and stands:
             raise Violation("goes", f"{culprit.id} is still a member: {trouble}")
 
     def _look(self, trouble: NodeTrouble, until: float, before: Container[NodeId]) -> None:

@@ -18,6 +18,7 @@ from random import Random
 from shardbus.membership import events as ev
 from shardbus.membership.reachability import Flag
 from shardbus.simulation.membership.network import UnfairWall
+from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.troubles import ACCUSATIONS, NodeTrouble
 from shardbus.simulation.membership.world import World
 
@@ -65,8 +66,7 @@ class UnfairFaults:
             self._raise(wall, trouble, until)
         if trouble.kind in ACCUSATIONS:
             self._accuse_all(trouble)
-        else:
-            self._stall(trouble, until)
+        self._stall(trouble, until)
         if trouble.kind == "slow":
             world.slow_down(trouble.culprit, trouble.factor)
         elif trouble.kind == "no-store":
@@ -119,16 +119,18 @@ class UnfairFaults:
     def _accuse_all(self, trouble: NodeTrouble) -> None:
         for accuser, accused in trouble.accusers():
             wait = self._dice.uniform(0.0, ACCUSED_WITHIN_S)
-            self._later(wait, lambda a=accuser, b=accused: self._accuse(a, b))  # type: ignore[misc]
+            by, other = self.world.nodes.get(accuser), self.world.nodes.get(accused)
+            if by is not None and by.member and other is not None:
+                self._later(wait, lambda a=by, b=other: self._accuse(a, b))  # type: ignore[misc]
 
-    def _accuse(self, accuser: str, accused: str) -> None:
-        """Let a node accuse the present process of another one, if it reaches that itself."""
-        by, other = self.world.nodes.get(accuser), self.world.nodes.get(accused)
-        if by is None or other is None or not by.member:
+    def _accuse(self, by: Process, other: Process) -> None:
+        """Let a process accuse another one, if it reaches that itself. Neither has joined since
+        the messages did not pass: then it would accuse a part of the others only."""
+        if not by.running or not by.member:
             return
         gossip = by.machine.gossip
         reached = gossip.reachability.flag(by.id, other.id) is Flag.REACHABLE
         if other.id not in gossip.members or not reached:
             return
-        self.world.trace.mark(self.world.now, accuser, f"quarantines {accused}")
+        self.world.trace.mark(self.world.now, by.name, f"quarantines {other.name}")
         self.world.deliver(by, ev.Quarantine(other.id))
