@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from shardbus.bounds import SHARDS_MAX
@@ -255,6 +256,13 @@ class ClusterSettings:
     def suspends(self) -> bool:
         """True if a node without its quorum suspends: the strategy chooses at most one side."""
         return self.downing.strategy != "none" and not self.downing.unsafe_auto_down_after
+
+    @property
+    def prompt_within(self) -> float:
+        """Seconds within which a member must answer for the others to go on; infinite where the
+        strategy lets a side go on without it."""
+        every = self.downing.strategy in ("lease-majority", "down-all")
+        return self.contact_lifetime if every and self.suspends else inf
 
     @property
     def contact_lifetime(self) -> float:

@@ -106,19 +106,21 @@ class ClusterMembership:
         self._claim = FoundingClaim(me.node, settings)
         self._exchange = GossipExchange(me.node, settings, rng)
         self._others = OtherClusters(me.node, greeting)
-        self._heartbeats = Heartbeats(me.node, settings.failure_detector)
+        detector = settings.failure_detector
+        self._heartbeats = Heartbeats(me.node, detector, settings.prompt_within)
         self._deaths = DeathWatch()
         least, by_role = settings.min_members, settings.role_min_members
         has_started = partial(enough_members, min_members=least, role_min_members=by_role)
+        self._suspension = Suspension(me.node, settings)
         self._resolver = Resolver(
             me.node,
             settings.downing,
             has_started=has_started,
             suspended_within=settings.suspended_within,
             noticed_within=self._heartbeats.notices_within,
-            monitored_by=settings.failure_detector.monitored_by,
+            without_contact=self._suspension.without_contact,
+            monitored_by=detector.monitored_by,
         )
-        self._suspension = Suspension(me.node, settings)
         self._confirmed_until = self._suspension.valid_until
         self._leadership = Leadership(me.node, settings)
         self._viewed: Gossip = self._exchange.gossip

@@ -15,8 +15,10 @@ the version, rounds are three times as frequent.
 
 **Pushes.** Each new version is sent at once to `news_fanout` nodes that have not seen it, at most
 once per pause. Nodes that others flag come last: a node that hears no other flags them all. The
-pause grows with the cluster. A node that receives a new version reports it to the leader with the
-small message GossipSeen. A leader that finds the cluster converged pushes that to a few nodes.
+pause grows with the cluster. A node that nobody answers goes on to send its state: it may be deaf
+only, and the others must learn what it reports. A node that receives a new version reports it to
+the leader with the small message GossipSeen. A leader that finds the cluster converged pushes that
+to a few nodes.
 
 **One version, one content.** Removing a node erases its counter from the clock, and with it the
 trace of changes that only some nodes had received from it. Two copies could then have equal clocks
@@ -115,7 +117,7 @@ class GossipExchange:
             settings.reduce_gossip_different_view_probability,
             len(gossip.members),
         )
-        live = self._partners()
+        live = self._partners() or self._silent(())
         partner = round_target(live, gossip.seen, probability, self.rng)
         targets = [] if partner is None else [partner]
         if settings.gossip_partition_breaker:
@@ -157,14 +159,16 @@ class GossipExchange:
         return [self.state_to(node, now) for node in self._news_targets((), fanout)]
 
     def _news_targets(self, seen: Container[NodeId], fanout: int) -> list[NodeId]:
-        """Choose among the members that answer this node: first those that no other node flags,
-        then those that may be flagged by a node that hears no other."""
+        """Choose first among the members that answer this node and that no other node flags, then
+        those that may be flagged by a node that hears no other, then those that do not answer: the
+        others must learn of all bad links of a node that hears none of them."""
         live, flagged = self._partners(), self.gossip.unreachable()
         chosen = news_targets([n for n in live if n not in flagged], seen, fanout, self.rng)
         if len(chosen) == fanout or not flagged:
             return chosen
         doubted = [n for n in live if flagged.get(n) in (Flag.UNREACHABLE, Flag.QUARANTINED)]
-        return chosen + news_targets(doubted, seen, fanout - len(chosen), self.rng)
+        chosen += news_targets(doubted, seen, fanout - len(chosen), self.rng)
+        return chosen + news_targets(self._silent(live), seen, fanout - len(chosen), self.rng)
 
     def _has_news(self) -> bool:
         """True if the version, or its convergence, is not announced yet."""
@@ -185,6 +189,15 @@ class GossipExchange:
             if node != self.me
             and flags.get(node, Flag.REACHABLE) in ANSWERS
             and member.status is not Status.DOWN
+        ]
+
+    def _silent(self, live: Container[NodeId]) -> list[NodeId]:
+        """Return the other members that are not `live`, except those that are Down."""
+        members = self.gossip.members.items()
+        return [
+            node
+            for node, member in members
+            if node != self.me and node not in live and member.status is not Status.DOWN
         ]
 
     # -- answers ---------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ observers that flagged it have cleared their flags.
 
 `terminated`: the observer has proof that the subject's process is gone. `quarantined`: the subject
 answers heartbeats, but messages that must arrive do not. Its process has missed one of them, so it
-must restart. Both flags are final.
+must restart. Both flags are final, with one exception: an observer that could not reach another
+subject, and reaches it again, takes back `quarantined`. It may have been at fault itself, and
+quarantines again whom messages still do not reach.
 
 Reachable subjects are not stored: a subject that is not in a row is reachable.
 
@@ -71,12 +73,14 @@ class Reachability:
 
     def marked(self, observer: NodeId, subject: NodeId, flag: Flag) -> Reachability:
         """Set the observer's flag for the subject. Return the same object if nothing changes: the
-        flag is already set, or the present flag is final."""
+        flag is already set, or the present flag is final. An observer that reaches a subject again
+        takes back whom it has quarantined."""
         before = self.flag(observer, subject)
         if before is flag or (before in FINAL and flag < before):
             return self
         row = self.rows.get(observer, ObserverRow(0, {}))
-        flags = {s: f for s, f in row.flags.items() if s != subject}
+        ended = (Flag.QUARANTINED,) if flag is Flag.REACHABLE else ()
+        flags = {s: f for s, f in row.flags.items() if s != subject and f not in ended}
         if flag is not Flag.REACHABLE:
             flags[subject] = flag
         return Reachability({**self.rows, observer: ObserverRow(row.version + 1, flags)})

@@ -48,7 +48,8 @@ never suspend. A node that is not Up hosts nothing, and is never suspended.
 
 **Cost.** The heartbeats to the watched members are requests. If they are too rare, or there are
 more members than a node watches, the node sends a heartbeat to the others three times in
-`suspend_after`: with n members n / (suspend_after / 3) requests a second, and as many replies.
+`suspend_after`: with n members n / (suspend_after / 3) requests a second, and as many replies. In a
+cluster of up to `PROMPT_MAX` members, one whose contact is half over is asked three times as often.
 
 Not here: the wait of the survivors (`downing.resolver`), the gate in front of the entities
 (`entities.gate`).
@@ -78,7 +79,8 @@ STEPS = 16
 HOLD = 0.25
 """The part of `suspend_after` for which consent is refused after a flag was cleared."""
 PROMPT_MAX = 64
-"""In a cluster of at most this many members each change of the members is judged at once."""
+"""In a cluster of at most this many members each change of the members is judged at once, and
+members are asked again before their contact is over."""
 NAMED_MAX = 5
 """Members named in the reason of a suspension."""
 
@@ -105,6 +107,7 @@ class Suspension:
         self._renewed = False
         self._suspended_at = 0.0
         self._ask_at: float | None = None
+        self._again_at = -inf
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -124,11 +127,20 @@ class Suspension:
         others = [node for node in members if node != self.me and node not in asked]
         if self._decide is None or not others:
             self._ask_at = None
-            return []
+            return self._ask_again(members, now)
         if self._ask_at is not None and now < self._ask_at:
-            return []
+            return self._ask_again(members, now)
         self._ask_at = now + self._interval
         return others
+
+    def _ask_again(self, members: Collection[NodeId], now: float) -> list[NodeId]:
+        """Return the members whose contact is half over: their answers may have got lost."""
+        old = now - self.lifetime / 2
+        aging = [n for n in members if n != self.me and self._contacts.get(n, now) <= old]
+        if self._decide is None or not aging or len(members) > PROMPT_MAX or now < self._again_at:
+            return []
+        self._again_at = now + self._interval / REQUESTS
+        return aging
 
     def consents(self, gossip: Gossip, asker: NodeId, refused: bool, now: float) -> bool:
         """True if this node consents that the asker goes on. `refused`: the asker may have to
@@ -146,6 +158,14 @@ class Suspension:
         if sent_at <= now and sent_at > self._contacts.get(node, -inf) and node in self._known:
             self._contacts[node] = sent_at
             self._renewed = True
+
+    def without_contact(self, now: float) -> frozenset[NodeId]:
+        """Return the other members that have not consented for so long that they count as cut off;
+        none where no node is ever suspended."""
+        if self._decide is None:
+            return frozenset()
+        ended = now - self.lifetime
+        return frozenset(n for n, at in self._contacts.items() if at <= ended and n != self.me)
 
     # -- judgement -----------------------------------------------------------------------------
 

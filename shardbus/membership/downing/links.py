@@ -35,13 +35,15 @@ direction of the accusation:
     1  the fewest members
     2  the fewest votes; under keep-oldest the oldest member stays, unless it would be alone
     3  the most bad links
-    4  those that are accused of acknowledging nothing, before those that accuse
+    4  those that are accused of acknowledging nothing, before those that accuse, and those that
+       have found a member gone, before that member: it is on this side, so it lives
     5  the last in address order
 
     bad links (one side)                       goes
     x-a x-b x-c, by any flags                  x
     x-a                                        the one without a vote, else the last by address
     x accuses a                                a: direction breaks the tie
+    x has found a gone                         x
     x accuses a, b, c                          x
     x and a accuse each other                  the last by address
     a-b b-c c-d                                b c
@@ -124,13 +126,17 @@ class BadLinks:
         self._votes = frozenset(votes)
         self.ends: dict[NodeId, set[NodeId]] = {}
         """The other ends of each member's bad links."""
-        self._accused: dict[NodeId, int] = {}
+        self._doubts: dict[NodeId, int] = {}
+        """How many final flags speak against each member, less those that speak for it."""
         for observer, subject, flag in flags:
             self.ends.setdefault(observer, set()).add(subject)
             self.ends.setdefault(subject, set()).add(observer)
-            if flag is Flag.QUARANTINED:
-                self._accused[subject] = self._accused.get(subject, 0) + 1
-                self._accused[observer] = self._accused.get(observer, 0) - 1
+            if flag is Flag.UNREACHABLE:
+                continue
+            lives = flag is Flag.TERMINATED
+            doubted, other = (observer, subject) if lives else (subject, observer)
+            self._doubts[doubted] = self._doubts.get(doubted, 0) + 1
+            self._doubts[other] = self._doubts.get(other, 0) - 1
 
     def fewest_to_go(self, stays: NodeId | None = None) -> tuple[NodeId, ...]:
         """Return the members that go, by the order in the module's text, in address order. `stays`
@@ -175,7 +181,7 @@ class BadLinks:
             len(nodes),
             len(self._votes.intersection(nodes)),
             -sum(len(self.ends[n]) for n in nodes),
-            -sum(self._accused.get(n, 0) for n in nodes),
+            -sum(self._doubts.get(n, 0) for n in nodes),
             [LastFirst(n) for n in last_first],
         )
 

@@ -1,6 +1,6 @@
 """The split-brain resolver: when a node decides about a split, and which node carries it out.
 
-    a member is flagged       ──> wait until nothing has changed for stable_after ──> decide
+    a member is flagged       ──> wait until no change for stable_after (`picture`) ──> decide
     links of our side fail    ──> wait likewise; the member that must go downs itself
     our side found one gone   ──> leader and speaker probe the others (a sweep) ──> decide at once
     flags come and go         ──> no wait ends: after a limit each node downs its own side
@@ -16,7 +16,8 @@ cut off for less than `stable_after`.
 **Unaware voters.** A member may reach us without being reached by us, and stand with the other
 side. It is not flagged, and is missing from the split. So the leader carries out «down others» once
 all voters of its side have seen the picture, and the speaker asks for the lease then. Voters that
-have not within the patience count as cut off.
+have not within the patience count as cut off. So do voters that this node has lost contact with
+meanwhile (`suspension`): their links have broken after they had seen the picture.
 
 **Suspended first.** A live member may be downed only once it is surely suspended: its entities
 start elsewhere at that moment. The voters of this side refuse it their consent (`refuses`), so the
@@ -27,11 +28,13 @@ granted earlier is carried out then. Members that are proved gone need no such w
     cut off, and the voter itself does not reach it  at once
     cut off, and only others report that             after CONSENT_GRACE: it may answer in a moment
     on this side, and must go for its bad links      after CONSENT_GRACE if members are cut off too,
-                                                     else once the picture has lasted
+                                                     else once the picture has lasted; also while it
+                                                     looks cut off, as with each new version
     on this side otherwise, by any flag              never
 
     was cut off for SERIOUS_PART of stable_after     as long as a member that was on this side, and
-                                                     may have decided, flags it
+                                                     may have decided, flags it, and is not cut off
+                                                     itself for longer than its contact lasts
 
 So a node that flags all others, or accuses them, suspends none of them.
 
@@ -45,15 +48,18 @@ was flagged already.
 
 **Outnumbered.** A node that hears no other is more probably at fault than all of them, and may have
 noticed first: the others hear its last messages. So do fewer nodes that do not hear more. They ask
-for a lease only `noticed_within` seconds later than other sides, so that the nodes that hear each
-other have had their turn. In a cluster of two each node is alone, and either may win.
+for a lease only later than other sides, by `noticed_within` and at least by the patience, so that
+the nodes that hear each other have had their turn. In a cluster of two each node is alone, and
+either may win.
 
 **Who acts.** The leader of a copy may be a member that must go. The speaker stands in for it.
 
 **The lease** of an epoch is acquired for good: no node renews or releases it. A lease that is
-refused, or not answered within `LEASE_ANSWER_S`, is a lost split. A lease that is granted too late,
-because the picture has changed since the request, is not acted upon: its epoch is spread without
-any decision, so that a later request uses the next epoch.
+refused is a lost split. If the store does not answer within `LEASE_ANSWER_S`, the next node of the
+side asks: one alone may have lost the store. Its turn comes when a decision by the one before would
+have been carried out and known, for `LEASE_ANSWER_S`; after the last turn the side goes. A lease
+that is granted too late, because the picture has changed since the request, is not acted upon: its
+epoch is spread without any decision, so that a later request uses the next epoch.
 
 **Removal margin.** With `down_removal_margin` the winning side downs the others that much later
 than the losing side downs itself: the losers' entities need time to stop before they start on the
@@ -79,7 +85,7 @@ Source: S1.31, B.31-B.34, B.39; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -88,6 +94,7 @@ from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
 from shardbus.membership.downing.links import Flags, lasting
+from shardbus.membership.downing.picture import Change, Picture, picture_of
 from shardbus.membership.downing.split import (
     EPOCHS,
     MONITORED_BY,
@@ -116,6 +123,9 @@ member that others report as cut off."""
 SERIOUS_PART = 0.5
 """The part of `stable_after` after which a node of this side may decide about a member that is cut
 off, as far as another one knows."""
+MOMENT_S = 1.0
+"""Seconds for which a member at fault may look blameless, and a blameless one at fault: each new
+version looks so until the others have seen it."""
 LAST_RESORT = 2
 """The patience, as many times as this, after which an unstable side downs itself as a whole."""
 TOLERATED_CHANGES = 2
@@ -163,7 +173,8 @@ class Resolver:
     """Follows the copies of the state, and plans when to act on a split. `has_started`: True if a
     copy allows members to be Up, or to become so; without it, every copy does. `suspended_within`:
     seconds after which a member that gets no consent is surely suspended. `noticed_within`: seconds
-    by which others may notice later than this node that they do not reach each other."""
+    by which others may notice later than this node that they do not reach each other.
+    `without_contact`: the members that have not consented for too long (`suspension`)."""
 
     def __init__(
         self,
@@ -173,12 +184,14 @@ class Resolver:
         has_started: Callable[[Gossip], bool] | None = None,
         suspended_within: float = 0.0,
         noticed_within: float = 0.0,
+        without_contact: Callable[[float], Collection[NodeId]] = lambda now: (),
         monitored_by: int = MONITORED_BY,
     ) -> None:
         self.me = me
         self.settings = settings
         self.suspended_within = suspended_within
         self.noticed_within = noticed_within
+        self._without_contact = without_contact
         self._grace = min(CONSENT_GRACE_PART * suspended_within, CONSENT_GRACE_MAX)
         oldest = settings.strategy == "keep-oldest"
         self._preference = Preference(oldest, settings.down_if_alone, monitored_by)
@@ -193,7 +206,7 @@ class Resolver:
         self._doubt_until = 0.0
         self._considered_at = 0.0
         self._checked: Gossip | None = None
-        self._picture: object = None
+        self._picture: Picture | None = None
         self._flags: frozenset[tuple[NodeId, NodeId]] = frozenset()
         """Observer and subject of each flag of the picture."""
         self._present: frozenset[NodeId] = frozenset()
@@ -201,6 +214,13 @@ class Resolver:
         """The members of the picture that are not on their way out, and of these the ones that
         would be left without bad links."""
         self._split = Split()
+        self._at_fault: dict[NodeId, float] = {}
+        """The members that have been cut off, or had to go, since the picture was new, except for
+        moments; and until when each of them was."""
+        self._blamed_since: dict[NodeId, float] = {}
+        """The other members that have to go now, and since when."""
+        self._was_broken: set[NodeId] = set()
+        """The members that had to go for bad links within this side at some time since then."""
         self._hearsay = False
         """True if a node of this side has not found by itself that a member is cut off."""
         self._cut_since: dict[NodeId, float] = {}
@@ -212,6 +232,12 @@ class Resolver:
         self._sweep: Sweep | None = None
         self._requested: LeaseRequest | None = None
         self._granted: LeaseRequest | None = None
+        self._asks_since: float | None = None
+        """Since when this side asks for a lease."""
+        self._asked_in_vain = False
+        """This node has asked for the lease, and the store has not answered."""
+        self._turn_at = 0.0
+        """When this node may ask for the lease, or gives up if no node has an answer."""
         self._epoch = 0
         self._unused = 0
 
@@ -225,11 +251,13 @@ class Resolver:
         times = [self._settled_at, self._settled_at + settings.down_removal_margin]
         times.append(self._settled_at + self._patience)
         times.append(self._harmless_at)
+        times += [since + MOMENT_S for since in self._blamed_since.values()]
         delay = settings.acquire_lease_delay_for_minority
         later = (delay,) if settings.strategy == "lease-majority" else ()
         times += [self._settled_at + at for at in later]
         if self._outnumbered:
-            times += [self._settled_at + self.noticed_within + at for at in (0.0, *later)]
+            times += [self._settled_at + self._others_first + at for at in (0.0, *later)]
+        times.append(self._turn_at)
         if self._requested:
             times.append(self._requested.ends_at)
         if self._granted:
@@ -263,6 +291,9 @@ class Resolver:
                 self._granted = replace(asked, decision=decision)
                 return DowningPlan()
             return DowningPlan(decision=decision, epoch=asked.epoch)
+        if granted is None and len(before.split.askers) > 1:
+            self._asked_in_vain = True
+            return DowningPlan()  # the turn of the next one follows
         why = "the store cannot be reached" if granted is None else "the other side has the lease"
         return self._give_up(before, why)
 
@@ -281,6 +312,10 @@ class Resolver:
             return DowningPlan()
         self._considered_at = now
         self._update_picture(gossip, now)
+        fresh = self.changed_at + MOMENT_S
+        if any(now >= since + MOMENT_S or since < fresh for since in self._blamed_since.values()):
+            self._begin(gossip, now)
+            self._end_requests()
         split = self._split
         leading = leading or self._stands_in(gossip)
         if self._unused > self._epoch:
@@ -323,11 +358,19 @@ class Resolver:
         """True if this voter does not consent that the node goes on."""
         if node in self._split.cut:
             grace = 0.0 if (self.me, node) in self._flags else self._grace
-            return now >= self._cut_since.get(node, now) + grace
-        if any((observer, node) in self._flags for observer in self._deciders.get(node, ())):
-            return True
+            if now >= self._cut_since.get(node, now) + grace:
+                return True
+        for observer in self._deciders.get(node, ()):
+            if (observer, node) in self._flags and not self._has_left_us(observer, now):
+                return True
         lasts = self._grace if self._split.cut else self.settings.stable_after
-        return node in self._split.broken and now >= self.changed_at + lasts
+        return node in self._still_at_fault(now) and now >= self.changed_at + lasts
+
+    def _has_left_us(self, observer: NodeId, now: float) -> bool:
+        """True if this voter has refused an observer for so long that it decides nothing any more
+        that counts this voter on its side."""
+        since = self._cut_since.get(observer, now)
+        return now >= since + self._grace + self.suspended_within
 
     def _stands_in(self, gossip: Gossip) -> bool:
         """True if the leader must go, and this node speaks for the side."""
@@ -342,13 +385,13 @@ class Resolver:
         """Decide about a settled picture with members cut off."""
         since = self._settled_at
         stays = decision.outcome in (DowningOutcome.DOWN_OTHERS, DowningOutcome.ASK_LEASE)
-        if stays and (unaware := self._unaware(gossip)):
+        if stays and (doubtful := self._doubtful(gossip, now)):
             acts = leading or decision.outcome is DowningOutcome.ASK_LEASE
             if not acts or now < since + self._patience:
                 return DowningPlan()
-            decision = decide(self._survey(gossip, unaware))
+            decision = decide(self._survey(gossip, doubtful))
         act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
-        turn = self.noticed_within if self._outnumbered else 0.0
+        turn = self._others_first if self._outnumbered else 0.0
         return self._act(decision, leading, since + decision.delay + turn, act_at, now)
 
     def _survey(self, gossip: Gossip, doubtful: Iterable[NodeId] = ()) -> Split:
@@ -364,7 +407,8 @@ class Resolver:
 
     @property
     def _settled_at(self) -> float:
-        quiet = max(self.changed_at, self._doubt_until, *self._cut_since.values())
+        others = (*self._cut_since.values(), *self._blamed_since.values())
+        quiet = max(self.changed_at, self._doubt_until, *others)
         return quiet + self.settings.stable_after
 
     @property
@@ -373,44 +417,89 @@ class Resolver:
         this side know the picture (`refuses`)."""
         split = self._split
         known = [self._aware.get(node, self.changed_at) for node in split.side]
-        if not split.cut:
+        if not split.cut or not self._was_broken.isdisjoint(split.cut):
             known = [at + self.settings.stable_after for at in known]
         elif self._hearsay or split.broken:
             known = [at + self._grace for at in known]
         return max(known, default=self.changed_at) + self.suspended_within
 
     @property
-    def _outnumbered(self) -> bool:
-        """True if this side has fewer members than those that are cut off and may live."""
-        split = self._split
-        return len(split.side) < len(split.cut) - len(split.gone)
+    def _others_first(self) -> float:
+        """Seconds after which more nodes have had their turn: they may have noticed later, and may
+        have waited for one of them that has not seen their picture."""
+        return max(self.noticed_within, self._patience)
 
-    def _unaware(self, gossip: Gossip) -> list[NodeId]:
+    @property
+    def _outnumbered(self) -> bool:
+        """True if this side has fewer members than those that are cut off. That they refuse all
+        connections of so few proves no death: a firewall may stand before the few."""
+        return len(self._split.side) < len(self._split.cut)
+
+    def _doubtful(self, gossip: Gossip, now: float) -> list[NodeId]:
+        """Return the voters of this side that have not seen the picture, or do not consent that
+        this node goes on: it may have lost them, and they may stand with the others."""
+        silent = self._without_contact(now)
         return [
             node
             for node in self._split.side
-            if gossip.members[node].status in VOTING and node not in self._aware
+            if gossip.members[node].status in VOTING
+            and node != self.me
+            and (node not in self._aware or node in silent)
         ]
 
     def _update_picture(self, gossip: Gossip, now: float) -> None:
         if gossip is self._checked:
             return
         self._checked = gossip
-        statuses = tuple((node, member.status) for node, member in gossip.members.items())
         self._epoch = gossip.epochs.get(EPOCHS, 0)
-        picture = (statuses, tuple(gossip.records()), self._epoch)
-        whole, before = not gossip.unreachable(), self._split
+        picture = picture_of(gossip, self.me, self._preference.monitored_by, self._epoch)
+        whole, split = not gossip.unreachable(), self._split
         self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
-        self._follow_cut(before, picture[1], now)
-        if picture == self._picture:
+        self._follow_cut(split, gossip.records(), now)
+        self._at_fault = self._still_at_fault(now, split)
+        before, self._picture = self._picture, picture
+        change = self._change(before)
+        self._was_broken |= {*self._split.broken}
+        newly = [node for node in self._split.broken if node not in self._at_fault]
+        self._blamed_since = {node: self._blamed_since.get(node, now) for node in newly}
+        if before is None or picture.flags != before.flags or change is not Change.NONE:
+            self._count(gossip, lasted, now)
+        if change is not Change.NEW:
             self._aware = {**dict.fromkeys(gossip.seen, now), **self._aware}
+        if change is Change.NONE:
             return
-        self._count(gossip, lasted, now)
-        self._picture, self.changed_at = picture, now
-        self._aware = dict.fromkeys(gossip.seen, now)
+        if change is Change.NEW:
+            self._begin(gossip, now)
+        self._end_requests()
+
+    def _begin(self, gossip: Gossip, now: float) -> None:
+        """Begin the wait: the picture is another one."""
+        self.changed_at, self._aware = now, dict.fromkeys(gossip.seen, now)
+        self._at_fault = dict.fromkeys((*self._split.cut, *self._split.broken), now)
+        self._was_broken = {*self._split.broken}
+        self._blamed_since = {}
+
+    def _end_requests(self) -> None:
         self._unused = self._granted.epoch if self._granted else 0
         self._sweep = self._requested = self._granted = None
+        self._asks_since, self._asked_in_vain = None, False
+
+    def _change(self, before: Picture | None) -> Change:
+        """Return by what the picture differs from the one before."""
+        picture, split = self._picture, self._split
+        if before is None or picture is None:
+            return Change.NEW
+        return picture.change_from(before, self._at_fault.keys() & {*split.cut, *split.broken})
+
+    def _still_at_fault(self, now: float, split: Split | None = None) -> dict[NodeId, float]:
+        """Return the members at fault by this split, the present one if none is given. For a moment
+        each new version makes a member look cut off, and another one blameless."""
+        split = split or self._split
+        until = self._at_fault | dict.fromkeys(
+            self._at_fault.keys() & {*split.cut, *split.broken}, now
+        )
+        return {node: at for node, at in until.items() if now <= at + MOMENT_S}
 
     def _follow_cut(self, before: Split, flags: Flags, now: float) -> None:
         """Note since when which members are cut off, and who may have decided about others."""
@@ -495,13 +584,7 @@ class Resolver:
         for from `ask_at` on; others are downed from `act_at` on."""
         match decision.outcome:
             case DowningOutcome.ASK_LEASE:
-                if decision.split.speaker != self.me or now < ask_at:
-                    return DowningPlan()
-                epoch = self._epoch + 1
-                if epoch > EPOCH_MAX:
-                    return self._give_up(decision, "the last epoch is used up")
-                self._requested = LeaseRequest(decision, epoch, now + LEASE_ANSWER_S, act_at)
-                return DowningPlan(ask=AcquireLease(lease_of(epoch), str(self.me), LEASE_TTL_S))
+                return self._ask(decision, ask_at, act_at, now)
             case DowningOutcome.DOWN_OTHERS:
                 return (
                     DowningPlan(decision=decision) if leading and now >= act_at else DowningPlan()
@@ -512,3 +595,24 @@ class Resolver:
                 return DowningPlan()
             case _:
                 assert_never(decision.outcome)
+
+    def _ask(self, decision: Decision, ask_at: float, act_at: float, now: float) -> DowningPlan:
+        """Ask for the lease when it is this node's turn. The next one's begins when the decision of
+        the one before would have been carried out, and known."""
+        if now < ask_at:
+            return DowningPlan()
+        if self._asks_since is None:
+            self._asks_since = now
+        askers, known = decision.split.askers, max(self._asks_since, act_at)
+        mine = self.me in askers and not self._asked_in_vain
+        turn = askers.index(self.me) if mine else len(askers)
+        self._turn_at = known + turn * LEASE_ANSWER_S if turn else ask_at
+        if now < self._turn_at:
+            return DowningPlan()
+        if not mine:
+            return self._give_up(decision, "the store has answered no node of this side")
+        epoch = self._epoch + 1
+        if epoch > EPOCH_MAX:
+            return self._give_up(decision, "the last epoch is used up")
+        self._requested = LeaseRequest(decision, epoch, now + LEASE_ANSWER_S, act_at)
+        return DowningPlan(ask=AcquireLease(lease_of(epoch), str(self.me), LEASE_TTL_S))

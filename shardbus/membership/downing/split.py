@@ -74,6 +74,8 @@ from shardbus.membership.member import Member, Status, age_order
 from shardbus.membership.reachability import Flag, ObserverRow
 
 EMPTY_ROW = ObserverRow(0, {})
+ASKERS_MAX = 3
+"""Members of a side, at most, that ask for a lease: one alone may have lost the store."""
 EPOCHS = "$downing"
 """The name of the lease decisions' epoch among the coordinators' epochs. No entity type can have
 it."""
@@ -125,10 +127,16 @@ class Split:
     """No member has been Up, and none can be yet."""
 
     @property
+    def askers(self) -> tuple[NodeId, ...]:
+        """Who asks for a lease on behalf of our side, one after the other while the store does not
+        answer: everybody who sees this split names the same ones."""
+        able = dict.fromkeys(n for n in (*self.ours, *self.side) if n not in self.broken)
+        return tuple(able)[:ASKERS_MAX]
+
+    @property
     def speaker(self) -> NodeId | None:
-        """Who asks for a lease on behalf of our side: everybody who sees this split names the same
-        one, though bad links may let several believe that they lead."""
-        return next((n for n in (*self.ours, *self.side) if n not in self.broken), None)
+        """The first who asks, though bad links may let several believe that they lead."""
+        return next(iter(self.askers), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,11 @@ nothing. Its gossip ends a silence, because a node gossips with members that it 
     notice      a watched node answered slowly, or reports that it is starved
 
 The accepted silence is extended by a patience: this node's own, plus the lag that the watched node
-reported in its last heartbeat or reply (`local_health`). A node that leaves `unanswered_max`
-heartbeats in a row without a sign of life is unreachable in any case.
+reported in its last heartbeat or reply (`local_health`). When one is suspected, so are those that
+are more than half as long silent, until they reply: a node that hears nothing reports all at once,
+so that the others see whose links are bad. A node that leaves `unanswered_max`
+heartbeats in a row without a sign of life is unreachable in any case. So is one that answers too
+late for long, where the others cannot go on without it (`prompt_within`).
 
 Source: S1.16-S1.24, B.7-B.9, B.25, N.12.
 """
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from shardbus.config.settings import FailureDetectorSettings
 from shardbus.ids import NodeId
@@ -50,11 +54,15 @@ class Verdict:
 
 @dataclass(slots=True)
 class WatchedNode:
-    """One watched node. `since`: when its first heartbeat was sent."""
+    """One watched node. `since`: when its first heartbeat was sent. `prompt_at`: when it last
+    answered one in time."""
 
     detector: PhiAccrual
     since: float | None = None
+    prompt_at: float = -inf
     suspected: bool = False
+    silent: bool = False
+    """It was suspected with another one, and has not replied since."""
     answered: int = 0
     """Sequence number of the last heartbeat that was sent when the node gave a sign of life."""
     lag: float = 0.0
@@ -67,11 +75,15 @@ class WatchedNode:
 
 
 class Heartbeats:
-    """Sends heartbeats, handles replies, returns verdicts."""
+    """Sends heartbeats, handles replies, returns verdicts. `prompt_within`: seconds within which a
+    node must answer a heartbeat, at least now and then."""
 
-    def __init__(self, me: NodeId, settings: FailureDetectorSettings) -> None:
+    def __init__(
+        self, me: NodeId, settings: FailureDetectorSettings, prompt_within: float = inf
+    ) -> None:
         self.me = me
         self.settings = settings
+        self.prompt_within = prompt_within
         self.watches: dict[NodeId, WatchedNode] = {}
         self.health = LocalHealth(settings)
         self.vitals: Vitals | None = None
@@ -93,6 +105,11 @@ class Heartbeats:
         settings = self.settings
         pause = settings.expected_response_after + settings.acceptable_heartbeat_pause
         return pause + self.health.patience + 2 * settings.heartbeat_interval
+
+    @property
+    def _slow_after(self) -> float:
+        """Seconds without a prompt answer after which a node is suspected, though it answers."""
+        return self.prompt_within + SILENT_BEATS * self.settings.heartbeat_interval
 
     def late(self, now: float) -> float:
         """Return for how many seconds this node has been starved: the lateness of its own timer, or
@@ -151,7 +168,9 @@ class Heartbeats:
         interval = watch.detector.heartbeat(now)
         if reply.vitals is not None:
             watch.vitals, watch.vitals_at = reply.vitals, now
-        watch.answered = self._sequence
+        watch.answered, watch.silent = self._sequence, False
+        if now - reply.sent_at <= self.prompt_within:
+            watch.prompt_at = now
         notices: list[SlowHeartbeat | NodeStarved] = [*self._on_lag(sender, watch, reply.lag)]
         alarming = self.settings.acceptable_heartbeat_pause * 2 / 3
         if interval is not None and 0 < alarming <= interval:
@@ -216,6 +235,7 @@ class Heartbeats:
         for watch in self.watches.values():
             watch.detector.credit(late)
             watch.since = None if watch.since is None else watch.since + late
+            watch.prompt_at += late
 
     def _judge_own_health(self, late: float) -> None:
         """Before a beat: rate this node by the replies to the last beats."""
@@ -246,6 +266,22 @@ class Heartbeats:
         return 0 if watch.since is None else self._sequence - watch.answered
 
     def _reap(self, now: float) -> list[Verdict]:
+        verdicts = self._judge(now)
+        fell = [self._unanswered(self.watches[v.node]) for v in verdicts if not v.available]
+        return verdicts + self._silent_together(min(fell)) if fell else verdicts
+
+    def _silent_together(self, unanswered: int) -> list[Verdict]:
+        """Suspect the nodes, too, that are more than half as long silent as one that is suspected
+        now: if it is this node that hears nothing, the others learn that by one version."""
+        least = max(SILENT_BEATS, unanswered // 2 + 1)
+        verdicts = []
+        for node, watch in self.watches.items():
+            if not watch.suspected and self._unanswered(watch) >= least:
+                watch.suspected = watch.silent = True
+                verdicts.append(Verdict(node, available=False))
+        return verdicts
+
+    def _judge(self, now: float) -> list[Verdict]:
         verdicts = []
         for node, watch in self.watches.items():
             detector = watch.detector
@@ -255,7 +291,9 @@ class Heartbeats:
             if not detector.monitoring and due:
                 detector.heartbeat(now)
             detector.patience = self.health.patience_with(watch.lag)
-            available = detector.available(now) and not self._unanswered_too_long(watch)
+            slow = due and now - max(watch.since or 0.0, watch.prompt_at) > self._slow_after
+            silent = slow or watch.silent or self._unanswered_too_long(watch)
+            available = detector.available(now) and not silent
             if available is watch.suspected:
                 watch.suspected = not available
                 verdicts.append(Verdict(node, available))

@@ -17,6 +17,7 @@ from shardbus.membership import events as ev
 from shardbus.membership import view as seen
 from shardbus.membership.admission import cookie_of
 from shardbus.membership.cluster import ClusterMembership
+from shardbus.membership.downing.resolver import LEASE_ANSWER_S
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
@@ -455,7 +456,7 @@ def test_TC38_an_equal_split_is_decided_by_the_lease(rejecting: bool, store_up: 
         net.run(3)
         net.store_up = store_up
         net.partition(["n01", "n04"], ["n02", "n03"], rejecting=rejecting)
-        net.run(DECISION)
+        net.run(DECISION if store_up else DECISION + 2 * LEASE_ANSWER_S)
         alive = [node.name for node in net.running()]
         assert alive in ([["n01", "n04"], ["n02", "n03"]] if store_up else [[]])
         assert net.agreed(alive)

@@ -14,7 +14,7 @@ from shardbus.membership.downing.split import survey
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability
 from tests.unit.membership.membership_net import Net
-from tests.unit.membership.test_gossip import A, B, C, state
+from tests.unit.membership.test_gossip import A, B, C, D, state
 
 OK, UN, BAD, GONE = Flag
 UP = Status.UP
@@ -61,6 +61,28 @@ def test_TC12_an_accusation_is_a_bad_link_and_its_direction_breaks_ties_only(
         table = table.marked(observer, subject, flag)
     copy = replace(state("abc", a=UP, b=UP, c=UP), reachability=table)
     assert survey(copy, A).broken == broken
+
+
+@pytest.mark.parametrize(
+    ("marks", "flags"),
+    [
+        ([(C, UN), (B, BAD), (C, OK)], {}),
+        ([(B, BAD), (C, UN), (C, OK)], {}),
+        ([(B, BAD), (C, OK)], {B: BAD}),  # nothing was wrong with the other link
+        ([(B, BAD), (C, GONE), (C, OK)], {B: BAD, C: GONE}),
+        ([(B, BAD), (C, BAD), (B, OK)], {B: BAD, C: BAD}),
+        ([(C, UN), (B, GONE), (C, OK)], {B: GONE}),
+    ],
+)
+def test_who_reaches_a_member_again_takes_back_whom_it_has_accused(
+    marks: list[tuple[NodeId, Flag]], flags: dict[NodeId, Flag]
+) -> None:
+    """It may have been at fault itself: the one accusation that it had made would be left."""
+    table = Reachability().marked(D, B, BAD)
+    for subject, mark in marks:
+        table = table.marked(A, subject, mark)
+    assert table.rows[A].flags == flags
+    assert table.flag(D, B) is BAD
 
 
 def test_S1_25_a_quarantined_member_is_downed_learns_it_and_may_start_anew() -> None:

@@ -14,7 +14,7 @@ from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
-from shardbus.membership.suspension import Suspension
+from shardbus.membership.suspension import PROMPT_MAX, Suspension
 from shardbus.membership.view import HandlingResumed, HandlingSuspended
 from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, C, D, state
@@ -209,6 +209,26 @@ def test_members_that_no_heartbeat_asks_are_asked_three_times_in_its_length() ->
     assert made.requests(FIVE.members, {B, C}, T + LIFE / 4) == []
     assert made.deadline() == pytest.approx(T + LIFE / 3)
     assert made.requests(FIVE.members, {B, C}, T + LIFE / 3) == [D, E]
+
+
+def test_members_whose_contact_is_half_over_are_asked_more_often() -> None:
+    """Their answers may have got lost: the node would be suspended for that."""
+    made, watched = entered(A, FIVE), frozenset(FIVE.members)
+    for node in (C, D):
+        made.on_consent(node, T + LIFE / 2, T + LIFE / 2)
+    assert made.requests(FIVE.members, watched, T + LIFE / 2 - 0.1) == []
+    assert made.requests(FIVE.members, watched, T + LIFE / 2) == [B, E]
+    assert made.requests(FIVE.members, watched, T + LIFE / 2 + LIFE / 10) == []
+    assert made.requests(FIVE.members, watched, T + LIFE / 2 + LIFE / 8) == [B, E]
+    made.on_consent(B, T + LIFE / 2, T + 0.7 * LIFE)
+    assert made.requests(FIVE.members, watched, T + 0.8 * LIFE) == [E]
+
+
+def test_a_large_cluster_asks_as_often_as_ever() -> None:
+    many = state(**{f"n{k:03}": UP for k in range(PROMPT_MAX + 1)})
+    me, *others = many.members
+    made = entered(me, many)
+    assert made.requests(many.members, frozenset(others), T + 0.9 * LIFE) == []
 
 
 def test_heartbeats_that_are_too_rare_do_not_count_as_requests() -> None:

@@ -144,10 +144,15 @@ def test_a_decision_is_a_notice_with_its_reason() -> None:
     net.partition(["n01"], ["n02", "n03"])
     net.run(40)
     assert [n.name for n in net.running()] == []
+    decided = {}
     for node in nodes:
-        describe_decision = [n.decision for n in node.notices if isinstance(n, seen.DowningDecided)]
-        assert [d.outcome for d in describe_decision] == [DowningOutcome.DOWN_OURSELVES]
-        assert describe_decision[0].reason.startswith("no quorum: ")
+        decisions = [n.decision for n in node.notices if isinstance(n, seen.DowningDecided)]
+        decided[node.name] = [(d.outcome, d.reason[:11]) for d in decisions]
+    lost = [(DowningOutcome.DOWN_OURSELVES, "no quorum: ")]
+    assert decided["n01"] == lost
+    # Of two nodes the one that decides first may have downed the other.
+    assert lost in (decided["n02"], decided["n03"])
+    assert [] in (decided["n02"], decided["n03"]) or decided["n02"] == decided["n03"]
 
 
 def test_auto_down_makes_two_clusters() -> None:

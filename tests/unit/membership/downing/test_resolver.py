@@ -282,11 +282,10 @@ def asking() -> tuple[Resolver, Gossip, str]:
     [
         (True, DowningOutcome.DOWN_OTHERS, (C, D), "this side has the lease"),
         (False, DowningOutcome.DOWN_OURSELVES, (A, B), "the other side has the lease"),
-        (None, DowningOutcome.DOWN_OURSELVES, (A, B), "the store cannot be reached"),
     ],
 )
 def test_the_lease_decides(
-    granted: bool | None, expected: DowningOutcome, down: tuple[NodeId, ...], why: str
+    granted: bool, expected: DowningOutcome, down: tuple[NodeId, ...], why: str
 ) -> None:
     resolver, _, name = asking()
     plan = resolver.on_lease_result(name, granted)
@@ -296,11 +295,71 @@ def test_the_lease_decides(
     assert plan.epoch == (1 if granted else 0)
 
 
-def test_no_answer_from_the_store_is_a_lost_split() -> None:
-    resolver, equal, _ = asking()
-    late = 10.0 + STABLE + LEASE_ANSWER_S
-    assert resolver.deadline() == late
-    assert outcome(resolver.consider(equal, True, late)) is DowningOutcome.DOWN_OURSELVES
+@pytest.mark.parametrize("answers_late", [False, True])
+def test_where_the_store_answers_one_node_not_the_next_one_of_its_side_asks(
+    answers_late: bool,
+) -> None:
+    """A alone may have lost the store."""
+    resolver, equal, name = asking()
+    turn = 10.0 + STABLE + LEASE_ANSWER_S
+    if answers_late:
+        assert resolver.deadline() == turn
+    else:
+        assert resolver.on_lease_result(name, None) == DowningPlan()
+    assert resolver.consider(equal, True, turn) == DowningPlan()
+    following = Resolver(B, SETTINGS)
+    following.consider(equal, False, 10.0)
+    assert following.consider(equal, False, 10.0 + STABLE) == DowningPlan()
+    assert following.deadline() == turn
+    ask = following.consider(equal, False, turn).ask
+    assert ask is not None
+    assert ask.name == name
+    plan = following.on_lease_result(name, True)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OTHERS, (C, D))
+
+
+def test_no_answer_of_the_store_to_any_node_of_a_side_is_a_lost_split() -> None:
+    """Each node of the side goes by itself."""
+    resolver, equal, name = asking()
+    resolver.on_lease_result(name, None)
+    resolver.consider(equal, True, 10.1 + STABLE)
+    end = 10.0 + STABLE + 2 * LEASE_ANSWER_S
+    assert resolver.consider(equal, True, end - 0.1) == DowningPlan()
+    assert resolver.deadline() == end
+    plan = resolver.consider(equal, True, end)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OURSELVES, (A, B))
+    assert plan.decision.reason.endswith("the store has answered no node of this side")
+
+
+def test_a_side_of_one_node_has_lost_if_the_store_does_not_answer_it() -> None:
+    resolver = Resolver(A, SETTINGS)
+    alone = cut(state(a=UP, b=UP), Flag.UNREACHABLE, B)
+    resolver.consider(alone, True, 10.0)
+    ask = resolver.consider(alone, True, 10.0 + STABLE).ask
+    assert ask is not None
+    plan = resolver.on_lease_result(ask.name, None)
+    assert plan.decision is not None
+    assert plan.decision.outcome is DowningOutcome.DOWN_OURSELVES
+    assert plan.decision.reason.endswith("the store cannot be reached")
+
+
+def test_no_turn_comes_before_a_decision_by_the_turn_before_is_known() -> None:
+    """A has the lease, and carries that out when the others are surely suspended."""
+    equal = cut(FOUR, Flag.UNREACHABLE, C, D)
+    suspended_within = 2 * STABLE
+    first, following = (Resolver(n, SETTINGS, suspended_within=suspended_within) for n in (A, B))
+    for resolver in (first, following):
+        resolver.consider(equal, resolver is first, 10.0)
+    ask = first.consider(equal, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert first.on_lease_result(ask.name, True) == DowningPlan()
+    following.consider(equal, False, 10.0 + STABLE)
+    carried_out = 10.0 + suspended_within
+    assert first.deadline() == carried_out
+    assert outcome(first.consider(equal, True, carried_out)) is DowningOutcome.DOWN_OTHERS
+    assert following.consider(equal, False, carried_out + 0.9 * LEASE_ANSWER_S) == DowningPlan()
 
 
 def test_an_answer_to_an_old_question_is_ignored() -> None:
@@ -315,6 +374,19 @@ def test_no_strategy_no_decision() -> None:
     resolver = Resolver(A, DowningSettings(strategy="none"))
     assert resolver.consider(GONE, True, 10.0) == DowningPlan()
     assert resolver.consider(GONE, True, 1000.0) == DowningPlan()
+
+
+def test_no_turn_begins_before_the_side_could_ask() -> None:
+    """A voter has not seen the picture: the side asks for the lease only after the patience."""
+    four = replace(cut(FOUR, Flag.UNREACHABLE, C, D), seen=frozenset({A, B}))
+    five = replace(four, members={**four.members, E: FIVE.members[E]})
+    first, following = Resolver(A, LEASES), Resolver(B, LEASES)
+    for resolver in (first, following):
+        resolver.consider(five, resolver is first, 10.0)
+    at = 10.0 + STABLE + PATIENCE
+    assert first.consider(five, True, at).ask is not None
+    assert following.consider(five, False, at) == DowningPlan()
+    assert following.consider(five, False, at + LEASE_ANSWER_S).ask is not None
 
 
 # -- the other strategies ----------------------------------------------------------------------
@@ -371,8 +443,12 @@ def test_the_minority_asks_later(flag: Flag) -> None:
     few = cut(THREE, flag, B, C)
     resolver.consider(few, True, 10.0)
     assert resolver.consider(few, True, 10.0 + STABLE) == DowningPlan()
-    assert resolver.deadline() == 10.0 + STABLE + DELAY
-    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
+    due = resolver.deadline()
+    while due is not None and due < 10.0 + STABLE + DELAY + PATIENCE:
+        assert resolver.consider(few, True, due).ask is None
+        due = resolver.deadline()
+    assert due is not None
+    ask = resolver.consider(few, True, due).ask
     assert ask is not None
     plan = resolver.on_lease_result(ask.name, False)
     assert plan.decision is not None
@@ -383,7 +459,7 @@ def test_the_minority_stays_if_it_has_the_lease() -> None:
     resolver = Resolver(A, LEASES)
     few = cut(THREE, Flag.UNREACHABLE, B, C)
     resolver.consider(few, True, 10.0)
-    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
+    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY + PATIENCE).ask
     assert ask is not None
     plan = resolver.on_lease_result(ask.name, True)
     assert plan.decision is not None
@@ -401,7 +477,7 @@ def test_the_speaker_asks_whoever_leads() -> None:
     for me, leading in ((A, False), (B, True)):
         resolver = Resolver(me, LEASES)
         resolver.consider(UNREACHABLE, leading, 10.0)
-        plan = resolver.consider(UNREACHABLE, leading, 60.0)
+        plan = resolver.consider(UNREACHABLE, leading, 10.0 + STABLE)
         assert (plan.ask is not None) is (me == A)
         assert plan.decision is None
 
@@ -836,7 +912,7 @@ def test_members_cut_off_and_one_with_bad_links_go_together_once_all_are_surely_
 
 # -- who suspects itself first ------------------------------------------------------------------
 
-NOTICED = 6.0
+NOTICED = 11.0
 
 
 @pytest.mark.parametrize(
@@ -865,11 +941,13 @@ def test_fewer_nodes_ask_for_a_lease_when_those_that_hear_each_other_have_had_th
     assert at == 10.0 + STABLE + turn
 
 
-def test_fewer_nodes_do_not_wait_for_members_that_are_proved_gone() -> None:
+def test_fewer_nodes_wait_for_members_too_that_refuse_them() -> None:
+    """A firewall may stand before the few."""
     few = cut(THREE, Flag.TERMINATED, B, C)
     resolver = Resolver(A, LEASES, noticed_within=NOTICED)
     resolver.consider(few, True, 10.0)
-    assert resolver.consider(few, True, 10.0 + STABLE + DELAY).ask is not None
+    assert resolver.consider(few, True, 10.0 + STABLE + DELAY).ask is None
+    assert resolver.consider(few, True, 10.0 + STABLE + DELAY + NOTICED).ask is not None
 
 
 # -- who acts, and what is no unrest --------------------------------------------------------------

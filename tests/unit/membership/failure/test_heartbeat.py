@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,7 @@ from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.view import SlowHeartbeat
 
 NODES = [NodeId(f"n{i}", 7355, i) for i in range(20)]
-ME, B, C = NODES[:3]
+ME, B, C, D = NODES[:4]
 
 
 def heartbeats(**settings: float) -> Heartbeats:
@@ -97,6 +99,69 @@ def test_TC13_a_node_that_never_answers_is_found() -> None:
         now = hb.deadline() or 99.0
     assert found is not None
     assert 5.0 < found < 8.0
+
+
+def run_until(hb: Heartbeats, end: float, delays: dict[NodeId, list[tuple[float, float]]]) -> Any:
+    """Return (time, node, available) of each verdict. `delays`: (until when, how late) each node
+    answers; after that it does not."""
+    verdicts: list[tuple[float, NodeId, bool]] = []
+    replies: list[tuple[float, NodeId, Heartbeat]] = []
+    now = 0.0
+    while now < end:
+        for at, node, beat in sorted(replies, key=lambda reply: reply[0]):
+            if at <= now:
+                hb.on_reply(node, HeartbeatReply(beat.sequence, beat.sent_at), at)
+        replies = [reply for reply in replies if reply[0] > now]
+        beats, judged, _ = hb.tick(now)
+        verdicts += [(now, v.node, v.available) for v in judged]
+        for node, beat in beats:
+            late = [delay for until, delay in delays.get(node, []) if now < until]
+            replies += [(now + delay, node, beat) for delay in late[:1]]
+        now = hb.deadline() or 99.0
+    return verdicts
+
+
+def three_watched(prompt_within: float = inf) -> Heartbeats:
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=3), prompt_within)
+    hb.on_members([ME, B, C, D], [])
+    hb.start(0.0)
+    return hb
+
+
+def test_who_hears_no_other_reports_all_of_them_at_once() -> None:
+    """C was late before, so its silence alone would be noticed later."""
+    hb = three_watched()
+    jittery = [(t + 1.0, 0.1 if t % 4 else 1.9) for t in range(20)]
+    verdicts = run_until(hb, 40.0, {B: [(20.0, 0.0)], C: jittery, D: [(20.0, 0.0)]})
+    assert {(node, available) for _, node, available in verdicts} == {(n, False) for n in (B, C, D)}
+    assert len({at for at, _, _ in verdicts}) == 1
+
+
+def test_who_hears_some_reports_the_silent_ones_only() -> None:
+    hb = three_watched()
+    verdicts = run_until(hb, 40.0, {B: [(20.0, 0.0)], C: [(99.0, 0.0)], D: [(99.0, 0.0)]})
+    assert [(node, available) for _, node, available in verdicts] == [(B, False)]
+
+
+def test_a_node_reported_with_another_one_is_reachable_again_by_its_next_answer() -> None:
+    hb = three_watched()
+    hb.watches[C].suspected = hb.watches[C].silent = True
+    verdicts = run_until(hb, 3.0, {n: [(99.0, 0.1)] for n in (B, C, D)})
+    assert [(node, available) for _, node, available in verdicts] == [(C, True)]
+
+
+LATE = ((B, 4.5), (C, 3.9))
+
+
+@pytest.mark.parametrize(("prompt_within", "suspected"), [(inf, False), (4.0, True)])
+def test_a_node_that_answers_late_for_long_is_unreachable_where_the_others_cannot_go_on_without_it(
+    prompt_within: float, suspected: bool
+) -> None:
+    hb = three_watched(prompt_within)
+    slower = [(t + 1.0, 0.3 * t) for t in range(60)]
+    late = {node: [(until, min(delay, most)) for until, delay in slower] for node, most in LATE}
+    verdicts = run_until(hb, 60.0, {**late, D: [(99.0, 0.0)]})
+    assert [(n, a) for _, n, a in verdicts] == ([(B, False)] if suspected else [])
 
 
 def test_whoever_slept_judges_nobody() -> None:
