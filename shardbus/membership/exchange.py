@@ -15,7 +15,7 @@ the version, rounds are three times as frequent.
 
 **Pushes.** Each new version is sent at once to `news_fanout` nodes that have not seen it, at most
 once per pause. Nodes that others flag come last: a node that hears no other flags them all. The
-pause grows with the cluster. A node that nobody answers goes on to send its state: it may be deaf
+pause grows with the cluster. A node without any answer goes on to send its state: it may be deaf
 only, and the others must learn what it reports. A node that receives a new version reports it to
 the leader with the small message GossipSeen. A leader that finds the cluster converged pushes that
 to a few nodes.

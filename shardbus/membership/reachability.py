@@ -12,7 +12,7 @@ observers that flagged it have cleared their flags.
 answers heartbeats, but messages that must arrive do not. Its process has missed one of them, so it
 must restart. Both flags are final, with one exception: an observer that could not reach another
 subject, and reaches it again, takes back `quarantined`. It may have been at fault itself, and
-quarantines again whom messages still do not reach.
+quarantines again the subjects that messages still do not reach.
 
 Reachable subjects are not stored: a subject that is not in a row is reachable.
 
@@ -74,7 +74,7 @@ class Reachability:
     def marked(self, observer: NodeId, subject: NodeId, flag: Flag) -> Reachability:
         """Set the observer's flag for the subject. Return the same object if nothing changes: the
         flag is already set, or the present flag is final. An observer that reaches a subject again
-        takes back whom it has quarantined."""
+        takes back its quarantines."""
         before = self.flag(observer, subject)
         if before is flag or (before in FINAL and flag < before):
             return self

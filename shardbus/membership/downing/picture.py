@@ -43,7 +43,7 @@ class Change(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class SplitPicture:
     """The picture of one node."""
 
     statuses: Mapping[NodeId, Status]
@@ -53,7 +53,7 @@ class Picture:
     """The flag of each observer and subject that is no `REACHABLE` one."""
     epoch: int
 
-    def change_from(self, before: Picture, away: Collection[NodeId]) -> Change:
+    def change_from(self, before: SplitPicture, away: Collection[NodeId]) -> Change:
         """Return what has changed. `away`: the members that were cut off or had to go before, and
         are or must still."""
         gone = before.statuses.keys() - self.statuses.keys()
@@ -73,7 +73,7 @@ class Picture:
         return Change.DEPARTURE if gone else Change.NONE
 
 
-def picture_of(gossip: Gossip, me: NodeId, monitored_by: int, epoch: int) -> Picture:
+def picture_of(gossip: Gossip, me: NodeId, monitored_by: int, epoch: int) -> SplitPicture:
     """Return what a decision of `me` by this copy depends on."""
     statuses = {
         node: Status.JOINING if member.status is Status.WEAKLY_UP else member.status
@@ -83,4 +83,4 @@ def picture_of(gossip: Gossip, me: NodeId, monitored_by: int, epoch: int) -> Pic
     flags = [record for record in gossip.records() if record[1] in statuses]
     among = [record for record in flags if record[0] in statuses]
     group = group_of(me, statuses, among, monitored_by)
-    return Picture(statuses, group, {(o, s): flag for o, s, flag in flags}, epoch)
+    return SplitPicture(statuses, group, {(o, s): flag for o, s, flag in flags}, epoch)

@@ -93,8 +93,9 @@ from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
+from shardbus.membership.downing.lasting_faults import MOMENT_S, LastingFaults
 from shardbus.membership.downing.links import Flags, lasting
-from shardbus.membership.downing.picture import Change, Picture, picture_of
+from shardbus.membership.downing.picture import Change, SplitPicture, picture_of
 from shardbus.membership.downing.split import (
     EPOCHS,
     MONITORED_BY,
@@ -123,9 +124,6 @@ member that others report as cut off."""
 SERIOUS_PART = 0.5
 """The part of `stable_after` after which a node of this side may decide about a member that is cut
 off, as far as another one knows."""
-MOMENT_S = 1.0
-"""Seconds for which a member at fault may look blameless, and a blameless one at fault: each new
-version looks so until the others have seen it."""
 LAST_RESORT = 2
 """The patience, as many times as this, after which an unstable side downs itself as a whole."""
 TOLERATED_CHANGES = 2
@@ -152,6 +150,17 @@ class LeaseRequest:
     epoch: int
     ends_at: float
     act_at: float
+
+
+@dataclass(slots=True)
+class LeaseTurn:
+    """This node's turn to ask for a lease. `since`: since when its side asks; `at`: when the turn
+    comes, or without one more turn the side gives up; `in_vain`: this node has asked, and the store
+    has not answered."""
+
+    since: float | None = None
+    at: float = 0.0
+    in_vain: bool = False
 
 
 @dataclass(slots=True)
@@ -206,7 +215,7 @@ class Resolver:
         self._doubt_until = 0.0
         self._considered_at = 0.0
         self._checked: Gossip | None = None
-        self._picture: Picture | None = None
+        self._picture: SplitPicture | None = None
         self._flags: frozenset[tuple[NodeId, NodeId]] = frozenset()
         """Observer and subject of each flag of the picture."""
         self._present: frozenset[NodeId] = frozenset()
@@ -214,16 +223,9 @@ class Resolver:
         """The members of the picture that are not on their way out, and of these the ones that
         would be left without bad links."""
         self._split = Split()
-        self._at_fault: dict[NodeId, float] = {}
-        """The members that have been cut off, or had to go, since the picture was new, except for
-        moments; and until when each of them was."""
-        self._blamed_since: dict[NodeId, float] = {}
-        """The other members that have to go now, and since when."""
-        self._was_broken: set[NodeId] = set()
-        """The members that had to go for bad links within this side at some time since then."""
+        self._faults = LastingFaults()
         self._hearsay = False
         """True if a node of this side has not found by itself that a member is cut off."""
-        self._cut_since: dict[NodeId, float] = {}
         self._deciders: dict[NodeId, frozenset[NodeId]] = {}
         """The observers on this side that may have decided about a member that was cut off."""
         self._aware: dict[NodeId, float] = {}
@@ -232,12 +234,7 @@ class Resolver:
         self._sweep: Sweep | None = None
         self._requested: LeaseRequest | None = None
         self._granted: LeaseRequest | None = None
-        self._asks_since: float | None = None
-        """Since when this side asks for a lease."""
-        self._asked_in_vain = False
-        """This node has asked for the lease, and the store has not answered."""
-        self._turn_at = 0.0
-        """When this node may ask for the lease, or gives up if no node has an answer."""
+        self._turn = LeaseTurn()
         self._epoch = 0
         self._unused = 0
 
@@ -251,13 +248,13 @@ class Resolver:
         times = [self._settled_at, self._settled_at + settings.down_removal_margin]
         times.append(self._settled_at + self._patience)
         times.append(self._harmless_at)
-        times += [since + MOMENT_S for since in self._blamed_since.values()]
+        times += [since + MOMENT_S for since in self._faults.blamed_since.values()]
         delay = settings.acquire_lease_delay_for_minority
         later = (delay,) if settings.strategy == "lease-majority" else ()
         times += [self._settled_at + at for at in later]
         if self._outnumbered:
             times += [self._settled_at + self._others_first + at for at in (0.0, *later)]
-        times.append(self._turn_at)
+        times.append(self._turn.at)
         if self._requested:
             times.append(self._requested.ends_at)
         if self._granted:
@@ -292,7 +289,7 @@ class Resolver:
                 return DowningPlan()
             return DowningPlan(decision=decision, epoch=asked.epoch)
         if granted is None and len(before.split.askers) > 1:
-            self._asked_in_vain = True
+            self._turn.in_vain = True
             return DowningPlan()  # the turn of the next one follows
         why = "the store cannot be reached" if granted is None else "the other side has the lease"
         return self._give_up(before, why)
@@ -312,8 +309,7 @@ class Resolver:
             return DowningPlan()
         self._considered_at = now
         self._update_picture(gossip, now)
-        fresh = self.changed_at + MOMENT_S
-        if any(now >= since + MOMENT_S or since < fresh for since in self._blamed_since.values()):
+        if self._faults.renewed(self.changed_at, now):
             self._begin(gossip, now)
             self._end_requests()
         split = self._split
@@ -358,18 +354,18 @@ class Resolver:
         """True if this voter does not consent that the node goes on."""
         if node in self._split.cut:
             grace = 0.0 if (self.me, node) in self._flags else self._grace
-            if now >= self._cut_since.get(node, now) + grace:
+            if now >= self._faults.cut_since.get(node, now) + grace:
                 return True
         for observer in self._deciders.get(node, ()):
             if (observer, node) in self._flags and not self._has_left_us(observer, now):
                 return True
         lasts = self._grace if self._split.cut else self.settings.stable_after
-        return node in self._still_at_fault(now) and now >= self.changed_at + lasts
+        return node in self._faults.lately(self._split, now) and now >= self.changed_at + lasts
 
     def _has_left_us(self, observer: NodeId, now: float) -> bool:
         """True if this voter has refused an observer for so long that it decides nothing any more
         that counts this voter on its side."""
-        since = self._cut_since.get(observer, now)
+        since = self._faults.cut_since.get(observer, now)
         return now >= since + self._grace + self.suspended_within
 
     def _stands_in(self, gossip: Gossip) -> bool:
@@ -407,7 +403,7 @@ class Resolver:
 
     @property
     def _settled_at(self) -> float:
-        others = (*self._cut_since.values(), *self._blamed_since.values())
+        others = (*self._faults.cut_since.values(), *self._faults.blamed_since.values())
         quiet = max(self.changed_at, self._doubt_until, *others)
         return quiet + self.settings.stable_after
 
@@ -417,7 +413,7 @@ class Resolver:
         this side know the picture (`refuses`)."""
         split = self._split
         known = [self._aware.get(node, self.changed_at) for node in split.side]
-        if not split.cut or not self._was_broken.isdisjoint(split.cut):
+        if not split.cut or not self._faults.were_broken.isdisjoint(split.cut):
             known = [at + self.settings.stable_after for at in known]
         elif self._hearsay or split.broken:
             known = [at + self._grace for at in known]
@@ -457,12 +453,9 @@ class Resolver:
         self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
         self._follow_cut(split, gossip.records(), now)
-        self._at_fault = self._still_at_fault(now, split)
         before, self._picture = self._picture, picture
+        self._faults.follow(split, self._split, picture.group, now)
         change = self._change(before)
-        self._was_broken |= {*self._split.broken}
-        newly = [node for node in self._split.broken if node not in self._at_fault]
-        self._blamed_since = {node: self._blamed_since.get(node, now) for node in newly}
         if before is None or picture.flags != before.flags or change is not Change.NONE:
             self._count(gossip, lasted, now)
         if change is not Change.NEW:
@@ -476,36 +469,26 @@ class Resolver:
     def _begin(self, gossip: Gossip, now: float) -> None:
         """Begin the wait: the picture is another one."""
         self.changed_at, self._aware = now, dict.fromkeys(gossip.seen, now)
-        self._at_fault = dict.fromkeys((*self._split.cut, *self._split.broken), now)
-        self._was_broken = {*self._split.broken}
-        self._blamed_since = {}
+        group = self._picture.group if self._picture is not None else ()
+        self._faults.begin(self._split, group, now)
 
     def _end_requests(self) -> None:
         self._unused = self._granted.epoch if self._granted else 0
         self._sweep = self._requested = self._granted = None
-        self._asks_since, self._asked_in_vain = None, False
+        self._turn = LeaseTurn()
 
-    def _change(self, before: Picture | None) -> Change:
+    def _change(self, before: SplitPicture | None) -> Change:
         """Return by what the picture differs from the one before."""
-        picture, split = self._picture, self._split
+        picture = self._picture
         if before is None or picture is None:
             return Change.NEW
-        return picture.change_from(before, self._at_fault.keys() & {*split.cut, *split.broken})
-
-    def _still_at_fault(self, now: float, split: Split | None = None) -> dict[NodeId, float]:
-        """Return the members at fault by this split, the present one if none is given. For a moment
-        each new version makes a member look cut off, and another one blameless."""
-        split = split or self._split
-        until = self._at_fault | dict.fromkeys(
-            self._at_fault.keys() & {*split.cut, *split.broken}, now
-        )
-        return {node: at for node, at in until.items() if now <= at + MOMENT_S}
+        return picture.change_from(before, self._faults.in_both(self._split))
 
     def _follow_cut(self, before: Split, flags: Flags, now: float) -> None:
         """Note since when which members are cut off, and who may have decided about others."""
         side, cut = frozenset(self._split.side), frozenset(self._split.cut)
         serious = now - SERIOUS_PART * self.settings.stable_after
-        for node, since in self._cut_since.items():
+        for node, since in self._faults.cut_since.items():
             if node not in cut and since <= serious:
                 observers = (o for o in before.side if o != self.me and (o, node) in self._flags)
                 self._deciders[node] = frozenset(observers)
@@ -515,7 +498,6 @@ class Resolver:
             for node, observers in self._deciders.items()
             if (kept := frozenset(o for o in observers if (o, node) in flagged))
         }
-        self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
         found = sum(o in side and s in cut for o, s in flagged)
         self._hearsay = found < len(side) * len(cut)
 
@@ -549,7 +531,7 @@ class Resolver:
         if now < instability.since + LAST_RESORT * self._patience:
             decision = decide(self._split)
             serious = now - SERIOUS_PART * self.settings.stable_after
-            passing = any(since > serious for since in self._cut_since.values())
+            passing = any(since > serious for since in self._faults.cut_since.values())
             asks = decision.outcome is DowningOutcome.ASK_LEASE
             if passing or asks or self.me not in decision.down:
                 return DowningPlan()
@@ -601,13 +583,12 @@ class Resolver:
         the one before would have been carried out, and known."""
         if now < ask_at:
             return DowningPlan()
-        if self._asks_since is None:
-            self._asks_since = now
-        askers, known = decision.split.askers, max(self._asks_since, act_at)
-        mine = self.me in askers and not self._asked_in_vain
-        turn = askers.index(self.me) if mine else len(askers)
-        self._turn_at = known + turn * LEASE_ANSWER_S if turn else ask_at
-        if now < self._turn_at:
+        askers, turn = decision.split.askers, self._turn
+        turn.since = now if turn.since is None else turn.since
+        mine = self.me in askers and not turn.in_vain
+        place = askers.index(self.me) if mine else len(askers)
+        turn.at = max(turn.since, act_at) + place * LEASE_ANSWER_S if place else ask_at
+        if now < turn.at:
             return DowningPlan()
         if not mine:
             return self._give_up(decision, "the store has answered no node of this side")

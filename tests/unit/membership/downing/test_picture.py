@@ -9,8 +9,9 @@ import pytest
 
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
-from shardbus.membership.downing.picture import Change, Picture, picture_of
-from shardbus.membership.downing.resolver import MOMENT_S, DowningPlan, Resolver
+from shardbus.membership.downing.lasting_faults import MOMENT_S
+from shardbus.membership.downing.picture import Change, SplitPicture, picture_of
+from shardbus.membership.downing.resolver import DowningPlan, Resolver
 from shardbus.membership.downing.split import EPOCHS, MONITORED_BY, DowningOutcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
@@ -45,7 +46,7 @@ CUT = [(A, D), (B, D)]
 ALONE = [*CUT, (C, D)]
 
 
-def shown(copy: Gossip) -> Picture:
+def shown(copy: Gossip) -> SplitPicture:
     return picture_of(copy, A, MONITORED_BY, copy.epochs.get(EPOCHS, 0))
 
 
