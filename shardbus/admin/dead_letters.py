@@ -26,7 +26,7 @@ from typing import Any
 from shardbus.admin.services import AdminServices
 from shardbus.entities.dead_letters import DeadLetter, LetterRing
 from shardbus.errors import ConfigError, Refused, RequestError, ShardBusError
-from shardbus.http.api import Json
+from shardbus.http.page import Json
 from shardbus.ids import NodeId
 from shardbus.sharding.events import Note
 

@@ -21,6 +21,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 import shardbus
+from shardbus.admin import page_table
 from shardbus.admin.metric_catalogue import METRICS
 from shardbus.config.loading import options
 from shardbus.config.settings import HttpSettings
@@ -151,9 +152,8 @@ def names_of(group: typer.Typer, prefix: str) -> Iterator[str]:
 
 
 def test_every_route_is_on_its_page() -> None:
-    node: Any = None
     page = text("reference/http.md")
-    for route in create_app(node, HttpSettings()).routes:
+    for route in create_app({one.name: one for one in page_table.PAGES}, HttpSettings()).routes:
         path = str(getattr(route, "path", "")).partition("/{")[0]
         assert re.search(rf"`(?:GET|POST) {re.escape(path)}[`/]", page), path
 

@@ -44,7 +44,7 @@ def url(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     settings = HttpSettings(write=True, token="sesame")
-    server: Server = serve(create_app(node, settings), "127.0.0.1", 0)
+    server: Server = serve(create_app(node.pages, settings), "127.0.0.1", 0)
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
     address = f"http://127.0.0.1:{server.port}"
     monkeypatch.setenv("SHARDBUS_NODE_URL", address)

@@ -9,7 +9,7 @@ import pytest
 
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
-from shardbus.http.page import INDEX, PAGE, TYPES, PageFiles
+from shardbus.http.dashboard import INDEX, PAGE, TYPES, PageFiles
 from tests.unit.http.http_kit import HERE, OPERATOR, THERE, FakeNode, client_of, with_tokens
 
 PATHS = [PAGE if name == INDEX else f"{PAGE}/{name}" for name in sorted(PageFiles().files)]
@@ -91,6 +91,6 @@ async def test_a_link_elsewhere_may_open_the_page_and_nothing_more(
 async def test_the_page_has_no_other_method_and_no_foreign_name() -> None:
     async with client_of(FakeNode()) as client:
         assert (await client.post("/ui")).status_code == 405
-    transport = httpx.ASGITransport(create_app(FakeNode(), HttpSettings()))
+    transport = httpx.ASGITransport(create_app(FakeNode().pages, HttpSettings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://evil.example") as client:
         assert (await client.get("/ui")).status_code == 403

@@ -1,0 +1,183 @@
+"""Pages about the cluster: its members, its types, how its nodes agree, and how busy they are."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+from shardbus.admin.administration import Administration, text_of
+from shardbus.errors import Refused
+from shardbus.http.page import Json, page
+from shardbus.ids import NodeId
+from shardbus.membership import events
+from shardbus.membership.member import Member
+from shardbus.membership.view import MembershipView
+from shardbus.membership.vitals import Survey, Vitals
+from shardbus.routing.instance_router import InstanceRouter
+from shardbus.routing.paths import ancestors
+from shardbus.shells.region import RegionShell
+
+
+@page("GET", "/v1/cluster")
+async def cluster(admin: Administration) -> Json:
+    """Membership as this node sees it, and the nodes of the coordinators."""
+    node, view = admin.node, admin.node.view
+    oldest = view.oldest() if view is not None else None
+    return {
+        "cluster": node.cluster_name,
+        "self": str(node.me),
+        "status": admin.status,
+        "status_for": admin.status_for(node.me),
+        "leader": str(view.leader) if view is not None and view.leader else None,
+        "oldest": str(oldest.node) if oldest is not None else None,
+        "converged": view.converged if view is not None else False,
+        "converged_for": round(node.loop.time() - node.ages.converged_since, 3),
+        "suspended": node.gate.describe() or None,
+        "stopping": node.phases.current or None,
+        "members": len(view.members) if view is not None else 0,
+        "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
+        "coordinators": {
+            name: {"node": str(region.coordinator), "epoch": region.router.region.epoch}
+            for name, region in node.regions.items()
+            if region.coordinator is not None
+        },
+        "other_clusters": [
+            {"seed": str(other.seed), "node": text_of(other.node), "reason": other.reason}
+            for other in node.membership_store.other_clusters
+        ],
+        "rival": node.membership_store.rival or None,
+    }
+
+
+@page("GET", "/v1/nodes")
+async def nodes(admin: Administration) -> Json:
+    """Every member with what it hosts; empty counts for members that do not answer in time."""
+    view = admin.node.view
+    if view is None:
+        return {"nodes": []}
+    ask_all = admin.node.rpc.ask_all
+    stats, suspended, sizes = await asyncio.gather(
+        ask_all("stats"), ask_all("suspension"), ask_all("state_bytes")
+    )
+    return {
+        "nodes": [
+            member_row(admin, m, stats.get(m.node), suspended.get(m.node), view)
+            | {"state_bytes": sizes.get(m.node, {})}
+            for m in view.members
+        ]
+    }
+
+
+def member_row(
+    admin: Administration, member: Member, stats: Any, suspended: str | None, view: MembershipView
+) -> Json:
+    """Return a member with its shards; `stats`: its answer, or None without one."""
+    hosted = stats or {}
+    oldest = view.oldest()
+    return {
+        "node": str(member.node),
+        "address": str(member.node.address),
+        "http": member.http,
+        "status": member.status.value,
+        "status_for": admin.status_for(member.node),
+        "reachable": member.node not in view.unreachable,
+        "answered": stats is not None,
+        "suspended": suspended or None,
+        "roles": list(member.roles),
+        "shards": {name: len(shards) for name, shards in hosted.items()},
+        "entities": {name: sum(shards.values()) for name, shards in hosted.items()},
+        "version": member.version,
+        "zone": member.zone,
+        "service": member.service.value,
+        "oldest": oldest is not None and member.node == oldest.node,
+        "leader": member.node == view.leader,
+    }
+
+
+@page("GET", "/v1/types")
+async def types(admin: Administration) -> Json:
+    """The entity types of this application."""
+    rows = [
+        {
+            "type": name,
+            "shards": region.entity_type.interface.shards,
+            "layout": region.entity_type.interface.layout,
+            "instances": instances_of(region),
+            "router": region.entity_type.interface.router or None,
+            "within": [one.name for one in ancestors(region.entity_type.interface)],
+            "role": region.settings.role,
+            "coordinator_role": region.coordinator_role,
+            "remember": region.settings.remember,
+            "handoff": region.settings.handoff,
+            "state": region.entity_type.states is not None,
+            "hosted_here": region.hosts,
+            "coordinator": text_of(region.coordinator),
+            "active_entity_limit": region.host.passivator.limit,
+            "entities_here": region.host.entities,
+            "state_bytes_here": sizes.total if (sizes := region.host.state_sizes) else None,
+        }
+        for name, region in admin.node.regions.items()
+    ]
+    return {"types": rows}
+
+
+def instances_of(region: RegionShell) -> int | None:
+    """Return the number of instances of a type as this node knows it; None if it has none."""
+    return region.router.count if isinstance(region.router, InstanceRouter) else None
+
+
+@page("GET", "/v1/gossip")
+async def gossip(admin: Administration) -> Json:
+    """The version of the membership that each node has seen, and what prevents convergence."""
+    seen = admin.node.cluster.overview
+    return {
+        "node": str(admin.node.me),
+        "version": seen.version,
+        "seen": [str(n) for n in seen.seen],
+        "waiting_for": [str(n) for n in seen.waiting_for],
+        "versions": {str(n): word for n, word in seen.versions.items()},
+        "unreachable": [
+            {"observer": str(observer), "subject": str(subject), "is": flag.name.lower()}
+            for observer, subject, flag in seen.records
+        ],
+        "tombstones": seen.tombstones,
+        "phi": {str(n): round(phi, 3) for n, phi in seen.phis.items()},
+        "meta": {
+            name: data.decode(errors="replace")
+            for name, data in admin.node.subscriptions.view.meta.items()
+        },
+    }
+
+
+async def ask_loads(admin: Administration) -> Survey:
+    """Ask a few members how busy the nodes are (`membership.vitals`)."""
+    survey = Survey(admin.node.rpc.members(), Random())
+    while chosen := survey.next_look():
+        asked = (admin.node.rpc.ask(node, "vitals") for node in chosen)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        survey.record(_vitals_of(answer) for answer in answers if isinstance(answer, list))
+    return survey
+
+
+def _vitals_of(answer: list[Any]) -> dict[NodeId, tuple[Vitals, float]]:
+    """The answer of a node to `vitals`."""
+    return {NodeId.parse(name): (Vitals(*values), age) for name, values, age in answer}
+
+
+@page("POST", "/v1/cluster/join")
+async def join(admin: Administration, seed: tuple[str, ...]) -> Json:
+    """Begin to join."""
+    if admin.node.joining:
+        raise Refused("this node has joined already", hint="node.join = manual lets it wait")
+    admin.node.join_by(seed)
+    return {"node": str(admin.node.me), "joining": True, "seeds": list(seed)}
+
+
+@page("POST", "/v1/cluster/shutdown")
+async def shut_down(admin: Administration) -> Json:
+    """Stop the whole cluster."""
+    if not admin.node.is_up:
+        raise Refused(f"this node is {admin.status}: ask one that is up")
+    admin.node.cluster.post(events.PrepareForShutdown())
+    return {"cluster": admin.node.cluster_name, "stopping": True}

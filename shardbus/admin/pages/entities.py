@@ -1,0 +1,155 @@
+"""Pages about the entities in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from shardbus.admin.administration import Administration, text_of
+from shardbus.admin.shard_control import check_shard
+from shardbus.errors import Refused, RequestError
+from shardbus.http.page import (
+    PAGE_DEFAULT,
+    EntityId,
+    EntityType,
+    Json,
+    Number,
+    PageSize,
+    page,
+)
+from shardbus.ids import NodeId
+from shardbus.routing.instance_policies import Choice
+from shardbus.routing.instance_router import InstanceRouter, wire_id
+from shardbus.routing.instance_sender import InstanceSender
+from shardbus.sharding.instances import INSTANCE_MARK, split_row
+from shardbus.shells.region import RegionShell
+
+LIMIT_MAX = 999_999_999
+
+
+@page("GET", "/v1/where/{type}/{id}")
+async def where(admin: Administration, type: EntityType, id: EntityId) -> Json:
+    """The home of one entity, whether it is in memory or not. Of an entity with instances: the
+    home of the instance to which this node sends by `nearest`, and all of them."""
+    region = admin.region(type)
+    router = region.router
+    if not isinstance(router, InstanceRouter) or INSTANCE_MARK in id:
+        return await _place(admin, region, type, id)
+    count = len(router.rows_of(id).routes)
+    places = await asyncio.gather(
+        *(_place(admin, region, type, wire_id(id, k)) for k in range(1, count + 1))
+    )
+    nearest = InstanceSender(router, Choice()).pick(id)
+    chosen = next((place for place in places if place["id"] == nearest), places[0])
+    columns = ("shard", "node", "state", "running")
+    rows = [
+        {"instance": k, **{column: place[column] for column in columns}}
+        for k, place in enumerate(places, 1)
+    ]
+    return {**chosen, "id": id, "instance": split_row(str(chosen["id"]))[1], "instances": rows}
+
+
+async def _place(admin: Administration, region: RegionShell, type: str, id: str) -> Json:
+    """The home of an entity by its wire id."""
+    shard = region.router.route_of(id).shard
+    home = region.router.region.home_of(shard)
+    running = False
+    state = "unallocated"
+    if home is not None:
+        state = "running"
+        try:
+            running = await admin.node.rpc.ask(home.node, "running", type, shard, id, of=type)
+        except RequestError:
+            state = "unknown"
+    return {
+        "type": type,
+        "id": id,
+        "shard": shard,
+        "node": text_of(home and home.node),
+        "state": state,
+        "running": running,
+    }
+
+
+@page("GET", "/v1/entities/{type}")
+async def entities(
+    admin: Administration,
+    type: EntityType,
+    shard: str | None = None,
+    prefix: str = "",
+    limit: PageSize = PAGE_DEFAULT,
+    cursor: str | None = None,
+) -> Json:
+    """A page of the entities in memory, sorted by id; nodes without an answer are `silent`."""
+    region = admin.region(type)
+    if shard:
+        check_shard(region, shard)
+    columns = shard or "", prefix, cursor or "", limit + 1
+    pages, silent = await admin.ask_all("entities", type, *columns, of=type)
+    rows = [
+        {"id": i, "shard": s, "node": str(node)}
+        for node, page in pages.items()
+        for i, s in page or ()
+    ]
+    rows.sort(key=lambda row: (row["id"], row["node"]))
+    more = len(rows) > limit
+    rows = rows[:limit]
+    following = rows[-1]["id"] if more and rows else None
+    if region.entity_type.interface.instances is not None:
+        for row in rows:
+            row["id"], row["instance"] = split_row(row["id"])
+    return {
+        "entities": rows,
+        "next": following,
+        "silent": silent,
+    }
+
+
+@page("GET", "/v1/limit/{type}")
+async def limits(admin: Administration, type: EntityType) -> Json:
+    """The limit on entities in memory on every node that hosts the type."""
+    return _limits(admin.region(type), *await admin.ask_all("limit", type, None, of=type))
+
+
+@page("POST", "/v1/limit/{type}")
+async def set_limit(
+    admin: Administration,
+    type: EntityType,
+    limit: Annotated[int, Number(0, LIMIT_MAX)],
+    node: str | None = None,
+) -> Json:
+    """Set the limit on entities in memory, on one node or on all. It lasts for the life of the
+    process: a node that starts later begins with its settings.
+
+    Raises:
+        Refused: the type's entities are remembered, or the one node does not host it.
+    """
+    region = admin.region(type)
+    on = None if node is None else admin.member(node, itself=True)
+    if region.settings.remember:
+        raise Refused(f"entities of {type!r} are remembered: there is no limit on them")
+    if on is None:
+        return _limits(region, *await admin.ask_all("limit", type, limit, of=type))
+    try:
+        answer = await admin.node.rpc.ask(on, "limit", type, limit, of=type)
+    except RequestError:
+        return _limits(region, {}, [str(on)])
+    if answer is None:
+        raise Refused(f"{on} hosts no {type!r}, or keeps its entities in memory")
+    return _limits(region, {on: answer}, [])
+
+
+def _limits(region: RegionShell, answers: Mapping[NodeId, Any], silent: list[str]) -> Json:
+    """The answers to `limit` as a page."""
+    rows = [
+        {"node": str(node), "limit": row[0], "entities": row[1], "evicted": row[2]}
+        for node, row in answers.items()
+        if row is not None
+    ]
+    return {
+        "type": region.name,
+        "strategy": region.settings.passivation_strategy,
+        "nodes": rows,
+        "silent": silent,
+    }

@@ -1,0 +1,110 @@
+"""Pages about what has happened: events, slow handlers, dropped messages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Annotated
+
+from shardbus.admin.administration import Administration, moment
+from shardbus.admin.dead_letters import LetterFilter
+from shardbus.errors import ConfigError
+from shardbus.http.page import (
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    EntityType,
+    Events,
+    Json,
+    Number,
+    Operator,
+    PageSize,
+    page,
+)
+from shardbus.membership.view import MembershipView
+from shardbus.node.event_log import fact, picture
+
+SINCE_MAX = 999_999_999
+Seconds = Annotated[float, Number(0, SINCE_MAX)]
+
+
+@page("GET", "/v1/events")
+async def events(admin: Administration) -> Events:
+    """The membership as it is now, then the events."""
+    subscription = admin.node.subscriptions.subscribe()
+    try:
+        async for event in subscription:
+            yield picture(event) if isinstance(event, MembershipView) else fact(event)
+    finally:
+        subscription.close()
+
+
+@page("GET", "/v1/events/recent")
+async def recent_events(
+    admin: Administration,
+    within: Annotated[float, Number(1, SINCE_MAX)] = float(SINCE_MAX),
+    limit: Annotated[int, Number(1, PAGE_MAX)] = PAGE_MAX,
+) -> Json:
+    """The last events of every member, oldest first by this node's clock."""
+    asked = admin.node.rpc.members() or [admin.node.me]
+    answers = await admin.node.rpc.ask_all("recent_events", within, limit)
+    now = datetime.now(UTC)
+    names = ("age", "number", "event", "type", "node", "text")
+    rows = [
+        {"seen_by": str(node), **dict(zip(names, row, strict=True))}
+        for node, seen in answers.items()
+        for row in seen
+    ]
+    rows.sort(key=lambda row: (-row["age"], row["seen_by"], row["number"]))
+    return {
+        "time": now.isoformat(),
+        "events": [{"at": moment(row.pop("age"), now), **row} for row in rows[-limit:]],
+        "silent": [str(n) for n in asked if n not in answers],
+    }
+
+
+@page("GET", "/v1/slow")
+async def slow(admin: Administration) -> Json:
+    """The last slow handlers of every member, newest first."""
+    answers, silent = await admin.ask_all("slow_reports")
+    now = datetime.now(UTC)
+    rows = [
+        {"age": age, "node": str(node), "type": type, "how": how, "text": text}
+        for node, reports in answers.items()
+        for age, type, how, text in reports
+    ]
+    rows.sort(key=itemgetter("age"))
+    handlers = [{"at": moment(row.pop("age"), now), **row} for row in rows]
+    return {"handlers": handlers, "silent": silent}
+
+
+@page("GET", "/v1/dead-letters")
+async def dead_letters(
+    admin: Administration,
+    type: EntityType = "",
+    reason: str = "",
+    since: Seconds = 0.0,
+    limit: PageSize = PAGE_DEFAULT,
+) -> Json:
+    """The last dropped messages of every member, newest first."""
+    return await admin.letters.newest(LetterFilter(type, reason, since), limit)
+
+
+@page("POST", "/v1/dead-letters/replay")
+async def replay(
+    admin: Administration,
+    operator: Operator,
+    id: tuple[str, ...] = (),
+    type: EntityType = "",
+    reason: str = "",
+    since: Seconds = 0.0,
+    limit: PageSize = PAGE_DEFAULT,
+    answered: bool = False,
+    dry_run: bool = False,
+) -> Json:
+    """Send dropped messages again, by name or by a filter."""
+    if not (id or type or reason or since):
+        raise ConfigError("no dead letter is chosen", hint="add ?id=, ?type=, ?reason= or ?since=")
+    if type and not id:
+        admin.region(type)
+    wanted = LetterFilter(type, reason, since, once=not answered)
+    return await admin.letters.replay(wanted, id, limit, operator, dry_run=dry_run)

@@ -1,0 +1,110 @@
+"""The whole cluster in one answer, and the map of a type's shards: what the page `/ui` asks for
+every second or two.
+
+Every reachable member is asked for a `brief`, the coordinator of a type for its map. However many
+pages are open, and whatever they ask, that happens once in `OVERVIEW_FRESH_S` and, for each type,
+once in `MAP_FRESH_S`.
+
+Source: docs/reference/http.md; B.149, N.21.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from shardbus.admin.administration import Administration, text_of
+from shardbus.admin.metrics import VERSION
+from shardbus.admin.pages.cluster import cluster, member_row, types
+from shardbus.admin.pages.shards import PACE
+from shardbus.admin.shard_map import Columns, columns_of
+from shardbus.errors import ShardBusError
+from shardbus.histograms import LATENCY_BOUNDS
+from shardbus.http.page import EntityType, Json, page
+from shardbus.ids import NodeId
+from shardbus.membership.member import Member
+from shardbus.membership.view import MembershipView
+from shardbus.shells.region import RegionShell
+
+OVERVIEW_FRESH_S, MAP_FRESH_S = 0.8, 0.2
+COUNTERS = ("dropped", "slow", "late", "store")
+ASKED_OTHERWISE = ("status_for", "shards", "entities")
+"""Columns of the page of nodes that are not here, or in a brief."""
+
+
+@page("GET", "/v1/overview")
+async def overview(admin: Administration) -> Json:
+    """Members, types, and the counters of every member."""
+    return await admin.shared("overview", OVERVIEW_FRESH_S, partial(_ask_members, admin))
+
+
+@page("GET", "/v1/map/{type}")
+async def shard_map(admin: Administration, type: EntityType, known: str = "") -> Json:
+    """The map of a type; its columns are null if its version is `known`."""
+    admin.region(type)
+    ask = partial(_ask_for_map, admin, type)
+    answer = await admin.shared(f"map of {type}", MAP_FRESH_S, ask)
+    if known and answer["version"] == known:
+        return answer | dict.fromkeys(("nodes", "shards", "homes", "states", "changes"))
+    return answer
+
+
+async def _ask_members(admin: Administration) -> Json:
+    node, view = admin.node, admin.node.view
+    members = view.members if view is not None else ()
+    near = [m.node for m in members if view is not None and m.node not in view.unreachable]
+    asked = (node.rpc.ask(member, "brief") for member in near)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    briefs: dict[NodeId, Mapping[str, Any]] = {}
+    for member, answer in zip(near, answers, strict=True):
+        if isinstance(answer, dict):
+            briefs[member] = answer
+        elif not isinstance(answer, ShardBusError | dict):
+            raise TypeError(f"{member} answered {answer!r}")
+    return {
+        **await cluster(admin),
+        **await types(admin),
+        "at": time.time(),
+        "build": VERSION,
+        "write": node.settings.http.write,
+        "latency_bounds": LATENCY_BOUNDS,
+        "nodes": [_row(admin, m, briefs.get(m.node), view) for m in members if view is not None],
+    }
+
+
+async def _ask_for_map(admin: Administration, type: str) -> Json:
+    region = admin.region(type)
+    last = admin.last_maps.get(type, {})
+    head = {"type": type, "coordinator": text_of(region.coordinator)}
+    answer = await admin.ask_coordinator("shard_map", type, str(last.get("version", "")))
+    if answer is None:
+        admin.last_maps.pop(type, None)
+        return {**head, **_known_here(region)}
+    columns = answer if "shards" in answer else {**last, **answer}
+    admin.last_maps[type] = {**columns, **head, "complete": True}
+    return admin.last_maps[type]
+
+
+def _known_here(region: RegionShell) -> Columns:
+    """Return the part of a map that this node knows without the coordinator."""
+    machine = region.router.region
+    homes = [machine.home_of(shard) for shard in region.router.routes]
+    rows = [(home.shard, str(home.node)) for home in homes if home is not None]
+    head = {"epoch": machine.epoch, "version": "", "complete": False, "changes": []}
+    return {**head, **columns_of(rows, {}), **dict.fromkeys(PACE)}
+
+
+def _row(
+    admin: Administration, member: Member, brief: Mapping[str, Any] | None, view: MembershipView
+) -> Json:
+    """Return a member with its brief; what it would have counted is null if it did not answer."""
+    row, counted = member_row(admin, member, None, None, view), brief or {}
+    return {
+        **{name: value for name, value in row.items() if name not in ASKED_OTHERWISE},
+        "answered": brief is not None,
+        "suspended": counted.get("suspended") or None,
+        **{name: counted.get(name) for name in ("types", "vitals", *COUNTERS)},
+    }

@@ -1,0 +1,248 @@
+"""Pages about the shards of a type, and commands to its coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from heapq import nlargest
+from operator import itemgetter
+from typing import Annotated, Any
+
+from shardbus.admin.administration import Administration, text_of
+from shardbus.admin.pages.cluster import ask_loads, instances_of
+from shardbus.admin.shard_control import address_of
+from shardbus.errors import ConfigError
+from shardbus.http.page import EntityType, Json, Number, ShardId, page
+from shardbus.ids import Address, check_id
+from shardbus.sharding.instances import split_row
+from shardbus.sharding.shard_load import MESSAGES, UNITS
+from shardbus.shells.region import RegionShell
+
+HOTTEST = 10
+"""Shards with the most load, on the page of loads."""
+ADD_MAX = 1000
+MOVES_MAX = 1_000_000
+PACE = ("paused", "held", "moving", "moves_at_a_time")
+_STATES = {
+    "begin": "handing_off",
+    "stopping": "handing_off",
+    "handing_off": "handing_off",
+    "starting": "starting",
+    "unallocated": "unallocated",
+}
+
+
+@page("GET", "/v1/shards/{type}")
+async def shards(admin: Administration, type: EntityType) -> Json:
+    """The homes of a type's shards, and how many entities each has in memory."""
+    region = admin.region(type)
+    asked = admin.node.rpc.ask_all("stats", of=type)
+    table, stats = await asyncio.gather(admin.table(type), asked)
+    answered = {str(node) for node in stats}
+    live = {
+        (str(node), shard): count
+        for node, types in stats.items()
+        for shard, count in types.get(type, {}).items()
+    }
+    rows = [shard_row(*columns) for columns in table["shards"]]
+    for row in rows:
+        node, shard = row["node"], row["shard"]
+        row["entities"] = live.get((node, shard), 0) if node in answered else None
+    rows.sort(key=_by_shard)
+    return {
+        "type": type,
+        "coordinator": text_of(region.coordinator),
+        "epoch": table["epoch"],
+        "complete": table["complete"],
+        **{name: table.get(name) for name in PACE},
+        "load_unit": _load_unit(table),
+        "shards": rows,
+    }
+
+
+def shard_row(
+    shard: str,
+    node: str,
+    fence: int,
+    state: str,
+    load: float | None = None,
+    age: float | None = None,
+    *_: object,
+) -> dict[str, Any]:
+    """Return a row of a coordinator's table as a page has it; `age`: for how long the shard has
+    been neither running nor at rest. A coordinator of an older version sends less."""
+    return {
+        "shard": shard,
+        "node": node,
+        "state": _STATES.get(state, "running"),
+        "age": round(age, 3) if age is not None else None,
+        "fence": fence,
+        "load": round(load, 2) if load is not None else None,
+    }
+
+
+def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
+    """A key that sorts numbers as numbers."""
+    return len(row["shard"]), row["shard"]
+
+
+def _load_unit(table: Mapping[str, Any]) -> str:
+    """The unit of a table's loads; the coordinator of an older version does not name it."""
+    return str(table.get("load_unit") or UNITS[MESSAGES])
+
+
+@page("GET", "/v1/partitions/{type}")
+async def partitions(admin: Administration, type: EntityType) -> Json:
+    """The instances of each shard of a type: a shard without instances is its only one."""
+    region = admin.region(type)
+    table = await admin.table(type)
+    members = admin.node.view.members if admin.node.view is not None else ()
+    instances: dict[str, list[dict[str, Any]]] = {}
+    for row, node, fence, state, *_ in table["shards"]:
+        shard, instance = split_row(row)
+        one = {"instance": instance or 1, "node": node, "fence": fence}
+        instances.setdefault(shard, []).append({**one, "state": _STATES.get(state, "running")})
+    rows: list[Json] = [
+        {"shard": shard, "instances": sorted(instances[shard], key=itemgetter("instance"))}
+        for shard in sorted(instances, key=lambda shard: (len(shard), shard))
+    ]
+    return {
+        "type": type,
+        "instances": instances_of(region),
+        "complete": table["complete"],
+        "nodes": [str(node) for node in sorted(member.node for member in members)],
+        "partitions": rows,
+        "gossip": _gossip_of(region),
+    }
+
+
+def _gossip_of(region: RegionShell) -> Json | None:
+    """The table of a type as this node has it by gossip; None if none travels."""
+    gossip = region.table.router.region.table_gossip
+    if gossip.state is None:
+        return None
+    epoch, version = gossip.version
+    return {
+        "epoch": epoch,
+        "version": version,
+        "behind": [str(node) for node in gossip.behind(gossip.version)],
+        "pending": [
+            {
+                "shard": change.shard,
+                "from": change.source and str(change.source),
+                "to": change.target and str(change.target),
+                "status": change.status,
+            }
+            for change in gossip.state.changes
+        ],
+    }
+
+
+@page("GET", "/v1/load")
+async def load(admin: Administration) -> Json:
+    """How busy the nodes are, and the shards with the most load."""
+    survey = await ask_loads(admin)
+    rows = [
+        {"node": str(node), **vitals._asdict(), "age": round(age, 3)}
+        for node, (vitals, age) in sorted(survey.found.items())
+    ]
+    return {
+        "node": str(admin.node.me),
+        "nodes": rows,
+        "unseen": [str(node) for node in survey.unseen()],
+        "looks": survey.looks,
+        "hottest": await _hottest(admin),
+    }
+
+
+async def _hottest(admin: Administration) -> list[Json]:
+    """The shards with the most load, of the types that are balanced by it: `HOTTEST` of each
+    unit, for loads in different units cannot be compared."""
+    tables = await asyncio.gather(*map(admin.table, admin.tables))
+    rows: list[Json] = [
+        {
+            "type": name,
+            "shard": row[0],
+            "node": row[1],
+            "load": round(row[4], 3),
+            "unit": _load_unit(table),
+        }
+        for name, table in zip(admin.tables, tables, strict=True)
+        for row in table["shards"]
+        if len(row) > 4 and row[4]
+    ]
+    rows.sort(key=lambda row: (str(row["type"]), str(row["shard"])))
+    hottest: list[Json] = []
+    for unit in dict.fromkeys(row["unit"] for row in rows):
+        same = (row for row in rows if row["unit"] == unit)
+        hottest += nlargest(HOTTEST, same, key=itemgetter("load"))
+    return hottest
+
+
+@page("GET", "/v1/plan/{type}")
+async def plan(
+    admin: Administration,
+    type: EntityType,
+    add: Annotated[int, Number(0, ADD_MAX)] = 0,
+    remove: tuple[str, ...] = (),
+) -> Json:
+    """The moves that would follow if `add` nodes came and those in `remove` went."""
+    gone = [str(admin.member(node)) for node in remove]
+    forecast = await admin.shard_control.ask(type, "plan", add, gone)
+    return {
+        "type": type,
+        "add": add,
+        "remove": gone,
+        "moves": [{"shard": s, "from": a, "to": b} for s, a, b in forecast["moves"]],
+        "nodes": [{"node": n, "before": b, "after": a} for n, b, a in forecast["nodes"]],
+        **{name: forecast[name] for name in ("rounds", "settled", *PACE)},
+    }
+
+
+@page("POST", "/v1/rebalance/{type}")
+async def rebalance(
+    admin: Administration,
+    type: EntityType,
+    pause: bool | None = None,
+    moves: Annotated[int, Number(0, MOVES_MAX)] | None = None,
+) -> Json:
+    """Check the balance of a type now; or pause, resume or bound its moves."""
+    pace = await admin.shard_control.rebalance(type, paused=pause, moves=moves)
+    return {"type": type, "rebalancing": not pace["held"], **pace}
+
+
+@page("POST", "/v1/stop/{type}")
+async def stop(admin: Administration, type: EntityType, shard: tuple[ShardId, ...]) -> Json:
+    """Stop shards until a message arrives for them."""
+    if not shard:
+        raise ConfigError("no shard is given", hint="add ?shard=S for each")
+    return {"type": type, **await admin.shard_control.stop(type, shard)}
+
+
+@page("GET", "/v1/places/{type}")
+async def places(admin: Administration, type: EntityType) -> Json:
+    """The places that were set for shards, and their homes."""
+    return await _places(admin, type, await admin.shard_control.places(type))
+
+
+@page("POST", "/v1/places/{type}")
+async def place(admin: Administration, type: EntityType, set: tuple[str, ...]) -> Json:
+    """Set the places of shards; an empty text takes a place away."""
+    wanted: dict[str, Address | None] = {}
+    for text in set:
+        shard, sign, address = text.rpartition("=")
+        if not sign:
+            raise ConfigError(f"{text[:80]!r} has no place", hint="write SHARD=HOST:PORT")
+        wanted[check_id("shard", shard)] = address_of(address) if address else None
+    return await _places(admin, type, await admin.shard_control.place(type, wanted))
+
+
+async def _places(admin: Administration, type: str, places: Mapping[str, Address]) -> Json:
+    table = await admin.table(type)
+    homes = {row[0]: row[1] for row in table["shards"]}
+    rows = [
+        {"shard": shard, "place": str(place), "node": homes.get(shard)}
+        for shard, place in places.items()
+    ]
+    rows.sort(key=_by_shard)
+    return {"type": type, "places": rows}
