@@ -5,19 +5,26 @@ Source: docs/reference/http.md.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from shardbus.admin.dead_letters import LetterPages
 from shardbus.admin.examination import Examination
-from shardbus.admin.services import AdminServices
 from shardbus.admin.shard_control import ShardControl
+from shardbus.admin.shard_map import ShardMaps
 from shardbus.admin.shared_answer import SharedAnswer
-from shardbus.errors import ConfigError, RequestError
+from shardbus.errors import BufferFull, ConfigError, RequestError
 from shardbus.http.page import Json
 from shardbus.ids import NodeId
+from shardbus.node.node import Node
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.region import RegionShell, region_of
+
+LISTS_MAX = 4
+"""Lists of entities, at most, that a node makes at once."""
 
 
 class Administration:
@@ -30,17 +37,19 @@ class Administration:
 
     def __init__(
         self,
-        node: AdminServices,
+        node: Node,
         origins: Mapping[str, str] | None = None,
         log: Callable[[], list[str]] | None = None,
     ) -> None:
         self.node, self.origins, self.log = node, origins, log
         self.shard_control = ShardControl(node.regions, node.rpc)
-        self.letters = LetterPages(node)
         self.examination = Examination(lambda: node.loop.time())
         self.was_ready = False
         self.last_maps: dict[str, Json] = {}
         """The last map of each type that a coordinator sent."""
+        self.maps = ShardMaps()
+        self.lists = 0
+        """Lists of entities that are being made."""
         self._shared: dict[str, SharedAnswer[Json]] = {}
 
     async def shared(self, name: str, fresh_s: float, make: Callable[[], Awaitable[Json]]) -> Json:
@@ -55,7 +64,7 @@ class Administration:
 
     def status_for(self, node: NodeId) -> float:
         """Return the seconds for which a member has had its status."""
-        return round(self.node.loop.time() - self.node.ages.status_since(node), 3)
+        return self.node.ages.status_for(node, self.node.loop.time())
 
     def region(self, type: str) -> RegionShell:
         """Return the region of a type.
@@ -102,6 +111,34 @@ class Administration:
             return await self.node.rpc.ask(region.coordinator, question, type, *arguments, of=type)
         except RequestError:
             return None
+
+    @contextmanager
+    def list_of_entities(self) -> Iterator[None]:
+        """Make a list of entities.
+
+        Raises:
+            BufferFull: `LISTS_MAX` lists are being made.
+        """
+        if self.lists >= LISTS_MAX:
+            raise BufferFull(f"{LISTS_MAX} lists of entities are being made: try again")
+        self.lists += 1
+        try:
+            yield
+        finally:
+            self.lists -= 1
+
+    def coordinator_shell(self, type: str) -> CoordinatorShell:
+        """Return the shell of a type's coordinator on this node."""
+        return self.node.singletons[self.region(type).table.name].coordinator
+
+    def ruling(self, type: str) -> Coordinator | None:
+        """Return the coordinator of a type, if it rules here."""
+        machine = self.coordinator_shell(type).machine
+        rules = machine is not None and machine.state in (
+            CoordinatorState.RULING,
+            CoordinatorState.RETIRING,
+        )
+        return machine if rules else None
 
     async def table(self, type: str) -> dict[str, Any]:
         """Return the coordinator's table, or the part that this node knows, which is not

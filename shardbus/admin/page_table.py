@@ -1,13 +1,16 @@
-"""All pages of a node for its operators, in the order of `docs/reference/http.md`."""
+"""All pages of a node for its operators, in the order of `docs/reference/http.md`, and its answers
+to the questions of other nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from shardbus.admin.administration import Administration
-from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.pages import (
+    checkup,
     cluster,
+    dead_letters,
     entities,
     events,
     explanation,
@@ -19,33 +22,31 @@ from shardbus.admin.pages import (
     shards,
     states,
 )
-from shardbus.admin.services import AdminServices
-from shardbus.http.page import NodePages, pages_of
+from shardbus.admin.questions import register
+from shardbus.http.page import NodePages, Page, declared_in
+from shardbus.node.node import Node
 
-PAGES = pages_of(
-    health,
-    overview,
-    cluster,
-    members,
-    shards,
-    entities,
-    explanation,
-    states,
-    findings,
-    events,
-    node,
-)
+OF_CLUSTER = (health, overview, cluster, members)
+OF_TYPES = (shards, entities, explanation, states)
+OF_EVENTS = (findings, checkup, events, dead_letters, node)
+PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
+
+
+def answer_questions(admin: Administration) -> None:
+    """Let a node answer the questions of other nodes."""
+    register(admin, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
 
 def administer(
-    services: AdminServices,
+    services: Node,
     origins: Mapping[str, str] | None = None,
     log: Callable[[], list[str]] | None = None,
 ) -> NodePages:
     """Let a node answer the questions of other nodes; return its pages. The arguments are those of
     `Administration`."""
-    NodeAnswers(services).register()
-    return bound(Administration(services, origins, log))
+    admin = Administration(services, origins, log)
+    answer_questions(admin)
+    return bound(admin)
 
 
 def bound(admin: Administration) -> NodePages:

@@ -37,7 +37,17 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from types import ModuleType
-from typing import Annotated, Any, Generic, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from starlette.responses import Response
 
@@ -46,6 +56,7 @@ from shardbus.ids import check_id
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T", bound="Declaration")
 Json = dict[str, object]
 """An answer in the shape of the public JSON: the command line prints what HTTP sent."""
 
@@ -158,6 +169,13 @@ class Parameter:
         return float(value) if self.base is float else value
 
 
+class Declaration(Protocol):
+    """A declaration in a module."""
+
+    @property
+    def answer(self) -> Callable[..., Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Page(Generic[P, R]):
     """A declared page, which is called like its function.
@@ -234,11 +252,11 @@ def page(
     return declare
 
 
-def pages_of(*modules: ModuleType) -> tuple[AnyPage, ...]:
-    """Return the pages that modules declare, in their order."""
+def declared_in(kind: type[T], *modules: ModuleType) -> tuple[T, ...]:
+    """Return the pages, or other declarations of this kind, of modules, in their order."""
     return tuple(
         value
         for module in modules
         for value in vars(module).values()
-        if isinstance(value, Page) and value.answer.__module__ == module.__name__
+        if isinstance(value, kind) and value.answer.__module__ == module.__name__
     )

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 
 from shardbus.admin.administration import Administration
-from shardbus.admin.answers import NodeAnswers
-from shardbus.admin.page_table import bound
+from shardbus.admin.page_table import answer_questions, bound
 from shardbus.admin.pages import health
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
@@ -87,7 +86,7 @@ class Nodes:
         )
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, self.open_store())
-        NodeAnswers(node).register()
+        answer_questions(Administration(node))
         await node.start()
         self.all.append(node)
         node.join("127.0.0.1:0")

@@ -11,8 +11,8 @@ import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.admin.administration import Administration
-from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.pages import shards as shard_pages
+from shardbus.admin.pages.checkup import answer_checkup
 from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused
 from shardbus.ids import NodeId, shard_of
@@ -353,7 +353,7 @@ async def test_TS14_a_strategy_that_hangs_stops_no_loop_and_is_named(
         assert {str(n.me) for at in found.values() for n in at} == {str(first.me), str(second.me)}
         assert len(own.threads) == 1
         assert own.threads != [threading.get_ident()]
-        [[method, what]] = NodeAnswers(first).checkup()["types"]["counter"]["strategy"]
+        [[method, what]] = answer_checkup(Administration(first))["types"]["counter"]["strategy"]
         assert method == "Hangs.allocate"
         assert what.startswith("has not returned for")
         with pytest.raises(Refused, match="the strategy of 'counter' has not answered"):

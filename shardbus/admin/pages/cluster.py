@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from shardbus.admin.administration import Administration, text_of
+from shardbus.admin.questions import question
 from shardbus.errors import Refused
 from shardbus.http.page import Json, page
 from shardbus.ids import NodeId
@@ -181,3 +182,41 @@ async def shut_down(admin: Administration) -> Json:
         raise Refused(f"this node is {admin.status}: ask one that is up")
     admin.node.cluster.post(events.PrepareForShutdown())
     return {"cluster": admin.node.cluster_name, "stopping": True}
+
+
+# ---- answers of this node
+
+
+@question("stats")
+def answer_stats(admin: Administration) -> dict[str, dict[str, int]]:
+    """Entity types to their shards here, each with its number of entities in memory."""
+    return {
+        name: {shard: hosted.live for shard, hosted in region.host.shards.items()}
+        for name, region in admin.node.regions.items()
+    }
+
+
+@question("state_bytes")
+def answer_state_bytes(admin: Administration) -> dict[str, int]:
+    """Entity types with state to the bytes of the states of their entities in memory here."""
+    return {
+        name: region.host.state_sizes.total
+        for name, region in admin.node.regions.items()
+        if region.host.state_sizes is not None
+    }
+
+
+@question("suspension")
+def answer_suspension(admin: Administration) -> str:
+    """Why no entity of this node handles messages; empty if they do."""
+    return admin.node.gate.describe()
+
+
+@question("vitals")
+def answer_vitals(admin: Administration) -> list[list[Any]]:
+    """How busy this node is, and the nodes that it watches: for each its name, its vitals, and
+    their age in seconds."""
+    watching = admin.node.watching
+    known = dict(watching.overview.vitals) if watching is not None else {}
+    known[admin.node.me] = (admin.node.vitals.vitals, 0.0)
+    return [[str(node), list(vitals), age] for node, (vitals, age) in known.items()]

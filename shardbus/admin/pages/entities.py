@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration, text_of
+from shardbus.admin.questions import question
 from shardbus.admin.shard_control import check_shard
 from shardbus.errors import Refused, RequestError
 from shardbus.http.page import (
     PAGE_DEFAULT,
+    PAGE_MAX,
     EntityId,
     EntityType,
     Json,
@@ -26,6 +29,8 @@ from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.shells.region import RegionShell
 
 LIMIT_MAX = 999_999_999
+SLICE = 2048
+"""Entities that are looked at between two turns of the loop."""
 
 
 @page("GET", "/v1/where/{type}/{id}")
@@ -153,3 +158,56 @@ def _limits(region: RegionShell, answers: Mapping[NodeId, Any], silent: list[str
         "nodes": rows,
         "silent": silent,
     }
+
+
+# ---- answers of this node
+
+
+@question("running")
+def answer_running(admin: Administration, name: str, shard: str, entity_id: str) -> bool:
+    """True if the entity is in memory here."""
+    return admin.region(name).host.find(entity_id, shard) is not None
+
+
+@question("entities")
+async def answer_entities(
+    admin: Administration, name: str, shard: str, prefix: str, after: str, limit: int
+) -> list[list[str]]:
+    """Up to `limit` entities (id, shard) in memory here, sorted by id, with ids above `after`.
+
+    One pass over the entities, in slices between which the loop turns.
+
+    Raises:
+        BufferFull: there are `LISTS_MAX` passes.
+    """
+    host = admin.region(name).host
+    limit = max(0, min(limit, PAGE_MAX + 1))
+    with admin.list_of_entities():
+        first: list[tuple[str, str]] = []
+        for part in host.walk(SLICE):
+            found = [
+                (i, s)
+                for i, s in part
+                if i > after and i.startswith(prefix) and (not shard or s == shard)
+            ]
+            if found:
+                first = heapq.nsmallest(limit, [*first, *found])
+            await asyncio.sleep(0)
+        return [list(row) for row in first]
+
+
+@question("limit")
+def answer_limit(admin: Administration, name: str, wanted: int | None) -> list[int] | None:
+    """The limit on entities in memory here, their number, and how many were evicted. `wanted`
+    is set as the new limit. None if this node does not host the type, or the type takes no
+    limit."""
+    region = admin.region(name)
+    if not region.hosts:
+        return None
+    if wanted is not None:
+        try:
+            region.host.set_active_entity_limit(wanted)
+        except Refused:
+            return None
+    passivator = region.host.passivator
+    return [passivator.limit, region.host.entities, passivator.evicted]

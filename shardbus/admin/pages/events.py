@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import Annotated
+from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration, moment
-from shardbus.admin.dead_letters import LetterFilter
-from shardbus.errors import ConfigError
+from shardbus.admin.questions import question
 from shardbus.http.page import (
-    PAGE_DEFAULT,
     PAGE_MAX,
-    EntityType,
     Events,
     Json,
     Number,
-    Operator,
-    PageSize,
     page,
 )
 from shardbus.membership.view import MembershipView
 from shardbus.node.event_log import fact, picture
 
-SINCE_MAX = 999_999_999
+SINCE_MAX, EVENTS_MAX = 999_999_999, 1000
 Seconds = Annotated[float, Number(0, SINCE_MAX)]
 
 
@@ -77,34 +72,19 @@ async def slow(admin: Administration) -> Json:
     return {"handlers": handlers, "silent": silent}
 
 
-@page("GET", "/v1/dead-letters")
-async def dead_letters(
-    admin: Administration,
-    type: EntityType = "",
-    reason: str = "",
-    since: Seconds = 0.0,
-    limit: PageSize = PAGE_DEFAULT,
-) -> Json:
-    """The last dropped messages of every member, newest first."""
-    return await admin.letters.newest(LetterFilter(type, reason, since), limit)
+# ---- answers of this node
 
 
-@page("POST", "/v1/dead-letters/replay")
-async def replay(
-    admin: Administration,
-    operator: Operator,
-    id: tuple[str, ...] = (),
-    type: EntityType = "",
-    reason: str = "",
-    since: Seconds = 0.0,
-    limit: PageSize = PAGE_DEFAULT,
-    answered: bool = False,
-    dry_run: bool = False,
-) -> Json:
-    """Send dropped messages again, by name or by a filter."""
-    if not (id or type or reason or since):
-        raise ConfigError("no dead letter is chosen", hint="add ?id=, ?type=, ?reason= or ?since=")
-    if type and not id:
-        admin.region(type)
-    wanted = LetterFilter(type, reason, since, once=not answered)
-    return await admin.letters.replay(wanted, id, limit, operator, dry_run=dry_run)
+@question("slow_reports")
+def answer_slow_reports(admin: Administration) -> list[list[Any]]:
+    """The last slow handlers here, oldest first: seconds since the report, the entity type,
+    `waited` or `blocked`, and the report."""
+    now = admin.node.loop.time()
+    return [[now - r.at, r.entity_type, r.how, r.text] for r in admin.node.slow.reports()]
+
+
+@question("recent_events")
+def answer_recent_events(admin: Administration, seconds: float, most: int) -> list[list[Any]]:
+    """The last events here, oldest first, none older than that: age, number, name, entity type,
+    node, text."""
+    return admin.node.recent_events.within(seconds, min(most, EVENTS_MAX))

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shardbus.admin.administration import Administration, moment, text_of
-from shardbus.admin.entity_watch import of_plain, to_plain
+from shardbus.admin.entity_watch import of_plain, to_plain, watch
 from shardbus.admin.pages.entities import where
+from shardbus.admin.questions import question
 from shardbus.admin.shard_control import check_shard
 from shardbus.admin.slowness import EntityPlace, causes
 from shardbus.errors import RequestError, Unhandled
@@ -166,3 +167,35 @@ def _changes(answer: Mapping[str, Any] | None) -> list[Json] | None:
         }
         for age, source, target, why, epoch, fence, seconds in answer["changes"]
     ]
+
+
+# ---- answers of this node
+
+
+@question("figures")
+async def answer_figures(
+    admin: Administration, name: str, shard: str, entity_id: str
+) -> dict[str, Any]:
+    """What this node knows about an entity that lives here, and about itself."""
+    region = admin.region(name)
+    return to_plain(await watch(admin.node, region, shard, entity_id))
+
+
+@question("shard")
+def answer_shard(admin: Administration, name: str, shard: str) -> dict[str, Any] | None:
+    """The home of a shard and its changes, each with its age in seconds."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    home, now = coordinator.table.homes.get(shard), admin.node.loop.time()
+    changes = []
+    for c in coordinator.history.of(shard):
+        ends = (node and str(node) for node in (c.source, c.target))
+        changes.append([now - c.at, *ends, c.why, c.epoch, c.fence, c.seconds])
+    return {
+        "epoch": coordinator.epoch,
+        "node": str(home.node) if home is not None else None,
+        "fence": home.fence if home is not None else None,
+        "state": coordinator.state_of(shard),
+        "changes": changes,
+    }

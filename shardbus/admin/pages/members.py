@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardbus.admin.administration import Administration
+from shardbus.admin.questions import question
 from shardbus.errors import ConfigError, Refused, RequestError
 from shardbus.http.page import EntityType, Json, NodeName, page
 from shardbus.membership import events
@@ -87,3 +90,37 @@ async def reload_keys(admin: Administration, node: str | None = None) -> Json:
         for member, row in answers.items()
     ]
     return {"nodes": rows, "silent": silent}
+
+
+# ---- answers of this node
+
+
+@question("leave")
+def answer_leave(admin: Administration) -> bool:
+    """Begin to leave, as at a SIGTERM. False if this node cannot yet."""
+    if admin.node.on_leave is None:
+        return False
+    admin.node.on_leave()
+    return True
+
+
+@question("shutdown_region")
+def answer_shutdown_region(admin: Administration, name: str) -> int:
+    """Begin to hand off every shard of the type here. Returns the number of shards left."""
+    region = admin.region(name)
+    check_own_table(region)
+    region.shutdown()
+    return len(region.host.shards)
+
+
+@question("reload_keys")
+def answer_reload_keys(admin: Administration) -> list[Any]:
+    """Read the file of the cluster's secret again. Returns whether it has changed, the
+    fingerprints of its secrets, the newest first, and why it could not be read."""
+    changed, error = False, ""
+    try:
+        changed = admin.node.rekey()
+    except (ConfigError, Refused) as refused:
+        error = str(refused)
+    keyring = admin.node.keyring
+    return [changed, [keys.fingerprint for keys in keyring.keys] if keyring else [], error]

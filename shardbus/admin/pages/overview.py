@@ -17,9 +17,11 @@ from functools import partial
 from typing import Any
 
 from shardbus.admin.administration import Administration, text_of
+from shardbus.admin.brief import brief_of
 from shardbus.admin.metrics import VERSION
 from shardbus.admin.pages.cluster import cluster, member_row, types
-from shardbus.admin.pages.shards import PACE
+from shardbus.admin.pages.shards import PACE, pace
+from shardbus.admin.questions import question
 from shardbus.admin.shard_map import Columns, columns_of
 from shardbus.errors import ShardBusError
 from shardbus.histograms import LATENCY_BOUNDS
@@ -108,3 +110,23 @@ def _row(
         "suspended": counted.get("suspended") or None,
         **{name: counted.get(name) for name in ("types", "vitals", *COUNTERS)},
     }
+
+
+# ---- answers of this node
+
+
+@question("brief")
+def answer_brief(admin: Administration) -> dict[str, Any]:
+    """What this node hosts, how busy it is, and what it has counted."""
+    return brief_of(admin.node)
+
+
+@question("shard_map")
+def answer_shard_map(admin: Administration, name: str, known: str) -> dict[str, Any] | None:
+    """The homes of a type's shards in columns, and the last moves; no columns if the asker has
+    the version `known`."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    drawn = admin.maps.of(name, coordinator, known, admin.node.loop.time())
+    return {**drawn, **pace(coordinator)}

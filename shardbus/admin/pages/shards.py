@@ -10,10 +10,13 @@ from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration, text_of
 from shardbus.admin.pages.cluster import ask_loads, instances_of
+from shardbus.admin.questions import question, refusing
 from shardbus.admin.shard_control import address_of
 from shardbus.errors import ConfigError
 from shardbus.http.page import EntityType, Json, Number, ShardId, page
-from shardbus.ids import Address, check_id
+from shardbus.ids import Address, NodeId, check_id
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.events import Rebalance
 from shardbus.sharding.instances import split_row
 from shardbus.sharding.shard_load import MESSAGES, UNITS
 from shardbus.shells.region import RegionShell
@@ -22,6 +25,9 @@ HOTTEST = 10
 """Shards with the most load, on the page of loads."""
 ADD_MAX = 1000
 MOVES_MAX = 1_000_000
+STOP_PART = 0.5
+"""The part of the asker's timeout that stopping shards may take; then the answer names the shards
+that are still to stop."""
 PACE = ("paused", "held", "moving", "moves_at_a_time")
 _STATES = {
     "begin": "handing_off",
@@ -246,3 +252,124 @@ async def _places(admin: Administration, type: str, places: Mapping[str, Address
     ]
     rows.sort(key=_by_shard)
     return {"type": type, "places": rows}
+
+
+# ---- answers of this node
+
+
+@question("table")
+def answer_table(admin: Administration, name: str) -> dict[str, Any] | None:
+    """The coordinator's table of a type."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    homes, now = coordinator.table.homes, admin.node.loop.time()
+    load_of, state_of = coordinator.rebalancing.load_of, coordinator.state_of
+    since = coordinator.unsettled_since
+    shards = [
+        [
+            shard,
+            str(home.node),
+            home.fence,
+            state_of(shard),
+            load_of(shard),
+            now - began if (began := since(shard)) is not None else None,
+        ]
+        for shard, home in homes.items()
+    ]
+    return {
+        "epoch": coordinator.epoch,
+        "shards": shards,
+        "load_unit": coordinator.rebalancing.load_unit,
+        **pace(coordinator),
+    }
+
+
+@question("plan")
+@refusing
+async def answer_plan(admin: Administration, name: str, add: int, remove: list[str]) -> Any:
+    """The moves that would follow if `add` nodes came and those in `remove` went."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    if not 0 <= add <= ADD_MAX:
+        raise ConfigError(f"a plan may add 0 to {ADD_MAX} nodes, not {add}")
+    call = coordinator.forecasting(add, tuple(NodeId.parse(node) for node in remove))
+    seen = await admin.coordinator_shell(name).ask_strategy(coordinator, call)
+    nodes = {**seen.before, **seen.after}
+    return {
+        "moves": [[shard, str(a), str(b)] for shard, (a, b) in seen.moved.items()],
+        "nodes": [[str(n), seen.before.get(n, 0), seen.after.get(n, 0)] for n in nodes],
+        "rounds": seen.rounds,
+        "settled": seen.settled,
+        **pace(coordinator),
+    }
+
+
+@question("rebalance")
+def answer_rebalance(admin: Administration, name: str) -> dict[str, Any] | None:
+    """Check the balance now."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    admin.coordinator_shell(name).handle(Rebalance())
+    return pace(coordinator)
+
+
+@question("slow")
+@refusing
+async def answer_slow(
+    admin: Administration, name: str, paused: bool | None, moves: int | None
+) -> Any:
+    """Pause or resume rebalancing, and bound the moves at a time; answered once it is
+    stored."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    await admin.coordinator_shell(name).override(lambda current: current.slowed(paused, moves))
+    return pace(coordinator)
+
+
+@question("stop")
+@refusing
+async def answer_stop(admin: Administration, name: str, shards: list[str]) -> Any:
+    """Stop these shards; the answer lists those that have stopped and those still to stop."""
+    if admin.ruling(name) is None:
+        return None
+    settings = admin.region(name).settings
+    patience = STOP_PART * settings.shard_region_query_timeout
+    left = await admin.coordinator_shell(name).stop_shards(shards, patience)
+    return {"stopped": [s for s in shards if s not in left], "stopping": left}
+
+
+@question("places")
+def answer_places(admin: Administration, name: str) -> dict[str, Any] | None:
+    """The places that were set for shards of the type."""
+    if admin.ruling(name) is None:
+        return None
+    places = admin.coordinator_shell(name).overrides.places
+    return {"places": {shard: str(place) for shard, place in places.items()}}
+
+
+@question("place")
+@refusing
+async def answer_place(
+    admin: Administration, name: str, changes: dict[str, str]
+) -> dict[str, Any] | None:
+    """Set the places of shards; an empty text takes a place away. Answered once it is
+    stored."""
+    coordinator = admin.ruling(name)
+    if coordinator is None:
+        return None
+    places = {s: Address.parse(text) if text else None for s, text in changes.items()}
+    coordinator.rebalancing.check_places({p for p in places.values() if p is not None})
+    await admin.coordinator_shell(name).override(lambda current: current.placed(places))
+    return answer_places(admin, name)
+
+
+def pace(coordinator: Coordinator) -> dict[str, Any]:
+    """How fast the coordinator moves shards, and why it may not."""
+    balance = coordinator.rebalancing
+    moving, most = balance.moves_in_flight
+    held = balance.why_not()
+    return {"paused": balance.paused, "held": held, "moving": moving, "moves_at_a_time": most}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 from shardbus.admin.administration import Administration
+from shardbus.admin.questions import question, refusing
 from shardbus.admin.shard_control import agreed
-from shardbus.errors import ConfigError, Refused, RequestError
+from shardbus.errors import ConfigError, Refused, RequestError, StoreError, StoreUnavailable
 from shardbus.http.page import (
     PAGE_DEFAULT,
+    PAGE_MAX,
     Body,
     EntityId,
     EntityType,
@@ -23,7 +26,7 @@ from shardbus.sharding.events import Note
 from shardbus.shells.region import RegionShell
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.plain_json import from_json
-from shardbus.wire.schema import encode_value
+from shardbus.wire.schema import decode_value, encode_value
 from shardbus.wire.shown_state import as_text, shown
 from shardbus.wire.stored_state import StateCodec
 
@@ -137,3 +140,77 @@ async def _change_state(
         "bytes": answer["bytes"],
         "removed": value is None,
     }
+
+
+# ---- answers of this node
+
+
+@question(LIST_STORED)
+async def answer_stored(
+    admin: Administration, name: str, shard: str, prefix: str, cursor: str, limit: int
+) -> tuple[list[str], str | None]:
+    """About `limit` ids of entities with a stored state, of one shard or of all, and the next
+    cursor.
+
+    Raises:
+        BufferFull: `LISTS_MAX` lists are being made.
+        ConfigError: the type has no such shard, or the cursor is not of this store.
+        StoreUnavailable: the store does not answer.
+    """
+    region = admin.region(name)
+    if shard and not region.router.has_shard(shard):
+        raise ConfigError(f"{name!r} has no shard {shard!r:.100}")
+    limit = max(1, min(limit, PAGE_MAX))
+    with admin.list_of_entities():
+        if region.entity_type.states is None:
+            return [], None
+        try:
+            ids, following = await admin.node.store.page_stored(name, prefix, cursor or None, limit)
+        except StoreUnavailable:
+            raise
+        except StoreError as e:
+            raise ConfigError(e.message, hint="begin the list anew, without a cursor") from None
+    if shard:
+        ids = [entity_id for entity_id in ids if _shard_of(region, entity_id) == shard]
+    return ids, following
+
+
+@question("change_state")
+async def answer_change_state(
+    admin: Administration, name: str, shard: str, entity_id: str, value: bytes | None, operator: str
+) -> Any:
+    """Make the encoded plain value the state of an entity whose shard is here; None removes the
+    state. `operator` names who asks, for the log."""
+    return await answer_change_state_if(admin, name, shard, entity_id, value, operator, "")
+
+
+@question("change_state_if")
+@refusing
+async def answer_change_state_if(
+    admin: Administration,
+    name: str,
+    shard: str,
+    entity_id: str,
+    value: bytes | None,
+    operator: str,
+    revision: str,
+) -> Any:
+    """As `change_state`, but only if the stored state has this revision; empty is any. A
+    question of its own, which a node of an earlier release refuses."""
+    region = admin.region(name)
+    codec = region.entity_type.states
+    if codec is None:
+        raise ConfigError(f"{name!r} has no state")
+    data = None if value is None else codec.of_plain(decode_value(value))
+    await region.host.change_state(shard, entity_id, data, revision)
+    size = 0 if data is None else len(data)
+    admin.node.note(name, changed_state(entity_id, size, operator))
+    return {"bytes": size}
+
+
+def changed_state(entity_id: str, size: int, operator: str) -> Note:
+    """Return what the log says about a state that an operator has changed."""
+    what = f"{size} bytes" if size else "removed"
+    kind = "state_set" if size else "state_removed"
+    text = f"of {entity_id!r:.100}: {what}, by {operator:.100}"
+    return Note(kind, text, entity_id=entity_id)

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from shardbus.admin.administration import Administration
-from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.entity_watch import to_plain
 from shardbus.admin.pages import cluster as cluster_pages
+from shardbus.admin.pages import dead_letters as letter_pages
 from shardbus.admin.pages import entities as entity_pages
-from shardbus.admin.pages import events as event_pages
 from shardbus.admin.pages import explanation as explanations
 from shardbus.admin.pages import findings as finding_pages
 from shardbus.admin.pages import health
 from shardbus.admin.pages import members as member_pages
 from shardbus.admin.pages import shards as shard_pages
+from shardbus.admin.pages.checkup import answer_checkup, checkup
 from shardbus.admin.pages.health import STALLED_S, STORE_FAILED_S, readiness
 from shardbus.admin.pages.members import cordon, drain, uncordon
-from shardbus.admin.pages.shards import HOTTEST
+from shardbus.admin.pages.shards import HOTTEST, answer_table
 from shardbus.admin.slowness import CallTimes, EntityFigures
 from shardbus.errors import (
     ConfigError,
@@ -484,7 +484,7 @@ async def test_a_checkup_has_every_member_and_names_who_did_not_answer(
     await node.store.claim_epoch(PAGE, 3, "crc32/3")
     await node.store.write_homes(PAGE, 3, {"1": (ME, 9)}, 1)
     node.rpc.answers[ME, "checkup"] = {"lag": 0.5}
-    page: Any = await finding_pages.checkup(pages)
+    page: Any = await checkup(pages)
     assert page["members"] == [
         {"node": str(ME), "answered": True, "lag": 0.5},
         {"node": str(PEER), "answered": False},
@@ -503,10 +503,10 @@ async def test_findings_are_made_from_what_all_members_say(
     node.store = MemoryStore()
     await node.store.start()
     fake: Any = node
-    own = NodeAnswers(fake)
-    node.rpc.answers[ME, "checkup"] = own.checkup()
-    node.rpc.answers[PEER, "checkup"] = own.checkup() | {"suspended": "suspended, because"}
-    node.rpc.answers[ME, "table"] = own.table(PAGE)
+    own = Administration(fake)
+    node.rpc.answers[ME, "checkup"] = answer_checkup(own)
+    node.rpc.answers[PEER, "checkup"] = answer_checkup(own) | {"suspended": "suspended, because"}
+    node.rpc.answers[ME, "table"] = answer_table(own, PAGE)
     node.rpc.answers[PEER, "losses"] = [["n:1#01", 5.0, "keep-majority: 2 of 3", {PAGE: [4, 4]}]]
     page: Any = await finding_pages.findings(pages)
     found = {group["check"]: group["subjects"] for group in page["findings"]}
@@ -526,7 +526,7 @@ async def test_a_node_that_is_no_member_yet_knows_itself_alone(
     await node.store.start()
     fake: Any = node
     node.view, node.rpc.nodes, node.region.coordinator = None, [], None
-    node.rpc.answers = {(ME, "checkup"): NodeAnswers(fake).checkup()}
+    node.rpc.answers = {(ME, "checkup"): answer_checkup(Administration(fake))}
     page: Any = await finding_pages.findings(pages)
     checks = [group["check"] for group in page["findings"]]
     assert set(checks) <= {"state-unreadable", "store-unfit", "backlog"}, checks
@@ -537,7 +537,7 @@ async def test_a_store_that_fails_is_a_finding(node: FakeNode, pages: Administra
         raise StoreUnavailable("redis is away")
 
     node.store = SimpleNamespace(load_table=fail)
-    store: Any = (await finding_pages.checkup(pages))["store"]
+    store: Any = (await checkup(pages))["store"]
     assert (store["answers"], store["error"]) == (False, "redis is away")
 
 
@@ -549,7 +549,7 @@ async def test_a_store_that_is_silent_is_a_finding_in_time() -> None:
         await asyncio.Event().wait()
 
     node.store = SimpleNamespace(load_table=hang)
-    store: Any = (await finding_pages.checkup(Administration(node)))["store"]
+    store: Any = (await checkup(Administration(node)))["store"]
     assert (store["answers"], store["error"]) == (False, "no answer within 3.5 s")
 
 
@@ -740,7 +740,7 @@ async def test_commands_about_nothing_are_refused(pages: Administration) -> None
     with pytest.raises(ConfigError, match="no shard is given"):
         await shard_pages.stop(pages, PAGE, ())
     with pytest.raises(ConfigError, match="no dead letter is chosen"):
-        await event_pages.replay(pages, "operator")
+        await letter_pages.replay(pages, "operator")
 
 
 async def test_the_page_of_loads_asks_a_few_nodes_and_names_those_that_no_answer_is_about() -> None:
