@@ -101,14 +101,14 @@ class Front:
 
 @page("GET", "/livez")
 async def livez(front: Front) -> Checks:
-    """200 while the supervisor runs."""
+    """The supervisor works."""
     return {"supervisor": Check(True, "runs")}
 
 
 @page("GET", "/readyz")
 async def readyz(front: Front) -> Checks:
-    """200 if every worker is ready and the unit does not leave; each check is named
-    `worker N: ...`. Workers that left by order do not count."""
+    """Every worker is ready, except the ones that left by command, and the unit is not leaving;
+    checks are named `worker N: ...`."""
     unit, checks = front.unit, dict[str, Check]()
     stages = {row["worker"]: row["stage"] for row in unit.rows()}
     texts = await _of_all(unit.serving, "/readyz", front.tls)
@@ -125,7 +125,7 @@ async def readyz(front: Front) -> Checks:
 
 @page("GET", "/startupz")
 async def startupz(front: Front) -> Checks:
-    """As /readyz until the unit was ready once, then as /livez."""
+    """As `/readyz` until the unit was ready once, then as `/livez`."""
     return await (livez if front.unit.announced else readyz)(front)
 
 
@@ -138,8 +138,15 @@ async def metrics(front: Front) -> Response:
 
 @page("GET", "/v1/workers")
 async def workers(front: Front) -> Json:
-    """The workers: process, addresses, stage, starts."""
+    """The workers.
+
+    `workers`, each with `worker`, `stage` (`waiting`, `starting`, `joining`, `ready`, `resting`,
+    `gone`), `address`, `http`, `pid` (null while none runs) and `starts`.
+    """
     return {"workers": front.unit.rows()}
+
+
+PAGES = (livez, readyz, startupz, metrics, workers)
 
 
 async def _refuse(request: Request) -> Response:
@@ -153,8 +160,7 @@ def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "")
         Route("/v1/nodes/self/{action:path}", _refuse, methods=["POST"]),
         Route("/{rest:path}", front.forward, methods=["GET", "POST", "DELETE"]),
     )
-    declared = (livez, readyz, startupz, metrics, workers)
-    pages = {one.name: one.bound(front) for one in declared}
+    pages = {one.name: one.bound(front) for one in PAGES}
     return create_app(pages, settings, advertised, others)
 
 

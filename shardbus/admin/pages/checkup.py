@@ -43,7 +43,18 @@ COMPARED = ("cluster", "sharding")
 
 @page("GET", "/v1/checkup")
 async def checkup(admin: Administration) -> Json:
-    """The state of every member and of the store, for the doctor to compare."""
+    """The reports of every member and of the store, from which findings are made.
+
+    `node`, `time` (`asked` and `answered`, of this node's clock), `store` (`answers`, `error`, and
+    `tables`: type to `epoch`, `shards`, `dropped` rows), `members`, each with `node`, `answered`,
+    `build`, `version`, `time`, `lag`, `store` (its URL), `store_silent_ago` (seconds, or null),
+    `settings` (those of sections cluster and sharding that are not at their defaults) and `types`
+    (type to `coordinator`, `epoch`, `registered`, `buffered`, `layout`, `shards`: those that run
+    there, with their fences, `deaf`: up to ten entities there that are busy without a task,
+    `strategy`: if the coordinator is there, the methods of the type's allocation strategy that
+    fail, each with what it does, and `unreadable`: the last ten entities whose stored state cannot
+    be read there, and why).
+    """
     node, began = admin.node, time.time()
     members = node.rpc.members()
     answers, store = await asyncio.gather(node.rpc.ask_all("checkup"), _stored(admin))

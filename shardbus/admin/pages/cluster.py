@@ -22,7 +22,16 @@ from shardbus.shells.region import RegionShell
 
 @page("GET", "/v1/cluster")
 async def cluster(admin: Administration) -> Json:
-    """Membership as this node sees it, and the nodes of the coordinators."""
+    """The membership as this node sees it, and the coordinators.
+
+    `cluster`, `self`, `status`, `status_for` (for how many seconds this node has had it), `leader`,
+    `oldest`, `converged`, `converged_for` (for how many seconds the members have agreed, or not),
+    `stopping` (the phase of its end in which this node is, or null), `members`, `unreachable`,
+    `suspended` (why this node's entities handle no message, or null), `coordinators` (type to
+    `node` and `epoch`), `other_clusters` (seeds of this node that are in another cluster of its
+    name, each with `seed`, `node` or null, and `reason` if that cluster would refuse this node),
+    `rival` (which other cluster writes the store of this one, as text, or null).
+    """
     node, view = admin.node, admin.node.view
     oldest = view.oldest() if view is not None else None
     return {
@@ -53,7 +62,16 @@ async def cluster(admin: Administration) -> Json:
 
 @page("GET", "/v1/nodes")
 async def nodes(admin: Administration) -> Json:
-    """Every member with what it hosts; empty counts for members that do not answer in time."""
+    """Every member with what it hosts.
+
+    `nodes`, each with `node`, `address`, `http`, `status`, `status_for` (seconds, as the node that
+    answers has seen it), `reachable`, `answered`, `suspended` (why its entities handle no message,
+    or null), `roles`, `shards` and `entities` (type to count), `state_bytes` (type to the stored
+    size of the states in memory), `version`, `zone` (`node.zone`, or empty), `service` (`open`,
+    `cordoned`, `draining`), `oldest`, `leader`. A node that does not answer within
+    `sharding.shard_region_query_timeout` (3 s) has empty counts, and its suspension is not known:
+    `answered` is false.
+    """
     view = admin.node.view
     if view is None:
         return {"nodes": []}
@@ -98,7 +116,13 @@ def member_row(
 
 @page("GET", "/v1/types")
 async def types(admin: Administration) -> Json:
-    """The entity types of this application."""
+    """The entity types of this node's application.
+
+    `types`, each with `type`, `shards`, `layout`, `role`, `coordinator_role`, `remember`,
+    `handoff`, `hosted_here`, `state` (true if its entities have one), `coordinator`,
+    `active_entity_limit` (0 is none), `entities_here` and `state_bytes_here` (stored size of their
+    states, null without state), all of the node that answers.
+    """
     rows = [
         {
             "type": name,
@@ -130,7 +154,14 @@ def instances_of(region: RegionShell) -> int | None:
 
 @page("GET", "/v1/gossip")
 async def gossip(admin: Administration) -> Json:
-    """The version of the membership that each node has seen, and what prevents convergence."""
+    """Which member has seen which version of the membership, and which members prevent convergence.
+
+    `node`, `version` (a short name; equal names are equal versions), `seen`, `waiting_for`,
+    `versions` (every other member to `same`, `older`, `newer`, `concurrent` or `unknown`, by the
+    last exchange with it), `unreachable` (each with `observer`, `subject`, and `is`: `unreachable`,
+    `quarantined` or `terminated`), `tombstones`, `phi` (watched node to suspicion), `meta`. At most
+    a second old.
+    """
     seen = admin.node.cluster.overview
     return {
         "node": str(admin.node.me),
@@ -168,7 +199,7 @@ def _vitals_of(answer: list[Any]) -> dict[NodeId, tuple[Vitals, float]]:
 
 @page("POST", "/v1/cluster/join")
 async def join(admin: Administration, seed: tuple[str, ...]) -> Json:
-    """Begin to join."""
+    """Make a waiting node join (`node.join = manual`), by `?seed=HOST:PORT`, or found a cluster."""
     if admin.node.joining:
         raise Refused("this node has joined already", hint="node.join = manual lets it wait")
     admin.node.join_by(seed)
@@ -177,7 +208,7 @@ async def join(admin: Administration, seed: tuple[str, ...]) -> Json:
 
 @page("POST", "/v1/cluster/shutdown")
 async def shut_down(admin: Administration) -> Json:
-    """Stop the whole cluster."""
+    """Stop the whole cluster; every node ends where it is, with exit code 0."""
     if not admin.node.is_up:
         raise Refused(f"this node is {admin.status}: ask one that is up")
     admin.node.cluster.post(events.PrepareForShutdown())

@@ -91,7 +91,14 @@ async def dead_letters(
     since: Seconds = 0.0,
     limit: PageSize = PAGE_DEFAULT,
 ) -> Json:
-    """The last dropped messages of every member, newest first."""
+    """The last dropped messages of every node, newest first. `since` is in seconds.
+
+    `letters`, each with `id`, `at`, `node`, `type`, `reason`
+    ([metrics](metrics.md#reasons-of-drops) lists them), `entity` (its id), `method`, `sender` (the
+    process that sent or forwarded it, or empty), `answered` (its sender got an error), `trace` (the
+    id of its trace, or empty), `bytes` (of its body) and `kept` (the body is kept, so it can be
+    replayed); `more`; `silent`.
+    """
     rows, silent = await _rows(admin, LetterFilter(type, reason, since), limit, oldest=False)
     return {
         "letters": [shown(row) for row in rows[:limit]],
@@ -124,7 +131,14 @@ async def replay(
     answered: bool = False,
     dry_run: bool = False,
 ) -> Json:
-    """Send dropped messages again, by name or by a filter."""
+    """Send dropped messages again: by `id`, or the oldest that `type`, `reason` and
+    `since` admit, at most `limit`; `answered=true` also those whose senders got
+    an error; `dry_run=true` only returns them.
+
+    `dry_run`, `letters` (those that were chosen), `sent` (how many), `failed` (each with `id` and
+    `why`), `without_body` (how many were left out), `more`, `silent`. 409 if a letter that is named
+    is not kept any more, or no body is.
+    """
     if not (id or type or reason or since):
         raise ConfigError("no dead letter is chosen", hint="add ?id=, ?type=, ?reason= or ?since=")
     if type and not id:

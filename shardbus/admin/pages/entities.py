@@ -35,8 +35,14 @@ SLICE = 2048
 
 @page("GET", "/v1/where/{type}/{id}")
 async def where(admin: Administration, type: EntityType, id: EntityId) -> Json:
-    """The home of one entity, whether it is in memory or not. Of an entity with instances: the
-    home of the instance to which this node sends by `nearest`, and all of them."""
+    """Where one entity lives, or would.
+
+    `type`, `id`, `shard`, `node`, `state` (`running`, `unallocated`, or `unknown` if the home did
+    not answer), `running` (the entity is in memory). Of a type with instances, the home is that of
+    the instance that this node would choose by `nearest`: `instance` is its number, `shard` its
+    row, and `instances` lists all of them. `/v1/where/{type}/{id}~2` is one instance. `/v1/types`
+    has `instances` and `router`, `/v1/entities/{type}` an `instance` in each row.
+    """
     region = admin.region(type)
     router = region.router
     if not isinstance(router, InstanceRouter) or INSTANCE_MARK in id:
@@ -86,7 +92,11 @@ async def entities(
     limit: PageSize = PAGE_DEFAULT,
     cursor: str | None = None,
 ) -> Json:
-    """A page of the entities in memory, sorted by id; nodes without an answer are `silent`."""
+    """A page of entities in memory, sorted by id.
+
+    `entities`, each with `id`, `shard`, `node`; `next` is the cursor of the next page, or null;
+    `silent` are the nodes that did not answer in time: their entities are missing.
+    """
     region = admin.region(type)
     if shard:
         check_shard(region, shard)
@@ -113,7 +123,13 @@ async def entities(
 
 @page("GET", "/v1/limit/{type}")
 async def limits(admin: Administration, type: EntityType) -> Json:
-    """The limit on entities in memory on every node that hosts the type."""
+    """The limit of a type's entities in memory, on each node that hosts it.
+
+    `type`, `strategy`, `nodes` (each with `node`, `limit`, `entities` in memory, and the number of
+    `evicted` entities), `silent` (nodes that did not answer; their limit may differ). A change
+    lasts for the life of a node's process. Entities over a lower limit are evicted soon after the
+    answer.
+    """
     return _limits(admin.region(type), *await admin.ask_all("limit", type, None, of=type))
 
 
@@ -124,8 +140,7 @@ async def set_limit(
     limit: Annotated[int, Number(0, LIMIT_MAX)],
     node: str | None = None,
 ) -> Json:
-    """Set the limit on entities in memory, on one node or on all. It lasts for the life of the
-    process: a node that starts later begins with its settings.
+    """Set the limit on entities in memory, 0 for none, on all nodes or on one.
 
     Raises:
         Refused: the type's entities are remembered, or the one node does not host it.

@@ -24,7 +24,13 @@ Seconds = Annotated[float, Number(0, SINCE_MAX)]
 
 @page("GET", "/v1/events")
 async def events(admin: Administration) -> Events:
-    """The membership as it is now, then the events."""
+    """The events of the cluster, as server-sent events; the first is a snapshot; at most 20
+    listeners.
+
+    Each `data:` line is an object with `event`. The first is `snapshot`, with `leader`, `converged`
+    and `members`; others have `node` and `text`. A listener that is too slow gets another
+    `snapshot` instead of the events that it missed.
+    """
     subscription = admin.node.subscriptions.subscribe()
     try:
         async for event in subscription:
@@ -39,7 +45,12 @@ async def recent_events(
     within: Annotated[float, Number(1, SINCE_MAX)] = float(SINCE_MAX),
     limit: Annotated[int, Number(1, PAGE_MAX)] = PAGE_MAX,
 ) -> Json:
-    """The last events of every member, oldest first by this node's clock."""
+    """The last events of every node, in order of time. `within` is in seconds.
+
+    `time` and `events`, oldest first, each with `at`, `seen_by` (the node), `number` (it grows with
+    each event of that node), `event`, `type` (empty for events of membership), `node` (that it
+    concerns, or null), `text`; `silent`. Times are by the clock of the node that answers.
+    """
     asked = admin.node.rpc.members() or [admin.node.me]
     answers = await admin.node.rpc.ask_all("recent_events", within, limit)
     now = datetime.now(UTC)
@@ -59,7 +70,10 @@ async def recent_events(
 
 @page("GET", "/v1/slow")
 async def slow(admin: Administration) -> Json:
-    """The last slow handlers of every member, newest first."""
+    """The last reports of slow handlers, of every node.
+
+    `handlers`, newest first, 20 of a node, each with `at`, `node`, `type`, `how`, `text`; `silent`.
+    """
     answers, silent = await admin.ask_all("slow_reports")
     now = datetime.now(UTC)
     rows = [

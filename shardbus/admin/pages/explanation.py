@@ -24,7 +24,15 @@ from shardbus.shells.region import RegionShell
 
 @page("GET", "/v1/explain/{type}/{id}")
 async def explain(admin: Administration, type: EntityType, id: EntityId) -> Json:
-    """The home of an entity, the reason for it, and why its messages take long."""
+    """Why it is slow, why it lives there, how its shard moved there, and what waits.
+
+    The same and `layout`, `fence`, `coordinator`, `epoch`, `why`, `suspended` (why its home handles
+    no message, or null), `buffered` (`messages` and `bytes` of the whole type on this node),
+    `history` of its shard. `causes` says [why it is slow](../how-to/slow.md), the likeliest cause
+    first: each has `cause` (a name), `text` with its figures, `remedy`, and `seconds`, what it
+    costs a message that arrives now, or null if it stops all of them. `figures` has what its home
+    measured, or null without an answer.
+    """
     region = admin.region(type)
     answer = await where(admin, type, id)
     machine = region.router.region
@@ -131,7 +139,16 @@ async def _of_home(
 
 @page("GET", "/v1/explain/{type}?shard")
 async def explain_shard(admin: Administration, type: EntityType, shard: ShardId) -> Json:
-    """The home of a shard, and its history."""
+    """Where a shard is, and how it moved there.
+
+    `type`, `shard`, `node`, `state`, `fence`, `coordinator`, `epoch`, `history`: the last eight
+    changes that its coordinator has seen, oldest first, or null if the coordinator does not answer.
+    Each has `at`, `from`, `to` (nodes, or null), `epoch`, `fence`, `seconds` (the duration of the
+    move) and `why`: `asked` (a message arrived for it), `rebalance`, `drain` (its node leaves, is
+    drained, or did not start it), `stop` (by an operator), `node_gone`, `proxy` (its node hosts
+    nothing any more), `ended` (by itself, for example without its lease), `reported` (its region
+    had it, the table did not). A new coordinator begins with an empty history.
+    """
     region = admin.region(type)
     check_shard(region, shard)
     answer = await admin.ask_coordinator("shard", type, shard)

@@ -22,7 +22,22 @@ STORE_WITHIN_S = 3.5
 
 @page("GET", "/v1/findings")
 async def findings(admin: Administration) -> Json:
-    """What is wrong with the cluster, or soon will be, and what it has lost."""
+    """What is wrong with the cluster or soon will be, the nodes that were lost, and the last
+    failures of handlers: what `shardbus doctor`, `shardbus top` and `/ui` show.
+
+    `node`, `cluster`, `healthy`, `members`, `types`, `shards` (how many were examined); `findings`,
+    faults first, each with `check` ([their names](cli.md#doctor)), `level` (`fault` or `warning`),
+    `of` (`members`, `cluster`, `store`, or a type), `subjects`, `what` (it completes a sentence
+    that begins with the subjects), `advice`, and `confirmed`: false if it may be a difference
+    between two moments, until it has been found for 4 s; `lost`, the last one first, each with
+    `node`, `at`, `by` (the member that declared it dead, or null if it is gone too), `why` and
+    `shards` (type to how many shards were `freed` and how many of these are `homed` again);
+    `failures`, the last one first, each with `type`, `method` (`on_start` is any part of a start),
+    `node`, `count` (since the node has started) and `last`: three exceptions, newest first, with
+    `at`, `entity`, `error` (the class), `text` and `stack`, which is written once a second for a
+    method, else empty. A node keeps the last 20 nodes that were lost, and shows methods that failed
+    in the last ten minutes. Shared for 0.8 s.
+    """
     return await admin.shared("findings", FRESH_S, partial(_examine, admin))
 
 

@@ -22,7 +22,11 @@ STORE_FAILED_S = 60.0
 
 @page("GET", "/livez")
 async def livez(admin: Administration) -> Checks:
-    """Checks that this process works. Asks neither the store nor another node."""
+    """This process works; uses neither the store nor another node.
+
+    The probes have `status`, and `checks` (name to `ok` and `detail`); 200 or 503. `?verbose`
+    formats them for people.
+    """
     stopped, lag = admin.node.stopped, admin.node.lag
     ended = stopped.done()
     return {
@@ -33,20 +37,23 @@ async def livez(admin: Administration) -> Checks:
 
 @page("GET", "/readyz")
 async def readyz(admin: Administration) -> Checks:
-    """Checks that this node is Up and its regions are registered with their coordinators."""
+    """This node is Up, is not leaving, is not suspended, no task of it has failed, and its regions
+    are registered with their coordinators; `http.ready_types` bounds these to some types, and with
+    `http.ready_types_once` a coordinator that is away makes no node unready that was ready before;
+    `store`, which never fails, shows the last failure of a load or a save for a minute."""
     return readiness(admin)
 
 
 @page("GET", "/startupz")
 async def startupz(admin: Administration) -> Checks:
-    """As /readyz until it was ready once, then as /livez."""
+    """As `/readyz` until it was ready once, then as `/livez`."""
     checks = readiness(admin)
     return await livez(admin) if admin.was_ready else checks
 
 
 @page("GET", "/metrics")
 async def metrics(admin: Administration) -> Response:
-    """The metrics in Prometheus's text format."""
+    """[Metrics](metrics.md) in Prometheus's text format."""
     return Response(render(admin.node), headers={"content-type": CONTENT_TYPE_LATEST})
 
 

@@ -15,7 +15,7 @@ from shardbus.shells.region import check_own_table
 
 @page("POST", "/v1/nodes/{node}/leave")
 async def leave(admin: Administration, node: NodeName) -> Json:
-    """Begin to hand off and leave."""
+    """Begin to hand off and leave; `self` is the node that answers."""
     target = admin.node.me if node == "self" else admin.member(node)
     if not await admin.node.rpc.ask(target, "leave"):
         raise ConfigError(f"{target} is not able to leave now")
@@ -24,7 +24,8 @@ async def leave(admin: Administration, node: NodeName) -> Json:
 
 @page("POST", "/v1/nodes/{node}/down")
 async def down(admin: Administration, node: NodeName, force: bool = False) -> Json:
-    """Declare a member dead; with `force`, remove it without the agreement of the others."""
+    """Declare a member dead; `force=true` removes it at once, without the agreement of the
+    cluster."""
     target = admin.member(node)
     if force and target == admin.node.me:
         raise Refused(f"{target} is this node: a node cannot remove itself")
@@ -36,7 +37,8 @@ async def down(admin: Administration, node: NodeName, force: bool = False) -> Js
 
 @page("POST", "/v1/nodes/{node}/shutdown-region")
 async def shutdown_region(admin: Administration, node: NodeName, type: EntityType) -> Json:
-    """Begin to hand off every shard of a type on one node."""
+    """Begin to hand off every shard of one type there; the node stays a member and a proxy of the
+    type. `self` is the node that answers."""
     target = admin.node.me if node == "self" else admin.member(node, itself=True)
     check_own_table(admin.region(type))
     left = await admin.node.rpc.ask(target, "shutdown_region", type, of=type)
@@ -76,7 +78,10 @@ def _serve(admin: Administration, node: str, service: Service) -> Json:
 
 @page("POST", "/v1/keys/reload")
 async def reload_keys(admin: Administration, node: str | None = None) -> Json:
-    """Let one member, or all, read the file of the cluster's secret again."""
+    """Let every node, or one, read the file of its secret again.
+
+    `nodes`, each with `node`, `changed`, the fingerprints in `keys`, and `error`; `silent`.
+    """
     if node is None:
         answers, silent = await admin.ask_all("reload_keys")
     else:

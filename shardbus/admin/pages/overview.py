@@ -39,13 +39,32 @@ ASKED_OTHERWISE = ("status_for", "shards", "entities")
 
 @page("GET", "/v1/overview")
 async def overview(admin: Administration) -> Json:
-    """Members, types, and the counters of every member."""
+    """Members, types and the counters of every member in one answer: what `/ui` asks for.
+
+    The fields of `/v1/cluster`, `types` as in `/v1/types`, `at` (seconds since 1970), `build` (the
+    version of shardbus), `write` (true if `http.write` is on), and `nodes`, each with the identity
+    and state of `/v1/nodes`, and, null if the member did not answer: `types` (type to `shards`,
+    `entities`, `received` messages, `failures`, `buffered` messages, and `handled` and `waited`:
+    how many handlers took, and how many messages waited, up to each of the `latency_bounds` of the
+    answer, the last one longer), `vitals` (as in `/v1/load`), `dropped` (rows of type, reason,
+    count; the type of frames is empty), `slow` (rows of type, `waited` or `blocked`, count), `late`
+    (asks without an answer in time) and `store` (calls, their seconds, errors). Counters begin with
+    the process. Members that are unreachable are not asked. The answer is shared by all readers for
+    0.8 s.
+    """
     return await admin.shared("overview", OVERVIEW_FRESH_S, partial(_ask_members, admin))
 
 
 @page("GET", "/v1/map/{type}")
 async def shard_map(admin: Administration, type: EntityType, known: str = "") -> Json:
-    """The map of a type; its columns are null if its version is `known`."""
+    """Where the shards of a type live, in columns; with `?known=VERSION` only if that has changed.
+
+    `type`, `coordinator`, `epoch`, `complete`, `version`, `paused`, `held`, `moving`,
+    `moves_at_a_time`; `nodes`; `shards`, sorted, and in the same order `homes` (the index of a
+    node) and `states`, one letter each: `r` running, `h` handing off, `s` starting; `changes`: the
+    last 50 changes of homes, newest first, rows of shard, age in seconds, from, to, why, seconds.
+    From `nodes` on they are null if `known` is the `version`. Shared for 0.2 s.
+    """
     admin.region(type)
     ask = partial(_ask_for_map, admin, type)
     answer = await admin.shared(f"map of {type}", MAP_FRESH_S, ask)

@@ -40,7 +40,18 @@ _STATES = {
 
 @page("GET", "/v1/shards/{type}")
 async def shards(admin: Administration, type: EntityType) -> Json:
-    """The homes of a type's shards, and how many entities each has in memory."""
+    """Where the shards of a type live.
+
+    `type`, `coordinator`, `epoch`, `complete`, `load_unit`, `paused`, `held` (the reason why
+    nothing moves for balance, or empty), `moving` (shards on the move), `moves_at_a_time` (per
+    source and target), `shards`, each with `shard`, `node`, `state`, `age` (seconds for which it
+    moves or starts, else null), `fence`, `entities` (null if its node did not answer in time),
+    `load` (with strategy `least-load`, else null; in `load_unit`: `messages/s`, `handler s/s`,
+    `entities`, `waiting messages` or `parts of a node`, by `sharding.load`). States are `starting`,
+    `running`, `handing_off` and `unallocated`. A shard that never had a home has no row. If the
+    coordinator does not answer, the rows are those of this node, `complete` is false, and the four
+    fields from `paused` on are null.
+    """
     region = admin.region(type)
     asked = admin.node.rpc.ask_all("stats", of=type)
     table, stats = await asyncio.gather(admin.table(type), asked)
@@ -99,7 +110,12 @@ def _load_unit(table: Mapping[str, Any]) -> str:
 
 @page("GET", "/v1/partitions/{type}")
 async def partitions(admin: Administration, type: EntityType) -> Json:
-    """The instances of each shard of a type: a shard without instances is its only one."""
+    """The instances of each shard of a type, and the nodes in order.
+
+    `type`, `instances` (N; null without instances), `complete`, `nodes` (sorted: the ordinal of a
+    node is its place), `partitions` [{`shard`, `instances` [{`instance`, `node`, `state`,
+    `fence`}]}].
+    """
     region = admin.region(type)
     table = await admin.table(type)
     members = admin.node.view.members if admin.node.view is not None else ()
@@ -146,7 +162,17 @@ def _gossip_of(region: RegionShell) -> Json | None:
 
 @page("GET", "/v1/load")
 async def load(admin: Administration) -> Json:
-    """How busy the nodes are, and the shards with the most load."""
+    """How busy the nodes are, and the shards with the most messages.
+
+    `node`, `nodes`, `unseen`, `looks`, `hottest`. This node asks three members, or a tenth of them
+    if that is more; each answers for itself and the nodes that it watches. It asks others, up to
+    five times, while a member is missing; `unseen` names members that no answer was about. `nodes`
+    has averages with a half-life of 12 s and their `age` in seconds: `busy` (processor time of the
+    loop's thread, 0 to 1), `lag` (seconds by which its timers are late), `rss` (bytes), `gc` (part
+    of the time), `mailbox` (messages that wait), `rate` (messages per second). `hottest` has ten
+    shards of each unit, only of types with strategy `least-load`, each with `type`, `shard`,
+    `node`, `load`, `unit`: loads in different units cannot be compared.
+    """
     survey = await ask_loads(admin)
     rows = [
         {"node": str(node), **vitals._asdict(), "age": round(age, 3)}
@@ -192,7 +218,13 @@ async def plan(
     add: Annotated[int, Number(0, ADD_MAX)] = 0,
     remove: tuple[str, ...] = (),
 ) -> Json:
-    """The moves that would follow if `add` nodes came and those in `remove` went."""
+    """Which shards would move with `add` more nodes, and without each `remove`.
+
+    `type`, `add`, `remove`, `moves` (each with `shard`, `from`, `to`), `nodes` (each with `node`,
+    and its shards `before` and `after`; new ones are named `new-1:1#...`), `rounds` (the number of
+    plans), `settled`, `paused`, `held`, `moving`, `moves_at_a_time`. `POST /v1/rebalance/{type}`
+    answers with these four, `type` and `rebalancing`.
+    """
     gone = [str(admin.member(node)) for node in remove]
     forecast = await admin.shard_control.ask(type, "plan", add, gone)
     return {
@@ -212,14 +244,19 @@ async def rebalance(
     pause: bool | None = None,
     moves: Annotated[int, Number(0, MOVES_MAX)] | None = None,
 ) -> Json:
-    """Check the balance of a type now; or pause, resume or bound its moves."""
+    """Check the balance now; or set `pause=true` or `false`, and `moves=N` shards at a time per
+    node (0: as in the settings), stored until they are set again."""
     pace = await admin.shard_control.rebalance(type, paused=pause, moves=moves)
     return {"type": type, "rebalancing": not pace["held"], **pace}
 
 
 @page("POST", "/v1/stop/{type}")
 async def stop(admin: Administration, type: EntityType, shard: tuple[ShardId, ...]) -> Json:
-    """Stop shards until a message arrives for them."""
+    """Stop shards, `?shard=S` for each, until their next message.
+
+    `type`, `stopped`, `stopping` (shards that had not stopped by the time of the answer, half of
+    the type's `shard_region_query_timeout`, and that will). Stashed messages count as new messages.
+    """
     if not shard:
         raise ConfigError("no shard is given", hint="add ?shard=S for each")
     return {"type": type, **await admin.shard_control.stop(type, shard)}
@@ -227,13 +264,18 @@ async def stop(admin: Administration, type: EntityType, shard: tuple[ShardId, ..
 
 @page("GET", "/v1/places/{type}")
 async def places(admin: Administration, type: EntityType) -> Json:
-    """The places that were set for shards, and their homes."""
+    """Where shards must live, if an operator has said so.
+
+    `type`, `places`, each with `shard`, `place` (an address), and `node`, where the shard lives
+    now, or null.
+    """
     return await _places(admin, type, await admin.shard_control.places(type))
 
 
 @page("POST", "/v1/places/{type}")
 async def place(admin: Administration, type: EntityType, set: tuple[str, ...]) -> Json:
-    """Set the places of shards; an empty text takes a place away."""
+    """Set places: `?set=SHARD=HOST:PORT`, any number of them; `SHARD=` removes a place. Answered
+    when they are stored."""
     wanted: dict[str, Address | None] = {}
     for text in set:
         shard, sign, address = text.rpartition("=")

@@ -45,7 +45,11 @@ async def stored(
     limit: PageSize = PAGE_DEFAULT,
     cursor: str | None = None,
 ) -> Json:
-    """A page of the entities with a stored state, from this node's store."""
+    """A page of about `limit` entities with a stored state.
+
+    `type`, `stored` (each with `id` and `shard`), `next` (cursor, or null). A page may be empty
+    before the end.
+    """
     region = admin.region(type)
     ids, following = await admin.node.rpc.ask(
         admin.node.me, LIST_STORED, type, shard or "", prefix, cursor or "", limit
@@ -66,7 +70,13 @@ def _shard_of(region: RegionShell, entity_id: str) -> str | None:
 async def state(
     admin: Administration, type: EntityType, id: EntityId, operator: Operator, text: bool = False
 ) -> Json:
-    """The stored state of an entity, from this node's store. The log names who has read it."""
+    """The stored state of an entity as JSON, at most 256 KiB (`text=true`: as the text of that
+    JSON, indented). Needs the operator's token; the log names who has read it.
+
+    `type`, `id`, `shard`, `version` (of its class, null if nothing is stored), `bytes`, `revision`,
+    `state`, or `text` with `?text=true`, and `unreadable` (why the value is not in the answer) if
+    it is too long or damaged. Without a stored state `bytes` is 0, and `revision` is `none`.
+    """
     _codec(admin, type)
     shard = admin.region(type).router.route_of(id).shard
     [data] = await admin.node.store.read_states(type, [id])
@@ -85,7 +95,13 @@ async def set_state(
     operator: Operator,
     revision: str = "",
 ) -> Json:
-    """Let the owner of an entity replace its state."""
+    """The state in the body, as JSON, becomes that of the entity: its owner saves it, and starts
+    again with it. `revision`: only if the stored state still has this one.
+
+    `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed`. Values that JSON lacks are as in
+    [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does not fit the
+    class is 400, an entity that is busy or moves 409.
+    """
     codec = _codec(admin, type)
     try:
         plain = from_json(state)
@@ -103,7 +119,8 @@ async def remove_state(
     operator: Operator,
     revision: str = "",
 ) -> Json:
-    """Let the owner of an entity remove its state."""
+    """The owner removes the state of the entity. `revision`: only if the stored state has this
+    one."""
     return await _change_state(admin, type, id, None, operator, revision)
 
 
