@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin.page_table import PAGES
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import STREAMS_MAX, create_app
 from shardbus.http.page import Json
+from tests.malformed_requests import PLAIN
 from tests.unit.http.http_kit import BEARER, ME, OPERATOR, READER, WRITE, client_of
 from tests.waiting import turns, until
 
@@ -17,23 +19,15 @@ from tests.waiting import turns, until
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
-        ("/v1/cluster", ["cluster"]),
-        ("/v1/checkup", ["checkup"]),
-        ("/v1/nodes", ["nodes"]),
-        ("/v1/types", ["types"]),
-        ("/v1/overview", ["overview"]),
-        ("/v1/settings", ["settings"]),
-        ("/v1/slow", ["slow"]),
-        ("/v1/findings", ["findings"]),
+        *(
+            (one.path, [one.name])
+            for one in PAGES
+            if one.sent == Json and one.path.encode() in PLAIN
+        ),
         ("/v1/events/recent", ["recent_events", 999_999_999.0, 1000]),
         ("/v1/events/recent?within=5&limit=9", ["recent_events", 5.0, 9]),
-        ("/v1/log", ["log"]),
-        ("/v1/tasks", ["tasks"]),
         ("/v1/map/counter", ["shard_map", "counter", ""]),
         ("/v1/map/counter?known=3.7", ["shard_map", "counter", "3.7"]),
-        ("/v1/downing", ["downing"]),
-        ("/v1/gossip", ["gossip"]),
-        ("/v1/load", ["load"]),
         ("/v1/shards/counter", ["shards", "counter"]),
         ("/v1/partitions/counter", ["partitions", "counter"]),
         ("/v1/where/counter/page-7", ["where", "counter", "page-7"]),
