@@ -19,24 +19,21 @@ PAGE = Path(__file__).parent / "reference" / "http.md"
 HEAD = "| page | parameters | answer |\n|---|---|---|\n"
 
 
-def render(page: str) -> str:
-    """Return the page with its generated parts made anew."""
-    fields = "\n".join(line for one in (*PAGES, *FRONT_PAGES) for line in _fields(one))
-    for name, part in {
-        "pages": _table(PAGES),
-        "front": _table(FRONT_PAGES),
-        "fields": fields,
-    }.items():
+def render(text: str) -> str:
+    """Return the text with its generated parts made anew."""
+    fields = "\n".join(line for page in (*PAGES, *FRONT_PAGES) for line in _fields(page))
+    parts = {"pages": _table(PAGES), "front": _table(FRONT_PAGES), "fields": fields}
+    for name, part in parts.items():
         begin, end = f"<!-- {name}: made by docs/make_http.py -->", f"<!-- end of {name} -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}\n\n{part}\n\n{end}{rest.partition(end)[2]}"
-    return page
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n\n{part}\n\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def _table(pages: Iterable[AnyPage]) -> str:
     return HEAD + "\n".join(
-        f"| `{_title(one)}` | {', '.join(map(_shown, _asked(one)))} | {_paragraphs(one)[0]} |"
-        for one in pages
+        f"| `{_title(page)}` | {', '.join(map(_shown, _asked(page)))} | {_paragraphs(page)[0]} |"
+        for page in pages
     )
 
 
@@ -58,16 +55,20 @@ def _paragraphs(page: AnyPage) -> list[str]:
 
 def _asked(page: AnyPage) -> list[Parameter]:
     needed = page.path.partition("?")[2]
-    return [one for one in page.parameters if one.source is Source.QUERY and one.name != needed]
+    return [
+        parameter
+        for parameter in page.parameters
+        if parameter.source is Source.QUERY and parameter.name != needed
+    ]
 
 
-def _shown(asked: Parameter) -> str:
+def _shown(parameter: Parameter) -> str:
     """Return the name of a parameter, with its default and its bounds."""
-    name = f"`{asked.name}`" + " ..." * asked.many
-    if asked.default not in (Declared.empty, None, "", ()):
-        name += f" = {str(asked.default).lower().removesuffix('.0')}"
-    if isinstance(asked.convert, Number):
-        name += f" ({asked.convert.low} to {asked.convert.high})"
+    name = f"`{parameter.name}`" + " ..." * parameter.many
+    if parameter.default not in (Declared.empty, None, "", ()):
+        name += f" = {str(parameter.default).lower().removesuffix('.0')}"
+    if isinstance(parameter.convert, Number):
+        name += f" ({parameter.convert.low} to {parameter.convert.high})"
     return name
 
 

@@ -98,9 +98,9 @@ class Administration:
         self, question: str, *arguments: object, of: str = ""
     ) -> tuple[dict[NodeId, Any], list[str]]:
         """Return the answers of the members, and the members that did not answer in time."""
-        asked = self.node.rpc.members()
+        members = self.node.rpc.members()
         answers = await self.node.rpc.ask_all(question, *arguments, of=of)
-        return answers, [str(node) for node in asked if node not in answers]
+        return answers, [str(node) for node in members if node not in answers]
 
     async def ask_coordinator(self, question: str, type: str, *arguments: object) -> Any:
         """Return the answer of a type's coordinator; None without one."""

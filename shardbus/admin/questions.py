@@ -64,6 +64,8 @@ def refusing(
 
 def register(admin: Administration, *modules: ModuleType) -> None:
     """Let a node answer the questions that modules declare."""
-    for one in declared_in(Answer, *modules):
-        strangers = one.question == LIST_STORED and admin.node.settings.security.list_states
-        admin.node.rpc.register(one.question, partial(one.answer, admin), to_clients=strangers)
+    for declared in declared_in(Answer, *modules):
+        strangers = declared.question == LIST_STORED and admin.node.settings.security.list_states
+        admin.node.rpc.register(
+            declared.question, partial(declared.answer, admin), to_clients=strangers
+        )

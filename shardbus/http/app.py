@@ -54,8 +54,12 @@ def create_app(
         )
         endpoint.pages.append(page)
     routes = [
-        Route(f"{prefix}{{rest:path}}" if prefix[-1] == "/" else prefix, one.answer, methods=[verb])
-        for (prefix, verb), one in by_path.items()
+        Route(
+            f"{prefix}{{rest:path}}" if prefix[-1] == "/" else prefix,
+            endpoint.answer,
+            methods=[verb],
+        )
+        for (prefix, verb), endpoint in by_path.items()
     ]
     app = Starlette(
         routes=[*routes, *page_routes(), *others],
@@ -133,18 +137,20 @@ class PageEndpoint:
 async def _arguments(page: AnyPage, parts: list[str], request: Request) -> dict[str, object]:
     """Return the arguments of a page. The query is read before the path, the body is last."""
     texts, arguments = page.texts(parts), dict[str, object]()
-    for one in sorted(page.parameters, key=attrgetter("source")):
-        match one.source:
+    for parameter in sorted(page.parameters, key=attrgetter("source")):
+        match parameter.source:
             case Source.QUERY:
-                arguments[one.name] = one.value(request.query_params.getlist(one.name))
+                arguments[parameter.name] = parameter.value(
+                    request.query_params.getlist(parameter.name)
+                )
             case Source.CLIENT:
-                arguments[one.name] = _client(request)
+                arguments[parameter.name] = _client(request)
             case Source.PATH:
                 if texts is None:
                     raise HTTPException(404)
-                arguments[one.name] = one.value([texts[one.name]])
+                arguments[parameter.name] = parameter.value([texts[parameter.name]])
             case Source.BODY:
-                arguments[one.name] = await _body(request)
+                arguments[parameter.name] = await _body(request)
             case never:
                 assert_never(never)
     return arguments

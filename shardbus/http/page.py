@@ -223,7 +223,9 @@ class Page(Generic[P, R]):
                 return None
             parts = parts[:-1]
         names = [name.strip("{}") for name in names]
-        last = next(one.convert for one in self.parameters if one.name == names[-1])
+        last = next(
+            parameter.convert for parameter in self.parameters if parameter.name == names[-1]
+        )
         if len(parts) < len(names) or (len(parts) > len(names) and not last.slashes):
             return None
         head = len(names) - 1
@@ -244,7 +246,9 @@ def page(
         hints = get_type_hints(function, include_extras=True)
         sent, (_, *declared) = hints["return"], inspect.signature(function).parameters.values()
         assert sent in SENT, f"{function.__name__} returns {sent}"
-        parameters = tuple(Parameter.of(one, hints[one.name], path) for one in declared)
+        parameters = tuple(
+            Parameter.of(parameter, hints[parameter.name], path) for parameter in declared
+        )
         text = inspect.getdoc(function) or ""
         name = function.__name__
         return Page(method, path, operators_only, function, name, text, sent, parameters)

@@ -160,7 +160,7 @@ def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "")
         Route("/v1/nodes/self/{action:path}", _refuse, methods=["POST"]),
         Route("/{rest:path}", front.forward, methods=["GET", "POST", "DELETE"]),
     )
-    pages = {one.name: one.bound(front) for one in PAGES}
+    pages = {declared.name: declared.bound(front) for declared in PAGES}
     return create_app(pages, settings, advertised, others)
 
 

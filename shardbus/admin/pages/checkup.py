@@ -176,7 +176,7 @@ def _failing(shell: RegionShell, now: float) -> list[dict[str, Any]]:
         {
             "method": method if method and not method.startswith("$") else "receive",
             "count": failures.count,
-            "last": [[now - one.at, *one[1:]] for one in failures.last],
+            "last": [[now - failure.at, *failure[1:]] for failure in failures.last],
         }
         for method, failures in islice(methods, FAILING_MAX)
         if now - failures.last[-1].at <= FAILED_S
@@ -228,10 +228,10 @@ def answer_losses(admin: Administration) -> list[list[Any]]:
 
 
 def _freed(admin: Administration, node: NodeId) -> dict[str, list[int]]:
-    found = {}
+    freed_by_type = {}
     for name in admin.node.singletons:
         coordinator = admin.ruling(name)
         freed = coordinator.history.freed(node) if coordinator is not None else (0, 0)
         if freed[0]:
-            found[name] = list(freed)
-    return found
+            freed_by_type[name] = list(freed)
+    return freed_by_type

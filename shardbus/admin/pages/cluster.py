@@ -130,7 +130,7 @@ async def types(admin: Administration) -> Json:
             "layout": region.entity_type.interface.layout,
             "instances": instances_of(region),
             "router": region.entity_type.interface.router or None,
-            "within": [one.name for one in ancestors(region.entity_type.interface)],
+            "within": [above.name for above in ancestors(region.entity_type.interface)],
             "role": region.settings.role,
             "coordinator_role": region.coordinator_role,
             "remember": region.settings.remember,
@@ -186,8 +186,8 @@ async def ask_loads(admin: Administration) -> Survey:
     """Ask a few members how busy the nodes are (`membership.vitals`)."""
     survey = Survey(admin.node.rpc.members(), Random())
     while chosen := survey.next_look():
-        asked = (admin.node.rpc.ask(node, "vitals") for node in chosen)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        questions = (admin.node.rpc.ask(node, "vitals") for node in chosen)
+        answers = await asyncio.gather(*questions, return_exceptions=True)
         survey.record(_vitals_of(answer) for answer in answers if isinstance(answer, list))
     return survey
 
@@ -248,6 +248,6 @@ def answer_vitals(admin: Administration) -> list[list[Any]]:
     """How busy this node is, and the nodes that it watches: for each its name, its vitals, and
     their age in seconds."""
     watching = admin.node.watching
-    known = dict(watching.overview.vitals) if watching is not None else {}
-    known[admin.node.me] = (admin.node.vitals.vitals, 0.0)
-    return [[str(node), list(vitals), age] for node, (vitals, age) in known.items()]
+    by_node = dict(watching.overview.vitals) if watching is not None else {}
+    by_node[admin.node.me] = (admin.node.vitals.vitals, 0.0)
+    return [[str(node), list(vitals), age] for node, (vitals, age) in by_node.items()]

@@ -108,13 +108,18 @@ async def dead_letters(
 
 
 async def _rows(
-    admin: Administration, wanted: LetterFilter, limit: int, *, oldest: bool
+    admin: Administration, letter_filter: LetterFilter, limit: int, *, oldest: bool
 ) -> tuple[list[Row], list[str]]:
     """Return the newest or the oldest letters of all members, one more than `limit` if there
     are more, and the members that did not answer."""
-    columns = wanted.entity_type, wanted.reason, wanted.within, wanted.once
+    columns = (
+        letter_filter.entity_type,
+        letter_filter.reason,
+        letter_filter.within,
+        letter_filter.once,
+    )
     answers, silent = await admin.ask_all("dead_letters", *columns, oldest, limit + 1)
-    rows = [row_of(node, one) for node, found in answers.items() for one in found]
+    rows = [row_of(node, letter) for node, letters in answers.items() for letter in letters]
     rows.sort(key=itemgetter("at", "number"), reverse=not oldest)
     return rows[: limit + 1], silent
 
@@ -143,11 +148,11 @@ async def replay(
         raise ConfigError("no dead letter is chosen", hint="add ?id=, ?type=, ?reason= or ?since=")
     if type and not id:
         admin.region(type)
-    wanted = LetterFilter(type, reason, since, once=not answered)
+    letter_filter = LetterFilter(type, reason, since, once=not answered)
     if id:
         rows, silent = await _named(admin, id, limit), list[str]()
     else:
-        rows, silent = await _rows(admin, wanted, limit, oldest=True)
+        rows, silent = await _rows(admin, letter_filter, limit, oldest=True)
     chosen, more = rows[:limit], len(rows) > limit
     bodiless = [row for row in chosen if not row["kept"]]
     if bodiless and (id or len(bodiless) == len(chosen)):
@@ -173,18 +178,18 @@ async def _named(admin: Administration, names: Sequence[str], limit: int) -> lis
     members = {f"{node.uid:016x}": node for node in admin.node.rpc.members()}
     numbers: dict[NodeId, list[int]] = {}
     for name in dict.fromkeys(names):
-        found = NAME.fullmatch(name)
-        if found is None:
+        match = NAME.fullmatch(name)
+        if match is None:
             hint = "`shardbus dead-letters list` shows the names"
             raise ConfigError(f"{name!r:.60} names no dead letter", hint=hint)
-        if found[1] not in members:
+        if match[1] not in members:
             raise Refused(f"the node of dead letter {name} is no member any more")
-        numbers.setdefault(members[found[1]], []).append(int(found[2]))
+        numbers.setdefault(members[match[1]], []).append(int(match[2]))
     rows: list[Row] = []
-    for node, wanted in numbers.items():
-        answer = await admin.node.rpc.ask(node, "named_letters", wanted)
-        rows += (row_of(node, one) for one in answer)
-        for gone in set(wanted) - {one[0] for one in answer}:
+    for node, of_node in numbers.items():
+        answer = await admin.node.rpc.ask(node, "named_letters", of_node)
+        rows += (row_of(node, letter) for letter in answer)
+        for gone in set(of_node) - {letter[0] for letter in answer}:
             name = f"{node.uid:016x}-{gone}"
             hint = "it was replayed, or later ones have taken its place"
             raise Refused(f"dead letter {name} is not kept any more", hint=hint)
@@ -197,11 +202,11 @@ async def _send_again(admin: Administration, rows: list[Row], operator: str) -> 
     by_node: dict[NodeId, list[int]] = {}
     for row in rows:
         by_node.setdefault(row["node"], []).append(row["number"])
-    asked = (
+    questions = (
         admin.node.rpc.ask(node, "replay_letters", numbers, operator)
         for node, numbers in by_node.items()
     )
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    answers = await asyncio.gather(*questions, return_exceptions=True)
     sent, failed, silent = 0, [], []
     for (node, numbers), answer in zip(by_node.items(), answers, strict=True):
         if isinstance(answer, RequestError):
@@ -233,18 +238,18 @@ def answer_dead_letters(
     time, type, reason, entity id, method, sender, whether it was answered, trace id,
     size, and whether its body is kept."""
     now = admin.node.environment.wall_clock()
-    wanted = LetterFilter(entity_type, reason, within, once)
-    found = sorted(one for one in admin.node.letters if wanted.admits(one, now))
+    letter_filter = LetterFilter(entity_type, reason, within, once)
+    letters = sorted(letter for letter in admin.node.letters if letter_filter.admits(letter, now))
     if not oldest:
-        found.reverse()
-    return [_columns(one) for one in found[: max(0, min(limit, LETTERS_MAX + 1))]]
+        letters.reverse()
+    return [_columns(letter) for letter in letters[: max(0, min(limit, LETTERS_MAX + 1))]]
 
 
 @question("named_letters")
 def answer_named_letters(admin: Administration, numbers: list[int]) -> list[list[Any]]:
     """Those of these letters that are kept, as `dead_letters` returns them."""
     named = set(numbers)
-    return [_columns(one) for one in admin.node.letters if one.number in named]
+    return [_columns(letter) for letter in admin.node.letters if letter.number in named]
 
 
 @question("replay_letters")

@@ -200,28 +200,28 @@ async def answer_entities(
     with admin.list_of_entities():
         first: list[tuple[str, str]] = []
         for part in host.walk(SLICE):
-            found = [
+            matching = [
                 (i, s)
                 for i, s in part
                 if i > after and i.startswith(prefix) and (not shard or s == shard)
             ]
-            if found:
-                first = heapq.nsmallest(limit, [*first, *found])
+            if matching:
+                first = heapq.nsmallest(limit, [*first, *matching])
             await asyncio.sleep(0)
         return [list(row) for row in first]
 
 
 @question("limit")
-def answer_limit(admin: Administration, name: str, wanted: int | None) -> list[int] | None:
+def answer_limit(admin: Administration, name: str, new_limit: int | None) -> list[int] | None:
     """The limit on entities in memory here, their number, and how many were evicted. `wanted`
     is set as the new limit. None if this node does not host the type, or the type takes no
     limit."""
     region = admin.region(name)
     if not region.hosts:
         return None
-    if wanted is not None:
+    if new_limit is not None:
         try:
-            region.host.set_active_entity_limit(wanted)
+            region.host.set_active_entity_limit(new_limit)
         except Refused:
             return None
     passivator = region.host.passivator

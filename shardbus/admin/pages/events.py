@@ -51,7 +51,7 @@ async def recent_events(
     each event of that node), `event`, `type` (empty for events of membership), `node` (that it
     concerns, or null), `text`; `silent`. Times are by the clock of the node that answers.
     """
-    asked = admin.node.rpc.members() or [admin.node.me]
+    members = admin.node.rpc.members() or [admin.node.me]
     answers = await admin.node.rpc.ask_all("recent_events", within, limit)
     now = datetime.now(UTC)
     names = ("age", "number", "event", "type", "node", "text")
@@ -64,7 +64,7 @@ async def recent_events(
     return {
         "time": now.isoformat(),
         "events": [{"at": moment(row.pop("age"), now), **row} for row in rows[-limit:]],
-        "silent": [str(n) for n in asked if n not in answers],
+        "silent": [str(n) for n in members if n not in answers],
     }
 
 

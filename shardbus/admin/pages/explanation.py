@@ -38,13 +38,13 @@ async def explain(admin: Administration, type: EntityType, id: EntityId) -> Json
     machine = region.router.region
     shard = str(answer["shard"])
     home = machine.home_of(shard)
-    suspended, figures, known = await asyncio.gather(
+    suspended, figures, of_shard = await asyncio.gather(
         _of_home(admin, home, "suspension"),
         _of_home(admin, home, "figures", type, shard, _key(answer)),
         admin.ask_coordinator("shard", type, shard),
     )
     messages, size = machine.buffered
-    state = str((known or {}).get("state", ""))
+    state = str((of_shard or {}).get("state", ""))
     place = _entity_place(admin, region, shard, state, suspended)
     seen = of_plain(figures) if figures else None
     answer |= {
@@ -57,7 +57,7 @@ async def explain(admin: Administration, type: EntityType, id: EntityId) -> Json
         "buffered": {"messages": messages, "bytes": size},
         "causes": [asdict(cause) for cause in causes(place, seen)],
         "figures": to_plain(seen) if seen is not None else None,
-        "history": _changes(known),
+        "history": _changes(of_shard),
     }
     return answer
 
@@ -152,17 +152,17 @@ async def explain_shard(admin: Administration, type: EntityType, shard: ShardId)
     region = admin.region(type)
     check_shard(region, shard)
     answer = await admin.ask_coordinator("shard", type, shard)
-    known = answer or {}
+    of_shard = answer or {}
     if answer is None and (home := region.router.region.home_of(shard)) is not None:
-        known = {"node": str(home.node), "fence": home.fence}
+        of_shard = {"node": str(home.node), "fence": home.fence}
     return {
         "type": type,
         "shard": shard,
-        "node": known.get("node"),
-        "state": known.get("state", "unknown"),
-        "fence": known.get("fence"),
+        "node": of_shard.get("node"),
+        "state": of_shard.get("state", "unknown"),
+        "fence": of_shard.get("fence"),
         "coordinator": text_of(region.coordinator),
-        "epoch": known.get("epoch", region.router.region.epoch),
+        "epoch": of_shard.get("epoch", region.router.region.epoch),
         "history": _changes(answer),
     }
 

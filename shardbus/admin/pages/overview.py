@@ -77,8 +77,8 @@ async def _ask_members(admin: Administration) -> Json:
     node, view = admin.node, admin.node.view
     members = view.members if view is not None else ()
     near = [m.node for m in members if view is not None and m.node not in view.unreachable]
-    asked = (node.rpc.ask(member, "brief") for member in near)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    questions = (node.rpc.ask(member, "brief") for member in near)
+    answers = await asyncio.gather(*questions, return_exceptions=True)
     briefs: dict[NodeId, Mapping[str, Any]] = {}
     for member, answer in zip(near, answers, strict=True):
         if isinstance(answer, dict):

@@ -53,8 +53,8 @@ async def shards(admin: Administration, type: EntityType) -> Json:
     fields from `paused` on are null.
     """
     region = admin.region(type)
-    asked = admin.node.rpc.ask_all("stats", of=type)
-    table, stats = await asyncio.gather(admin.table(type), asked)
+    asking = admin.node.rpc.ask_all("stats", of=type)
+    table, stats = await asyncio.gather(admin.table(type), asking)
     answered = {str(node) for node in stats}
     live = {
         (str(node), shard): count
@@ -122,8 +122,10 @@ async def partitions(admin: Administration, type: EntityType) -> Json:
     instances: dict[str, list[dict[str, Any]]] = {}
     for row, node, fence, state, *_ in table["shards"]:
         shard, instance = split_row(row)
-        one = {"instance": instance or 1, "node": node, "fence": fence}
-        instances.setdefault(shard, []).append({**one, "state": _STATES.get(state, "running")})
+        of_instance = {"instance": instance or 1, "node": node, "fence": fence}
+        instances.setdefault(shard, []).append(
+            {**of_instance, "state": _STATES.get(state, "running")}
+        )
     rows: list[Json] = [
         {"shard": shard, "instances": sorted(instances[shard], key=itemgetter("instance"))}
         for shard in sorted(instances, key=lambda shard: (len(shard), shard))
@@ -276,13 +278,13 @@ async def places(admin: Administration, type: EntityType) -> Json:
 async def place(admin: Administration, type: EntityType, set: tuple[str, ...]) -> Json:
     """Set places: `?set=SHARD=HOST:PORT`, any number of them; `SHARD=` removes a place. Answered
     when they are stored."""
-    wanted: dict[str, Address | None] = {}
+    addresses: dict[str, Address | None] = {}
     for text in set:
         shard, sign, address = text.rpartition("=")
         if not sign:
             raise ConfigError(f"{text[:80]!r} has no place", hint="write SHARD=HOST:PORT")
-        wanted[check_id("shard", shard)] = address_of(address) if address else None
-    return await _places(admin, type, await admin.shard_control.place(type, wanted))
+        addresses[check_id("shard", shard)] = address_of(address) if address else None
+    return await _places(admin, type, await admin.shard_control.place(type, addresses))
 
 
 async def _places(admin: Administration, type: str, places: Mapping[str, Address]) -> Json:

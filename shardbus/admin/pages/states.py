@@ -54,7 +54,7 @@ async def stored(
     ids, following = await admin.node.rpc.ask(
         admin.node.me, LIST_STORED, type, shard or "", prefix, cursor or "", limit
     )
-    rows = [{"id": one, "shard": shard or _shard_of(region, one)} for one in ids]
+    rows = [{"id": entity_id, "shard": shard or _shard_of(region, entity_id)} for entity_id in ids]
     return {"type": type, "stored": rows, "next": following}
 
 
@@ -144,11 +144,11 @@ async def _change_state(
     home = machine.home_of(shard)
     if home is None:
         raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
-    asked = [type, shard, id, value, operator]
+    arguments = [type, shard, id, value, operator]
     question = "change_state"
     if revision:
-        question, asked = "change_state_if", [*asked, revision]
-    answer = agreed(await admin.node.rpc.ask(home.node, question, *asked, of=type))
+        question, arguments = "change_state_if", [*arguments, revision]
+    answer = agreed(await admin.node.rpc.ask(home.node, question, *arguments, of=type))
     return {
         "type": type,
         "id": id,
