@@ -223,9 +223,7 @@ class Page(Generic[P, R]):
                 return None
             parts = parts[:-1]
         names = [name.strip("{}") for name in names]
-        last = next(
-            parameter.convert for parameter in self.parameters if parameter.name == names[-1]
-        )
+        last = {parameter.name: parameter.convert for parameter in self.parameters}[names[-1]]
         if len(parts) < len(names) or (len(parts) > len(names) and not last.slashes):
             return None
         head = len(names) - 1

@@ -233,9 +233,7 @@ class Fleet(FakeNode):
             ],
         }  # fmt: skip
 
-    async def entities(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
+    async def entities(self, shard: str, prefix: str, limit: int, cursor: str, **_: Any) -> Json:
         found = sorted(i for i in self.ids if i.startswith(prefix) and i > (cursor or ""))
         page = found[:limit]
         rows = [{"id": i, "shard": shard or "7", "node": self.names[0]} for i in page]
@@ -262,9 +260,7 @@ class Fleet(FakeNode):
         self.looked.append(f"state of {id}")
         return {"type": type, "id": id, "shard": "7", **as_text(shown(self.saved.get(id), 5_000))}
 
-    async def set_state(
-        self, type: str, id: str, state: object, operator: str, revision: str
-    ) -> Json:
+    async def set_state(self, type: str, id: str, state: Any, revision: str, **_: Any) -> Json:
         return self._save(type, id, encode_value(from_json(state)), revision)
 
     async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
@@ -314,11 +310,9 @@ class Fleet(FakeNode):
         ]
         return {"letters": found[:limit], "more": len(found) > limit, "silent": []}
 
-    async def replay(
-        self, type: str, reason: str, since: float, limit: int, dry_run: bool, **others: object
-    ) -> Json:
+    async def replay(self, type: str, reason: str, limit: int, dry_run: bool, **_: Any) -> Json:
         """Send every letter of the type and reason."""
-        page = await self.dead_letters(type, reason, since, limit)
+        page = await self.dead_letters(type, reason, 0.0, limit)
         if not dry_run:
             self.posted.append(("replay", type, reason))
             self.letters = [one for one in self.letters if one not in page["letters"]]

@@ -69,13 +69,13 @@ QUESTIONS = """
 
 
 async def test_the_questions_have_the_names_of_earlier_releases(
-    node: FakeNode, answers: Administration
+    node: FakeNode, answers: Any
 ) -> None:
     answer_questions(answers)
     assert set(node.rpc.registered) == {*QUESTIONS.split(), LIST_STORED}
 
 
-async def test_shards_and_entities_here_are_counted(answers: Administration) -> None:
+async def test_shards_and_entities_here_are_counted(answers: Any) -> None:
     assert answer_stats(answers) == {PAGE: {"1": 2}}
     assert answer_running(answers, PAGE, "1", "x")
     assert not answer_running(answers, PAGE, "2", "x")
@@ -85,7 +85,7 @@ async def test_shards_and_entities_here_are_counted(answers: Administration) -> 
 
 
 async def test_a_page_of_entities_is_sorted_filtered_and_bounded(
-    node: FakeNode, answers: Administration
+    node: FakeNode, answers: Any
 ) -> None:
     node.region.host.parts = [[("c", "1"), ("a", "2"), ("pa", "1")], [("b", "1"), ("pb", "2")], []]
 
@@ -103,9 +103,7 @@ async def test_a_page_of_entities_is_sorted_filtered_and_bounded(
     assert len(await page(limit=10**9)) == PAGE_MAX + 1
 
 
-async def test_lists_of_entities_are_made_a_few_at_a_time(
-    node: FakeNode, answers: Administration
-) -> None:
+async def test_lists_of_entities_are_made_a_few_at_a_time(node: FakeNode, answers: Any) -> None:
     node.region.host.parts = [[("a", "1")]] * 100
     walks = [
         asyncio.ensure_future(answer_entities(answers, PAGE, "", "", "", 1))
@@ -119,9 +117,7 @@ async def test_lists_of_entities_are_made_a_few_at_a_time(
     assert await answer_entities(answers, PAGE, "", "", "", 1) == [["a", "1"]]
 
 
-async def test_a_limit_is_read_and_set_where_there_can_be_one(
-    node: FakeNode, answers: Administration
-) -> None:
+async def test_a_limit_is_read_and_set_where_there_can_be_one(node: FakeNode, answers: Any) -> None:
     host = node.region.host
     host.set_active_entity_limit = lambda most: setattr(host.passivator, "limit", most)
     assert answer_limit(answers, PAGE, None) == [500, 2, 3]
@@ -138,7 +134,7 @@ async def test_a_limit_is_read_and_set_where_there_can_be_one(
 
 
 async def test_keys_are_read_again_and_a_file_that_cannot_be_is_an_answer(
-    node: FakeNode, answers: Administration
+    node: FakeNode, answers: Any
 ) -> None:
     assert answer_reload_keys(answers) == [False, [], ""]
     node.keyring = SimpleNamespace(
@@ -154,9 +150,7 @@ async def test_keys_are_read_again_and_a_file_that_cannot_be_is_an_answer(
     assert answer_reload_keys(answers) == [False, ["new", "old"], "no secret in the file"]
 
 
-async def test_failures_and_losses_leave_the_node_as_ages(
-    node: FakeNode, answers: Administration
-) -> None:
+async def test_failures_and_losses_leave_the_node_as_ages(node: FakeNode, answers: Any) -> None:
     now, failed = node.loop.time(), node.region.host.counts.failed
     failed.add(now - 700.0, "old", "x", ValueError("long ago"))
     failed.add(now - 3.0, "pay", "x", ValueError("no"))
@@ -182,7 +176,7 @@ async def test_failures_and_losses_leave_the_node_as_ages(
 
 
 async def test_leaving_and_shutting_a_region_down_begin_at_once(
-    node: FakeNode, answers: Administration
+    node: FakeNode, answers: Any
 ) -> None:
     assert answer_leave(answers)
     assert answer_shutdown_region(answers, PAGE) == 1
@@ -192,7 +186,7 @@ async def test_leaving_and_shutting_a_region_down_begin_at_once(
     assert node.posted == ["leave", "shutdown"]
 
 
-async def test_a_checkup_has_what_differs_and_no_password(answers: Administration) -> None:
+async def test_a_checkup_has_what_differs_and_no_password(answers: Any) -> None:
     found = answer_checkup(answers)
     assert "hunter2" not in json.dumps(found)
     assert found["settings"] == {
@@ -231,7 +225,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: Administratio
     assert found["store_problems"] == ["maxmemory-policy evicts"]
 
 
-async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: Administration) -> None:
+async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: Any) -> None:
     assert answer_suspension(answers) == ""
     node.suspended = "suspended: no quorum"
     assert answer_suspension(answers) == "suspended: no quorum"
@@ -241,7 +235,7 @@ async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: Administ
 
 
 async def test_the_table_has_each_shard_with_home_fence_state_and_load(
-    answers: Administration,
+    answers: Any,
 ) -> None:
     rows = [["1", str(ME), 9, "running", 1.5, None], ["2", str(PEER), 4, "begin", None]]
     table = answer_table(answers, PAGE)
@@ -250,7 +244,7 @@ async def test_the_table_has_each_shard_with_home_fence_state_and_load(
     assert table == {"epoch": 3, "shards": rows, "load_unit": "handler s/s", **PACE}
 
 
-async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: Administration) -> None:
+async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: Any) -> None:
     change = SimpleNamespace(
         at=node.loop.time() - 60,
         source=None,
@@ -272,9 +266,7 @@ async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: Admini
     assert (without["node"], without["fence"]) == (None, None)
 
 
-async def test_a_plan_names_moves_and_the_count_of_every_node(
-    node: FakeNode, answers: Administration
-) -> None:
+async def test_a_plan_names_moves_and_the_count_of_every_node(node: FakeNode, answers: Any) -> None:
     assert await answer_plan(answers, PAGE, 1, [str(PEER)]) == {
         "moves": [["2", str(PEER), str(ME)]],
         "nodes": [[str(ME), 1, 2], [str(PEER), 1, 0]],
@@ -294,7 +286,7 @@ async def test_a_plan_names_moves_and_the_count_of_every_node(
     [(s, s in (CoordinatorState.RULING, CoordinatorState.RETIRING)) for s in CoordinatorState],
 )
 async def test_only_a_coordinator_that_rules_answers(
-    node: FakeNode, answers: Administration, state: CoordinatorState, rules: bool
+    node: FakeNode, answers: Any, state: CoordinatorState, rules: bool
 ) -> None:
     node.coordinator.state = state
     found = [
@@ -317,28 +309,26 @@ async def test_only_a_coordinator_that_rules_answers(
 # Commands
 
 
-async def test_a_rebalance_checks_the_balance_now(node: FakeNode, answers: Administration) -> None:
+async def test_a_rebalance_checks_the_balance_now(node: FakeNode, answers: Any) -> None:
     assert answer_rebalance(answers, PAGE) == PACE
     assert node.posted == [Rebalance()]
 
 
-async def test_rebalancing_is_slowed_once_it_is_stored(
-    node: FakeNode, answers: Administration
-) -> None:
+async def test_rebalancing_is_slowed_once_it_is_stored(node: FakeNode, answers: Any) -> None:
     assert await answer_slow(answers, PAGE, True, 5) == PACE
     [stored] = node.posted
     assert (stored.paused, stored.moves) == (True, 5)  # type: ignore[attr-defined]
 
 
 async def test_stopping_names_what_is_left_after_a_part_of_the_timeout(
-    node: FakeNode, answers: Administration
+    node: FakeNode, answers: Any
 ) -> None:
     node.still_stopping = ["2"]
     assert await answer_stop(answers, PAGE, ["1", "2"]) == {"stopped": ["1"], "stopping": ["2"]}
     assert node.patience == STOP_PART * node.region.settings.shard_region_query_timeout
 
 
-async def test_places_are_set_and_taken_away(node: FakeNode, answers: Administration) -> None:
+async def test_places_are_set_and_taken_away(node: FakeNode, answers: Any) -> None:
     assert await answer_place(answers, PAGE, {"1": "c:7355"}) == {
         "places": {"1": str(LOST.address)}
     }
@@ -347,7 +337,7 @@ async def test_places_are_set_and_taken_away(node: FakeNode, answers: Administra
 
 
 async def test_a_place_that_breaks_a_rule_is_refused_and_its_end_is_not(
-    node: FakeNode, answers: Administration
+    node: FakeNode, answers: Any
 ) -> None:
     node.cordoned = True
     refusal = {"refused": ["Refused", "it takes no shard", "uncordon it"]}
@@ -356,7 +346,7 @@ async def test_a_place_that_breaks_a_rule_is_refused_and_its_end_is_not(
     assert await answer_place(answers, PAGE, {"1": ""}) == {"places": {}}
 
 
-async def test_refusals_are_answers(node: FakeNode, answers: Administration) -> None:
+async def test_refusals_are_answers(node: FakeNode, answers: Any) -> None:
     node.failure = StoreUnavailable("no answer", hint="start it")
     refusal = {"refused": ["StoreUnavailable", "no answer", "start it"]}
     assert await answer_slow(answers, PAGE, True, None) == refusal

@@ -69,9 +69,7 @@ async def pages(node: FakeNode) -> Administration:
 # The cluster
 
 
-async def test_the_cluster_is_shown_as_this_node_sees_it(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: Any) -> None:
     shown: Any = await cluster_pages.cluster(pages)
     assert shown.pop("status_for") >= 0
     assert shown.pop("converged_for") >= 0
@@ -99,9 +97,7 @@ async def test_the_cluster_is_shown_as_this_node_sees_it(
     assert (page["suspended"], page["coordinators"]) == ("suspended: no contact to b", {})
 
 
-async def test_members_that_do_not_answer_have_empty_counts(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_members_that_do_not_answer_have_empty_counts(node: FakeNode, pages: Any) -> None:
     rows: Any = (await cluster_pages.nodes(pages))["nodes"]
     assert [(r["node"], r["shards"], r["entities"]) for r in rows] == [
         (str(ME), {PAGE: 1}, {PAGE: 2}),
@@ -118,7 +114,7 @@ async def test_members_that_do_not_answer_have_empty_counts(
     assert await cluster_pages.nodes(pages) == {"nodes": []}
 
 
-async def test_types_show_their_layout_and_what_runs_here(pages: Administration) -> None:
+async def test_types_show_their_layout_and_what_runs_here(pages: Any) -> None:
     [row] = (await cluster_pages.types(pages))["types"]  # type: ignore[misc]
     wanted = {
         "type": PAGE,
@@ -136,7 +132,7 @@ async def test_types_show_their_layout_and_what_runs_here(pages: Administration)
 
 
 async def test_shards_are_sorted_as_numbers_with_states_and_live_entities(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.rpc.answers[ME, "table"] = TABLE
     node.rpc.answers[ME, "stats"] = {PAGE: {"10": 2}}
@@ -152,9 +148,7 @@ async def test_shards_are_sorted_as_numbers_with_states_and_live_entities(
     assert (page["complete"], page["held"]) == (True, "an operator has paused it")
 
 
-async def test_S3_9_partitions_are_the_instances_of_each_shard(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_S3_9_partitions_are_the_instances_of_each_shard(node: FakeNode, pages: Any) -> None:
     rows = [
         ["10~2", str(PEER), 8, "running", None],
         ["10~1", str(ME), 9, "begin", None],
@@ -178,7 +172,7 @@ async def test_S3_9_partitions_are_the_instances_of_each_shard(
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_without_the_coordinators_table_a_page_shows_what_this_node_knows(
-    node: FakeNode, pages: Administration, known: bool
+    node: FakeNode, pages: Any, known: bool
 ) -> None:
     if known:
         node.rpc.answers[ME, "table"] = None  # it does not rule there
@@ -203,7 +197,7 @@ async def test_without_the_coordinators_table_a_page_shows_what_this_node_knows(
     ],
 )
 async def test_an_entity_is_where_its_shard_is(
-    node: FakeNode, pages: Administration, entity_id: str, answer: Any, state: str, running: bool
+    node: FakeNode, pages: Any, entity_id: str, answer: Any, state: str, running: bool
 ) -> None:
     if answer is not None:
         node.rpc.answers[ME, "running"] = node.rpc.answers[PEER, "running"] = answer
@@ -214,7 +208,7 @@ async def test_an_entity_is_where_its_shard_is(
 
 
 async def test_pages_of_entities_are_merged_and_name_who_is_silent(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.rpc.answers[ME, "entities"] = [["a", "1"], ["c", "1"]]
     node.rpc.answers[PEER, "entities"] = [["b", "2"]]
@@ -250,7 +244,7 @@ OLDER = Unhandled("a node of an older release does not know the question")
     ],
 )
 async def test_an_explanation_says_what_messages_wait_for(
-    node: FakeNode, pages: Administration, entity_id: str, suspended: Any, moving: bool, why: str
+    node: FakeNode, pages: Any, entity_id: str, suspended: Any, moving: bool, why: str
 ) -> None:
     if suspended is not None:
         home = ME if entity_id == "x" else PEER
@@ -270,7 +264,7 @@ FIGURES = EntityFigures(
 
 
 async def test_N21_an_explanation_has_the_causes_by_the_figures_of_the_home(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.rpc.answers[PEER, "suspension"] = ""
     node.rpc.answers[PEER, "figures"] = to_plain(FIGURES) | {"of_a_newer_release": 1}
@@ -284,7 +278,7 @@ async def test_N21_an_explanation_has_the_causes_by_the_figures_of_the_home(
 
 @pytest.mark.parametrize("answer", [OLDER, None, {"busy": "many"}])
 async def test_without_figures_of_the_home_there_are_no_causes_there(
-    node: FakeNode, pages: Administration, answer: Any
+    node: FakeNode, pages: Any, answer: Any
 ) -> None:
     node.rpc.answers[PEER, "suspension"] = ""
     if answer is not None:
@@ -294,7 +288,7 @@ async def test_without_figures_of_the_home_there_are_no_causes_there(
 
 
 async def test_N21_a_home_that_does_not_answer_is_told_by_what_membership_knows(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     page = await explanations.explain(pages, PAGE, "z")
     assert page["causes"][0]["cause"] == "silent"  # type: ignore[index]
@@ -310,7 +304,7 @@ async def test_N21_a_home_that_does_not_answer_is_told_by_what_membership_knows(
 
 
 async def test_the_instance_that_is_shown_is_the_one_that_is_watched(
-    node: FakeNode, pages: Administration, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, pages: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def where(admin: Administration, type: str, id: str) -> dict[str, object]:
         return {"type": type, "id": id, "shard": "2", "node": str(PEER), "instance": 3}
@@ -321,7 +315,7 @@ async def test_the_instance_that_is_shown_is_the_one_that_is_watched(
 
 
 async def test_an_explained_shard_has_its_history_or_what_this_node_knows(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     page = await explanations.explain_shard(pages, PAGE, "2")
     assert (page["node"], page["state"], page["fence"]) == (str(PEER), "unknown", 4)
@@ -342,7 +336,7 @@ async def test_an_explained_shard_has_its_history_or_what_this_node_knows(
 
 
 async def test_liveness_depends_on_the_loop_and_on_membership_alone(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     assert all(check.ok for check in (await health.livez(pages)).values())
     node.view, node.region.coordinator = None, None
@@ -354,12 +348,12 @@ async def test_liveness_depends_on_the_loop_and_on_membership_alone(
     assert (ended.ok, ended.detail) == (False, "downed")
 
 
-def ready(pages: Administration) -> bool:
+def ready(pages: Any) -> bool:
     return all(check.ok for check in readiness(pages).values())
 
 
 async def test_readiness_needs_a_member_that_is_up_and_neither_leaves_nor_is_suspended(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     assert ready(pages)
     node.phases.current = "service-stop"
@@ -378,7 +372,7 @@ async def test_readiness_needs_a_member_that_is_up_and_neither_leaves_nor_is_sus
 
 
 async def test_a_node_that_rejoins_is_not_ready_and_says_for_what_it_waits(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.view, node.rejoining = None, "was downed, and asks a:1 to take it in without end"
     check = readiness(pages)["membership"]
@@ -386,7 +380,7 @@ async def test_a_node_that_rejoins_is_not_ready_and_says_for_what_it_waits(
 
 
 async def test_readiness_shows_a_store_that_fails_and_stays_ready(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     """All nodes would go out of service at once, with what they have in memory."""
     assert "store" not in readiness(pages)
@@ -397,9 +391,7 @@ async def test_readiness_shows_a_store_that_fails_and_stays_ready(
     assert "store" not in readiness(pages)
 
 
-async def test_readiness_needs_every_region_to_be_registered(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_readiness_needs_every_region_to_be_registered(node: FakeNode, pages: Any) -> None:
     node.region.router.region.registered = False
     check = readiness(pages)[f"coordinator:{PAGE}"]
     assert (check.ok, check.detail) == (False, "not registered yet")
@@ -428,7 +420,7 @@ async def test_B142_the_settings_say_which_types_count_and_for_how_long(
 
 
 async def test_a_type_without_hosts_keeps_no_node_from_being_ready(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.region.coordinator = None
     node.region.settings = replace(node.region.settings, role="gpu")
@@ -444,7 +436,7 @@ async def test_a_type_without_hosts_keeps_no_node_from_being_ready(
 
 @pytest.mark.parametrize("what", ["hosts", "coordinates"])
 async def test_a_type_that_older_members_do_not_have_keeps_no_node_from_being_ready(
-    node: FakeNode, pages: Administration, what: str
+    node: FakeNode, pages: Any, what: str
 ) -> None:
     """A rollout that waited for this node would never reach them."""
     node.region.coordinator, node.region.router.region.registered = None, False
@@ -461,9 +453,7 @@ async def test_a_type_that_older_members_do_not_have_keeps_no_node_from_being_re
     assert (check.ok, check.detail) == (True, f"no member {what} it: they do not have this type")
 
 
-async def test_a_start_is_over_once_the_node_was_ready(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_a_start_is_over_once_the_node_was_ready(node: FakeNode, pages: Any) -> None:
     node.suspended = "suspended: no quorum"
     assert not (await health.startupz(pages))["suspension"].ok
     node.suspended = ""
@@ -477,7 +467,7 @@ async def test_a_start_is_over_once_the_node_was_ready(
 
 
 async def test_a_checkup_has_every_member_and_names_who_did_not_answer(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.store = MemoryStore()
     await node.store.start()
@@ -497,9 +487,7 @@ async def test_a_checkup_has_every_member_and_names_who_did_not_answer(
     }
 
 
-async def test_findings_are_made_from_what_all_members_say(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_findings_are_made_from_what_all_members_say(node: FakeNode, pages: Any) -> None:
     node.store = MemoryStore()
     await node.store.start()
     fake: Any = node
@@ -519,9 +507,7 @@ async def test_findings_are_made_from_what_all_members_say(
     assert (page["members"], page["types"], page["shards"]) == (3, 1, 2)
 
 
-async def test_a_node_that_is_no_member_yet_knows_itself_alone(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_a_node_that_is_no_member_yet_knows_itself_alone(node: FakeNode, pages: Any) -> None:
     node.store = MemoryStore()
     await node.store.start()
     fake: Any = node
@@ -532,7 +518,7 @@ async def test_a_node_that_is_no_member_yet_knows_itself_alone(
     assert set(checks) <= {"state-unreadable", "store-unfit", "backlog"}, checks
 
 
-async def test_a_store_that_fails_is_a_finding(node: FakeNode, pages: Administration) -> None:
+async def test_a_store_that_fails_is_a_finding(node: FakeNode, pages: Any) -> None:
     async def fail(name: str) -> Any:
         raise StoreUnavailable("redis is away")
 
@@ -556,7 +542,7 @@ async def test_a_store_that_is_silent_is_a_finding_in_time() -> None:
 # Commands
 
 
-async def test_a_member_is_asked_to_leave(node: FakeNode, pages: Administration) -> None:
+async def test_a_member_is_asked_to_leave(node: FakeNode, pages: Any) -> None:
     node.rpc.answers[ME, "leave"] = node.rpc.answers[PEER, "leave"] = True
     assert await member_pages.leave(pages, "self") == {"node": str(ME), "leaving": True}
     assert await member_pages.leave(pages, str(PEER.address)) == {
@@ -569,13 +555,13 @@ async def test_a_member_is_asked_to_leave(node: FakeNode, pages: Administration)
 
 
 @pytest.mark.parametrize("name", ["b", "b:1", str(PEER.address) + "#0", "", "self"])
-async def test_a_name_of_no_member_is_refused(pages: Administration, name: str) -> None:
+async def test_a_name_of_no_member_is_refused(pages: Any, name: str) -> None:
     with pytest.raises(ConfigError, match="no member is called"):
         await member_pages.down(pages, name, force=False)
 
 
 async def test_a_member_is_downed_or_removed_but_none_removes_itself(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     down = partial(cluster.Down, for_good=True)
     await member_pages.down(pages, str(PEER), force=False)
@@ -597,7 +583,7 @@ async def test_a_member_is_downed_or_removed_but_none_removes_itself(
 )
 async def test_the_last_open_member_stays_open(
     node: FakeNode,
-    pages: Administration,
+    pages: Any,
     target: str,
     command: Any,
     service: Service,
@@ -616,16 +602,14 @@ async def test_the_last_open_member_stays_open(
         assert node.posted == [cluster.SetService(wanted, service)]
 
 
-async def test_a_member_that_leaves_takes_no_shards(node: FakeNode, pages: Administration) -> None:
+async def test_a_member_that_leaves_takes_no_shards(node: FakeNode, pages: Any) -> None:
     node.view = MembershipView(ME, (member(ME), member(PEER, Status.LEAVING)))
     node.subscriptions.view = node.view
     with pytest.raises(Refused):
         await drain(pages, "self")
 
 
-async def test_a_region_is_shut_down_on_the_named_node(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_a_region_is_shut_down_on_the_named_node(node: FakeNode, pages: Any) -> None:
     node.rpc.answers[PEER, "shutdown_region"] = 4
     page = await member_pages.shutdown_region(pages, str(PEER), PAGE)
     assert page == {"node": str(PEER), "type": PAGE, "shards": 4}
@@ -633,9 +617,7 @@ async def test_a_region_is_shut_down_on_the_named_node(
         await member_pages.shutdown_region(pages, str(PEER), "none")
 
 
-async def test_a_node_joins_once_and_only_if_it_waits_for_it(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_a_node_joins_once_and_only_if_it_waits_for_it(node: FakeNode, pages: Any) -> None:
     with pytest.raises(Refused, match="has joined already"):
         await cluster_pages.join(pages, ("c:1",))
     node.joining = False
@@ -643,9 +625,7 @@ async def test_a_node_joins_once_and_only_if_it_waits_for_it(
     assert node.joined == [("c:1",)]
 
 
-async def test_only_a_member_that_is_up_stops_the_cluster(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_only_a_member_that_is_up_stops_the_cluster(node: FakeNode, pages: Any) -> None:
     await cluster_pages.shut_down(pages)
     assert node.posted == [cluster.PrepareForShutdown()]
     node.is_up = False
@@ -654,7 +634,7 @@ async def test_only_a_member_that_is_up_stops_the_cluster(
 
 
 async def test_a_limit_is_shown_by_node_and_silent_nodes_are_named(
-    node: FakeNode, pages: Administration
+    node: FakeNode, pages: Any
 ) -> None:
     node.rpc.answers |= {(ME, "limit"): [500, 7, 3], (PEER, "limit"): None}
     page = await entity_pages.limits(pages, PAGE)
@@ -662,7 +642,7 @@ async def test_a_limit_is_shown_by_node_and_silent_nodes_are_named(
     assert page["silent"] == [str(LOST)]
 
 
-async def test_a_limit_is_set_on_one_node_or_on_all(node: FakeNode, pages: Administration) -> None:
+async def test_a_limit_is_set_on_one_node_or_on_all(node: FakeNode, pages: Any) -> None:
     node.rpc.answers |= {(ME, "limit"): [9, 7, 3], (PEER, "limit"): None}
     await entity_pages.set_limit(pages, PAGE, 9, None)
     assert node.rpc.asked[-1] == ("all", "limit", PAGE, 9)
@@ -676,9 +656,7 @@ async def test_a_limit_is_set_on_one_node_or_on_all(node: FakeNode, pages: Admin
         await entity_pages.set_limit(pages, PAGE, 9, None)
 
 
-async def test_keys_are_read_again_on_one_node_or_on_all(
-    node: FakeNode, pages: Administration
-) -> None:
+async def test_keys_are_read_again_on_one_node_or_on_all(node: FakeNode, pages: Any) -> None:
     node.rpc.answers |= {(ME, "reload_keys"): [True, ["k"], ""]}
     wanted = [{"node": str(ME), "changed": True, "keys": ["k"], "error": ""}]
     assert await member_pages.reload_keys(pages, None) == {
@@ -689,7 +667,7 @@ async def test_keys_are_read_again_on_one_node_or_on_all(
     assert await member_pages.reload_keys(pages, str(PEER)) == {"nodes": [], "silent": [str(PEER)]}
 
 
-async def test_a_plan_names_members_and_lists_moves(node: FakeNode, pages: Administration) -> None:
+async def test_a_plan_names_members_and_lists_moves(node: FakeNode, pages: Any) -> None:
     pace = {"paused": False, "held": "", "moving": 0, "moves_at_a_time": 3}
     node.rpc.answers[ME, "plan"] = {
         "moves": [["2", str(PEER), str(ME)]],
@@ -708,13 +686,13 @@ async def test_a_plan_names_members_and_lists_moves(node: FakeNode, pages: Admin
 
 @pytest.mark.parametrize(("held", "balancing"), [("", True), ("paused", False)])
 async def test_a_rebalance_says_whether_it_happens(
-    node: FakeNode, pages: Administration, held: str, balancing: bool
+    node: FakeNode, pages: Any, held: str, balancing: bool
 ) -> None:
     node.rpc.answers[ME, "rebalance"] = {"held": held}
     assert (await shard_pages.rebalance(pages, PAGE, None, None))["rebalancing"] == balancing
 
 
-async def test_places_are_shown_beside_homes(node: FakeNode, pages: Administration) -> None:
+async def test_places_are_shown_beside_homes(node: FakeNode, pages: Any) -> None:
     node.rpc.answers[ME, "table"] = TABLE
     node.rpc.answers[ME, "place"] = {"places": {"10": "c:7355", "2": "c:7355"}}
     node.region.router.has_shard = lambda shard: True
@@ -731,12 +709,12 @@ async def test_places_are_shown_beside_homes(node: FakeNode, pages: Administrati
 
 
 @pytest.mark.parametrize("text", ["7", "=a:1", "\0=a:1"])
-async def test_a_place_names_a_shard_and_an_address(pages: Administration, text: str) -> None:
+async def test_a_place_names_a_shard_and_an_address(pages: Any, text: str) -> None:
     with pytest.raises(ConfigError):
         await shard_pages.place(pages, PAGE, (text,))
 
 
-async def test_commands_about_nothing_are_refused(pages: Administration) -> None:
+async def test_commands_about_nothing_are_refused(pages: Any) -> None:
     with pytest.raises(ConfigError, match="no shard is given"):
         await shard_pages.stop(pages, PAGE, ())
     with pytest.raises(ConfigError, match="no dead letter is chosen"):

@@ -46,7 +46,10 @@ class FakeNode(PageDouble):
         self.status = "up"
 
     async def answer(self, page: str, *values: object) -> Json:
-        raise NotImplementedError(page)
+        if page not in ("leave", "join", "shut_down"):
+            raise NotImplementedError(page)
+        self.acts.append((page, *values))
+        return {page: True}
 
     async def readyz(self) -> Checks:
         return {"member": Check(self.ready, "joining")}
@@ -143,16 +146,12 @@ class FakeNode(PageDouble):
     async def where(self, type: str, id: str) -> Json:
         return {"type": type, "id": id, "shard": "7", "node": ME, "running": True}
 
-    async def entities(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
+    async def entities(self, shard: str, prefix: str, limit: int, cursor: str, **_: Any) -> Json:
         rows = [{"id": f"{prefix}\x1b[31mé", "shard": shard or "7", "node": ME}]
         silent = ["10.0.0.9:1#1"] if self.stuck else []
         return {"entities": rows * min(limit, 2), "next": "abc", "silent": silent}
 
-    async def stored(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
+    async def stored(self, type: str, shard: str, prefix: str, cursor: str, **_: Any) -> Json:
         row = {"id": f"{prefix}\x1b[31mé", "shard": shard or "7"}
         return {"type": type, "stored": [row], "next": "abc" if cursor is None else None}
 
@@ -160,9 +159,7 @@ class FakeNode(PageDouble):
         data = None if id == "gone" else encode_value({"n": 1})
         return {"type": type, "id": id, "shard": "7", **shown(data)}
 
-    async def set_state(
-        self, type: str, id: str, state: object, operator: str, revision: str
-    ) -> Json:
+    async def set_state(self, type: str, id: str, state: Any, revision: str, **_: Any) -> Json:
         if revision not in ("", "abc"):
             raise shardbus.errors.StateChanged(f"{id!r} has changed meanwhile", hint="read it")
         return {"type": type, "id": id, "state": state, "removed": False}
@@ -187,10 +184,6 @@ class FakeNode(PageDouble):
     async def downing(self) -> Json:
         decision = {"outcome": "down others", "reason": "majority", "down": [ME], "gone": []}
         return {"node": ME, "strategy": "keep-majority", "decisions": [decision]}
-
-    async def leave(self, node: str) -> Json:
-        self.acts.append(("leave", node))
-        return {"leaving": ME if node == "self" else node}
 
     async def recent_events(self, within: float, limit: int) -> Json:
         self.looked += 1
@@ -284,25 +277,18 @@ class FakeNode(PageDouble):
         return {"node": ME, "type": type, "shards": 2}
 
     async def cordon(self, node: str) -> Json:
-        self.acts.append(("cordoned", node))
-        return {"node": ME, "service": "cordoned"}
+        return self._serve(node, "cordoned")
 
     async def uncordon(self, node: str) -> Json:
-        self.acts.append(("open", node))
-        return {"node": ME, "service": "open"}
+        return self._serve(node, "open")
 
     async def drain(self, node: str) -> Json:
-        self.acts.append(("draining", node))
         self.left = 2
-        return {"node": ME, "service": "draining"}
+        return self._serve(node, "draining")
 
-    async def join(self, seed: tuple[str, ...]) -> Json:
-        self.acts.append(("join", *seed))
-        return {"joining": True}
-
-    async def shut_down(self) -> Json:
-        self.acts.append(("shut_down",))
-        return {"stopping": True}
+    def _serve(self, node: str, service: str) -> Json:
+        self.acts.append((service, node))
+        return {"node": ME, "service": service}
 
     async def down(self, node: str, force: bool) -> Json:
         if node != ME:
