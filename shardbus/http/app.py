@@ -47,19 +47,13 @@ def create_app(
     """Return the application of these pages. `advertised`: the host for other nodes; `others`:
     routes for what no page answers."""
     streams = EventStreams()
-    by_path: dict[tuple[str, str], PageEndpoint] = {}
+    by_path: dict[tuple[str, str], list[AnyPage]] = {}
     for page in pages.values():
-        endpoint = by_path.setdefault(
-            (page.prefix, page.method), PageEndpoint(page.prefix, settings, streams)
-        )
-        endpoint.pages.append(page)
+        path = f"{page.prefix}{{rest:path}}" if page.prefix[-1] == "/" else page.prefix
+        by_path.setdefault((path, page.method), []).append(page)
     routes = [
-        Route(
-            f"{prefix}{{rest:path}}" if prefix[-1] == "/" else prefix,
-            endpoint.answer,
-            methods=[verb],
-        )
-        for (prefix, verb), endpoint in by_path.items()
+        Route(path, PageEndpoint(of_path, settings, streams).answer, methods=[method])
+        for (path, method), of_path in by_path.items()
     ]
     app = Starlette(
         routes=[*routes, *page_routes(), *others],
@@ -101,14 +95,12 @@ class EventStreams:
 class PageEndpoint:
     """Answers the requests of one method for one prefix, by its pages."""
 
-    def __init__(self, prefix: str, settings: HttpSettings, streams: EventStreams) -> None:
-        self.pages: list[AnyPage] = []
-        self._depth = prefix.count("/")
-        self._settings, self._streams = settings, streams
+    def __init__(self, pages: list[AnyPage], settings: HttpSettings, streams: EventStreams) -> None:
+        self.pages, self._settings, self._streams = pages, settings, streams
 
     async def answer(self, request: Request) -> Response:
         """Check the permission, convert the parameters, call the page, and send its result."""
-        parts = _parts(request, self._depth)
+        parts = _parts(request, self.pages[0].prefix.count("/"))
         page = self._page(parts, request)
         if page.method != "GET":
             check_write(request, self._settings)
@@ -138,19 +130,18 @@ async def _arguments(page: AnyPage, parts: list[str], request: Request) -> dict[
     """Return the arguments of a page. The query is read before the path, the body is last."""
     texts, arguments = page.texts(parts), dict[str, object]()
     for parameter in sorted(page.parameters, key=attrgetter("source")):
+        name = parameter.name
         match parameter.source:
             case Source.QUERY:
-                arguments[parameter.name] = parameter.value(
-                    request.query_params.getlist(parameter.name)
-                )
+                arguments[name] = parameter.value(request.query_params.getlist(name))
             case Source.CLIENT:
-                arguments[parameter.name] = _client(request)
+                arguments[name] = _client(request)
             case Source.PATH:
                 if texts is None:
                     raise HTTPException(404)
-                arguments[parameter.name] = parameter.value([texts[parameter.name]])
+                arguments[name] = parameter.value([texts[name]])
             case Source.BODY:
-                arguments[parameter.name] = await _body(request)
+                arguments[name] = await _body(request)
             case never:
                 assert_never(never)
     return arguments

@@ -244,11 +244,8 @@ def page(
         hints = get_type_hints(function, include_extras=True)
         sent, (_, *declared) = hints["return"], inspect.signature(function).parameters.values()
         assert sent in SENT, f"{function.__name__} returns {sent}"
-        parameters = tuple(
-            Parameter.of(parameter, hints[parameter.name], path) for parameter in declared
-        )
-        text = inspect.getdoc(function) or ""
-        name = function.__name__
+        parameters = tuple(Parameter.of(each, hints[each.name], path) for each in declared)
+        name, text = function.__name__, inspect.getdoc(function) or ""
         return Page(method, path, operators_only, function, name, text, sent, parameters)
 
     return declare

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
@@ -112,12 +112,7 @@ async def _rows(
 ) -> tuple[list[Row], list[str]]:
     """Return the newest or the oldest letters of all members, one more than `limit` if there
     are more, and the members that did not answer."""
-    columns = (
-        letter_filter.entity_type,
-        letter_filter.reason,
-        letter_filter.within,
-        letter_filter.once,
-    )
+    columns = astuple(letter_filter)
     answers, silent = await admin.ask_all("dead_letters", *columns, oldest, limit + 1)
     rows = [row_of(node, letter) for node, letters in answers.items() for letter in letters]
     rows.sort(key=itemgetter("at", "number"), reverse=not oldest)

@@ -122,10 +122,8 @@ async def partitions(admin: Administration, type: EntityType) -> Json:
     instances: dict[str, list[dict[str, Any]]] = {}
     for row, node, fence, state, *_ in table["shards"]:
         shard, instance = split_row(row)
-        of_instance = {"instance": instance or 1, "node": node, "fence": fence}
-        instances.setdefault(shard, []).append(
-            {**of_instance, "state": _STATES.get(state, "running")}
-        )
+        shown = {"node": node, "fence": fence, "state": _STATES.get(state, "running")}
+        instances.setdefault(shard, []).append({"instance": instance or 1, **shown})
     rows: list[Json] = [
         {"shard": shard, "instances": sorted(instances[shard], key=itemgetter("instance"))}
         for shard in sorted(instances, key=lambda shard: (len(shard), shard))
