@@ -123,6 +123,7 @@ docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_diagrams.py
 	$(BIN)/python docs/make_totals.py
 	$(BIN)/python docs/make_help.py
+	$(BIN)/python docs/make_http.py
 	$(BIN)/python -m tests.supply.materials
 
 lock: .venv/all.stamp

@@ -38,7 +38,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
-from shardbus.admin.pages import administer
+from shardbus.admin.page_table import administer
 from shardbus.config.settings import Settings
 from shardbus.config.validation import check_exposure
 from shardbus.errors import ConfigError, NodeLost, Refused, ShardBusError

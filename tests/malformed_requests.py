@@ -17,6 +17,8 @@ from urllib.parse import unquote
 from starlette.applications import Starlette
 from starlette.routing import Match, Route
 
+from shardbus.admin.page_table import PAGES
+
 WITHIN_S = 30.0
 """For an answer. It has a deadline of its own, which is shorter."""
 
@@ -144,19 +146,7 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
     ]
 
 
-PLAIN = [
-    b"/livez",
-    b"/readyz",
-    b"/startupz",
-    b"/metrics",
-    *(
-        b"/v1/" + name
-        for name in (
-            b"overview settings slow findings cluster nodes types downing gossip load checkup"
-            b" events tasks log"
-        ).split()
-    ),
-]
+PLAIN = [one.path.encode() for one in PAGES if one.method == "GET" and not one.parameters]
 
 
 def unreached(app: Starlette, requests: Sequence[PageRequest]) -> list[str]:

@@ -172,7 +172,7 @@ def _run(
     """Run the node. What the system refuses (a port, a directory) is a failure, not wrong usage."""
     from functools import partial
 
-    from shardbus.admin.pages import administer
+    from shardbus.admin.page_table import administer
     from shardbus.errors import ConfigError
     from shardbus.node.run import run_node
     from shardbus.store.opening import open_store

@@ -138,19 +138,19 @@ def _collect(bundle: ReportBundle, asked: NodeHttp, picture: Picture, found: lis
     bundle.add_json("doctor.json", [asdict(one) | {"advice": ADVICE[one.check]} for one in found])
     members = {node: row.get("versions") for node, row in picture.answers.items()}
     bundle.add_json("versions.json", {"this command": build_versions(), "members": members})
-    pages = [Page(page, ("v1", *page.split("/"))) for page in CLUSTER_PAGES]
+    pages = [ReportPage(page, ("v1", *page.split("/"))) for page in CLUSTER_PAGES]
     for one in subjects_of(found, picture, SUBJECTS):
         name = f"explain/{one.entity_type}/{one.entity_id or f'shard {one.shard}'}"
         ids = (one.entity_id,) if one.entity_id else ()
         query = {} if one.entity_id else {"shard": one.shard}
-        pages.append(Page(name, ("v1", "explain", one.entity_type, *ids), query))
+        pages.append(ReportPage(name, ("v1", "explain", one.entity_type, *ids), query))
     for kind in list(picture.shards)[:TYPES]:
-        pages += [Page(f"{page}/{kind}", ("v1", page, kind)) for page in TYPE_PAGES]
+        pages += [ReportPage(f"{page}/{kind}", ("v1", page, kind)) for page in TYPE_PAGES]
     _keep(bundle, _read("cluster", asked, pages, until))
     return _collect_members(bundle, asked, picture, until)
 
 
-class Page(NamedTuple):
+class ReportPage(NamedTuple):
     """A file of the report, and the path and the query of the page that it holds."""
 
     name: str
@@ -161,7 +161,7 @@ class Page(NamedTuple):
 Texts = dict[str, str | CommandFailure]
 
 
-def _read(folder: str, node: NodeHttp, pages: list[Page], until: float) -> Texts:
+def _read(folder: str, node: NodeHttp, pages: list[ReportPage], until: float) -> Texts:
     """Read pages of one node, by file. Once it does not answer, or the time is over, the rest fails
     at once."""
     texts: Texts = {}
@@ -183,7 +183,7 @@ def _read(folder: str, node: NodeHttp, pages: list[Page], until: float) -> Texts
     return texts
 
 
-def _text(node: NodeHttp, page: Page) -> str:
+def _text(node: NodeHttp, page: ReportPage) -> str:
     if len(page.path) == 1 and page.path != METRICS:
         return node.probe(page.path[0])[1]
     return node.get(*page.path, **page.query)
@@ -213,8 +213,8 @@ def _collect_members(bundle: ReportBundle, asked: NodeHttp, picture: Picture, un
     for row in picture.members:
         if row.get("node") not in reached:
             bundle.miss(folder_of(str(row.get("node"))), "it has no HTTP interface")
-    pages = [Page(page, ("v1", page)) for page in NODE_PAGES]
-    pages += [Page(page, (page,)) for page in ("readyz", "livez", *METRICS)]
+    pages = [ReportPage(page, ("v1", page)) for page in NODE_PAGES]
+    pages += [ReportPage(page, (page,)) for page in ("readyz", "livez", *METRICS)]
 
     def read(place: tuple[str, str]) -> Texts:
         folder = folder_of(place[0])

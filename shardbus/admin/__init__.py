@@ -1,3 +1,4 @@
-"""What operators see and change: `pages` is the API behind HTTP, `answers` has what nodes answer
-each other, `shard_control` passes orders to coordinators, `metrics` renders Prometheus text.
+"""Inspection and commands for operators: `pages` has the pages behind HTTP, and the answers to the
+questions of other nodes; `shard_control` passes commands to coordinators, `metrics` renders
+Prometheus text.
 """

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardbus.admin.services import AdminServices
+from shardbus.node.node import Node
+from shardbus.node.recent_drops import Drop
 from shardbus.transport.send_buffer import SEND_BUFFER_FULL
 
-Drop = tuple[str, str, int]
-"""Entity type, or empty for frames; the reason; how many."""
 
-
-def brief_of(node: AdminServices) -> dict[str, Any]:
+def brief_of(node: Node) -> dict[str, Any]:
     """Return what a node hosts, how busy it is, and its counters since its start."""
     return {
         "types": {
@@ -43,13 +41,13 @@ def brief_of(node: AdminServices) -> dict[str, Any]:
     }
 
 
-def _calls_of(node: AdminServices) -> tuple[int, float]:
+def _calls_of(node: Node) -> tuple[int, float]:
     """Return the calls of the store and their seconds."""
     durations = dict(node.states.durations).values()
     return sum(one.count for one in durations), sum(one.sum for one in durations)
 
 
-def drops_of(node: AdminServices) -> Iterator[Drop]:
+def drops_of(node: Node) -> Iterator[Drop]:
     """Yield what the node has dropped: messages by type, then frames."""
     for name, region in node.regions.items():
         for reason, count in sorted(region.host.counts.dropped.items()):

@@ -25,7 +25,6 @@ from typing import Any
 
 import msgspec
 
-from shardbus.admin.services import AdminServices
 from shardbus.admin.slowness import STORE, THREAD, CallTimes, EntityFigures
 from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.entity_type import run_in_thread
@@ -34,6 +33,7 @@ from shardbus.entities.message_times import SampledMessage
 from shardbus.entities.slow_handlers import BLOCKED, places, suspended_frames
 from shardbus.errors import ConfigError
 from shardbus.histograms import Histogram
+from shardbus.node.node import Node
 from shardbus.shells.region import RegionShell
 from shardbus.store.entity_state import LOAD, SAVE, EntityStates
 from shardbus.tasks.eager import EagerTask
@@ -106,7 +106,7 @@ class EntityWatch:
         self.stack = places(reversed(frames))
 
 
-async def watch(node: AdminServices, region: RegionShell, shard: str, id: str) -> EntityFigures:
+async def watch(node: Node, region: RegionShell, shard: str, id: str) -> EntityFigures:
     """Return the figures of an entity whose home is this node."""
     loop, seen = node.loop, EntityWatch(region, shard, id)
     until = loop.time() + LOOKED_MAX_S
@@ -192,7 +192,7 @@ def _calls(about: str, histogram: Histogram) -> CallTimes:
 
 
 def _parts(
-    node: AdminServices, region: RegionShell, shard: str, entity_id: str, now: float
+    node: Node, region: RegionShell, shard: str, entity_id: str, now: float
 ) -> tuple[float, float]:
     """Return which part of the node's messages is for this shard, and which part of the shard's is
     for this entity, by the samples of a span that every type's samples reach back to."""

@@ -4,9 +4,8 @@
                                                                           │
     the same finding in the examinations of the last seconds ──────────> confirmed
 
-However many readers ask, the cluster is examined at most once in `FRESH_S`. A finding that may be
-a difference between two moments (`PASSING`) is confirmed once it has been found for `CONFIRM_S`
-without a break; every other one is confirmed at once.
+A finding that may be a difference between two moments (`PASSING`) is confirmed once it has been
+found for `CONFIRM_S` without a break; every other one is confirmed at once.
 
 Beside the findings stand the nodes that were lost, which is no fault of the cluster any more, and
 the last exceptions of failing methods.
@@ -17,17 +16,15 @@ Source: docs/reference/http.md; N.6.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from shardbus.admin.diagnosis import ADVICE, PASSING, Finding, Picture, findings
-from shardbus.admin.shared_answer import SharedAnswer
 from shardbus.admin.warning_signs import warning_signs
-from shardbus.http.api import Json
+from shardbus.http.page import Json
 from shardbus.ids import NodeId
 
-FRESH_S = 0.8
 CONFIRM_S = 4.0
 BREAK_S = 20.0
 """Seconds between two examinations after which nothing is known of the time in between."""
@@ -38,24 +35,16 @@ Losses = Mapping[NodeId, Iterable[Any]]
 
 
 class Examination:
-    """Examines the cluster for readers. `look` reads the pages and asks for losses; `now` is a
-    monotonic clock."""
+    """Examines the cluster for readers. `now` is a monotonic clock."""
 
-    def __init__(
-        self, look: Callable[[], Awaitable[tuple[Picture, Losses]]], now: Callable[[], float]
-    ) -> None:
-        self._look, self._now = look, now
-        self._answer = SharedAnswer(self._examine, FRESH_S)
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._since: dict[Key, float] = {}
         """When each finding of the last examination was found first."""
         self._at = float("-inf")
 
-    async def get(self) -> Json:
-        """Return the answer of `/v1/findings`."""
-        return await self._answer.get()
-
-    async def _examine(self) -> Json:
-        picture, losses = await self._look()
+    async def examine(self, picture: Picture, losses: Losses) -> Json:
+        """Return the answer of `/v1/findings`, by the pages and the answers to `losses`."""
         found = await asyncio.to_thread(_judged, picture)  # many shards take some milliseconds
         now = self._now()
         before = self._since if now - self._at <= BREAK_S else {}

@@ -23,9 +23,9 @@ from prometheus_client.core import (
 from shardbus.admin import metric_catalogue as catalogue
 from shardbus.admin.brief import drops_of
 from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
-from shardbus.admin.services import AdminServices
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
+from shardbus.node.node import Node
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.sharding.coordinator.history import BUCKETS
 from shardbus.shells.message_account import account_of
@@ -39,7 +39,7 @@ ALERTED = dict.fromkeys(("mailbox_full", "unconfirmed", "buffer_full", "hop_limi
 begins with its first drop."""
 
 
-def render(node: AdminServices) -> bytes:
+def render(node: Node) -> bytes:
     """Every metric of the node, now."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(node))
@@ -47,7 +47,7 @@ def render(node: AdminServices) -> bytes:
 
 
 class _Collector:
-    def __init__(self, node: AdminServices) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
 
     def collect(self) -> Iterator[Metric]:

@@ -47,6 +47,16 @@ def address_of(place: Place) -> Address:
     return place if isinstance(place, Address) else Address.parse(place.partition("#")[0])
 
 
+def check_shard(region: RegionShell, shard: str) -> None:
+    """Check that a type has a shard.
+
+    Raises:
+        ConfigError: it has none of this name.
+    """
+    if not region.router.has_shard(shard):
+        raise ConfigError(f"{region.name!r} has no shard {shard!r}")
+
+
 def agreed(answer: Any) -> Any:
     """Return an answer, or raise the refusal that it is."""
     if isinstance(answer, dict) and "refused" in answer:
@@ -117,9 +127,8 @@ class ShardControl:
         return {shard: Address.parse(place) for shard, place in found["places"].items()}
 
     def _check_shards(self, name: str, shards: Collection[str]) -> None:
-        has_shard = region_of(self._regions, name).router.has_shard
+        region = region_of(self._regions, name)
         for shard in shards:
-            if not has_shard(shard):
-                raise ConfigError(f"{name!r} has no shard {shard!r}")
+            check_shard(region, shard)
         if len(shards) > SHARDS_MAX:
             raise ConfigError(f"{len(shards)} shards at once: at most {SHARDS_MAX}")

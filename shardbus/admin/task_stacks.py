@@ -29,7 +29,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from shardbus.entities.slow_handlers import frames_of
-from shardbus.http.api import Json
+from shardbus.http.page import Json
 from shardbus.shells.region import RegionShell
 from shardbus.tasks.eager import EagerTask
 from shardbus.tasks.internals import awaited_by

@@ -35,8 +35,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shardbus.config.settings import HttpSettings
 from shardbus.config.validation import check_token, is_address, is_loopback
 from shardbus.errors import ConfigError
+from shardbus.http.dashboard import PAGE, is_page
 from shardbus.http.errors import Forbidden, error
-from shardbus.http.page import PAGE, is_page
 from shardbus.transport.secret_file import read_private
 
 HEADERS = (

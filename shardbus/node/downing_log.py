@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
-from shardbus.http.api import Json
+from shardbus.http.page import Json
 from shardbus.membership.downing.split import Decision
 from shardbus.membership.downing.strategies import strategy_of
 from shardbus.membership.view import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 
-from shardbus.http.api import Json
+from shardbus.http.page import Json
 from shardbus.ids import NodeId
 from shardbus.membership import view
 from shardbus.membership.claim_record import named

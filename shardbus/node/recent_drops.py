@@ -16,6 +16,8 @@ SAMPLES = 6
 
 Drops = Mapping[tuple[str, str], int]
 """Messages that were dropped, by entity type and reason."""
+Drop = tuple[str, str, int]
+"""Entity type, or empty for frames; the reason; how many."""
 
 
 class RecentDrops:
@@ -29,7 +31,7 @@ class RecentDrops:
         """Note the counters. Called every `PERIOD_S` seconds."""
         self._samples.append(self._count())
 
-    def lately(self) -> list[tuple[str, str, int]]:
+    def lately(self) -> list[Drop]:
         """Return type, reason and number of the messages dropped in the last minute."""
         before, now = self._samples[0], self._count()
         grown = ((*key, count - before.get(key, 0)) for key, count in now.items())

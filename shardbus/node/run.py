@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 from shardbus.config.settings import Settings
 from shardbus.errors import LayoutDiffers, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
-from shardbus.http.api import NodeApi
+from shardbus.http.page import NodePages
 from shardbus.membership.events import DOWNED, LEFT, SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import version_source, with_version
@@ -71,7 +71,7 @@ class _StopAsked(Exception):
 def run_node(
     bus: Application,
     settings: Settings,
-    administer: Callable[[Node], NodeApi],
+    administer: Callable[[Node], NodePages],
     output: Output,
     *,
     ready_fd: int | None = None,
@@ -149,7 +149,7 @@ class _NodeRun:
         self,
         bus: Application,
         settings: Settings,
-        administer: Callable[[Node], NodeApi],
+        administer: Callable[[Node], NodePages],
         output: Output,
         ready_fd: int | None,
         supervisor: SupervisorLink | None,

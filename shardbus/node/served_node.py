@@ -21,9 +21,9 @@ from shardbus.config.settings import Settings
 from shardbus.config.validation import WILDCARDS
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ShardBusError
-from shardbus.http.api import NodeApi
 from shardbus.http.app import create_app
 from shardbus.http.guard import with_tokens
+from shardbus.http.page import NodePages
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.ids import Address
 from shardbus.node.app_version import VersionSource
@@ -69,7 +69,7 @@ class ServedNode:
         self,
         bus: Application,
         settings: Settings,
-        administer: Callable[[Node], NodeApi],
+        administer: Callable[[Node], NodePages],
         membership: Callable[..., Any] = ClusterThread,
     ) -> None:
         self.bus, self.settings = bus, settings
@@ -77,9 +77,10 @@ class ServedNode:
         self.store_url = mask_url(url)
         store = open_store(url, cluster=bus.name, timeout=settings.store.timeout, guard=True)
         self.node = Node(bus.name, bus.types, settings, store, membership=membership)
-        self.api = administer(self.node)
+        pages = administer(self.node)
+        self._checks = pages["readyz"]
         http = with_tokens(settings.http)
-        app = create_app(self.api, http, settings.node.advertise or settings.node.host)
+        app = create_app(pages, http, settings.node.advertise or settings.node.host)
         self.server = serve(app, http.host, http.port, tls_files(http))
 
     @property
@@ -116,7 +117,7 @@ class ServedNode:
 
     async def ready(self) -> None:
         """Wait until the node is Up and its regions are registered."""
-        while not all(check.ok for check in self.api.readiness().values()):
+        while not all(check.ok for check in (await self._checks()).values()):
             await asyncio.sleep(READY_POLL_S)
 
     async def close(self) -> None:

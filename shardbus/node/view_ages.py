@@ -37,3 +37,7 @@ class ViewAges:
     def status_since(self, node: NodeId) -> float:
         """Return since when a member has its status; a node that is none, since this one began."""
         return self._statuses.get(node, (None, self.began))[1]
+
+    def status_for(self, node: NodeId, now: float) -> float:
+        """Return the seconds for which a member has had its status, as pages show them."""
+        return round(now - self.status_since(node), 3)

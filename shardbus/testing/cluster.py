@@ -11,6 +11,7 @@ from random import Random
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from shardbus.admin.pages.health import readiness
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.config.loading import for_types, load, nested_at
@@ -67,7 +68,7 @@ class TestNode:
     @property
     def up(self) -> bool:
         """True while it is ready, as `/readyz` says: a full member whose regions are registered."""
-        checks = self._process.pages.readiness().values()
+        checks = readiness(self._process.admin).values()
         return self.runs and all(check.ok for check in checks)
 
     @property

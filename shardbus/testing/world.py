@@ -14,7 +14,8 @@ from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
-from shardbus.admin.pages import administer
+from shardbus.admin.administration import Administration
+from shardbus.admin.page_table import answer_questions
 from shardbus.app import ShardBus
 from shardbus.cluster import RunningNode
 from shardbus.config.settings import Settings
@@ -85,7 +86,8 @@ class AppNode(SimNode):
         super().__init__(world, settings.node.host, 1.0, settings, types)
 
     def on_listening(self) -> None:
-        self.pages = administer(self.node)
+        self.admin = Administration(self.node)
+        answer_questions(self.admin)
         self.world.here.nodes[self.loop] = self.node
         self.bus.attach(cast("RunningNode", self.world.here))
 

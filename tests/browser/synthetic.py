@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,8 +13,8 @@ from shardbus.admin.examination import grouped
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import StateChanged
 from shardbus.histograms import LATENCY_BOUNDS
-from shardbus.http.api import Json
 from shardbus.http.app import create_app
+from shardbus.http.page import Events, Json
 from shardbus.http.server import Server
 from shardbus.wire.plain_json import from_json
 from shardbus.wire.schema import encode_value
@@ -234,9 +233,7 @@ class Fleet(FakeNode):
             ],
         }  # fmt: skip
 
-    async def entities(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
+    async def entities(self, shard: str, prefix: str, limit: int, cursor: str, **_: Any) -> Json:
         found = sorted(i for i in self.ids if i.startswith(prefix) and i > (cursor or ""))
         page = found[:limit]
         rows = [{"id": i, "shard": shard or "7", "node": self.names[0]} for i in page]
@@ -258,14 +255,12 @@ class Fleet(FakeNode):
             "held": "",
         }
 
-    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+    async def state(self, type: str, id: str, operator: str, text: bool) -> Json:
         assert text, "a browser reads no numbers of a state"
         self.looked.append(f"state of {id}")
         return {"type": type, "id": id, "shard": "7", **as_text(shown(self.saved.get(id), 5_000))}
 
-    async def set_state(
-        self, type: str, id: str, state: object, operator: str, revision: str
-    ) -> Json:
+    async def set_state(self, type: str, id: str, state: Any, revision: str, **_: Any) -> Json:
         return self._save(type, id, encode_value(from_json(state)), revision)
 
     async def remove_state(self, type: str, id: str, operator: str, revision: str) -> Json:
@@ -282,7 +277,16 @@ class Fleet(FakeNode):
             self.saved[id] = data
         return {"type": type, "id": id, "node": self.names[0], "bytes": len(data or b"")}
 
-    async def serve(self, node: str, service: str) -> Json:
+    async def cordon(self, node: str) -> Json:
+        return self._serve(node, "cordoned")
+
+    async def uncordon(self, node: str) -> Json:
+        return self._serve(node, "open")
+
+    async def drain(self, node: str) -> Json:
+        return self._serve(node, "draining")
+
+    def _serve(self, node: str, service: str) -> Json:
         self.posted.append((node, service))
         self.service[node] = service
         return {"node": node, "service": service}
@@ -298,7 +302,7 @@ class Fleet(FakeNode):
         ]
         return {"node": self.names[0], "settings": rows}
 
-    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
+    async def dead_letters(self, type: str, reason: str, since: float, limit: int) -> Json:
         found = [
             one
             for one in self.letters
@@ -306,20 +310,9 @@ class Fleet(FakeNode):
         ]
         return {"letters": found[:limit], "more": len(found) > limit, "silent": []}
 
-    async def replay(
-        self,
-        type: str,
-        reason: str,
-        within: float,
-        names: tuple[str, ...],
-        limit: int,
-        operator: str,
-        *,
-        answered: bool,
-        dry_run: bool,
-    ) -> Json:
+    async def replay(self, type: str, reason: str, limit: int, dry_run: bool, **_: Any) -> Json:
         """Send every letter of the type and reason."""
-        page = await self.dead_letters(type, reason, within, limit)
+        page = await self.dead_letters(type, reason, 0.0, limit)
         if not dry_run:
             self.posted.append(("replay", type, reason))
             self.letters = [one for one in self.letters if one not in page["letters"]]
@@ -327,7 +320,7 @@ class Fleet(FakeNode):
         more = {"dry_run": dry_run, "sent": sent, "failed": [], "without_body": 0}
         return page | more
 
-    async def recent_events(self, seconds: float, most: int) -> Json:
+    async def recent_events(self, within: float, limit: int) -> Json:
         now = time.time()
         before = {"at": _time(now - 60), "seen_by": self.names[0], "number": 1}
         drained = {"event": "rebalance", "type": TYPE, "node": None, "text": "two shards move"}
@@ -341,7 +334,7 @@ class Fleet(FakeNode):
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}
 
-    async def events(self) -> AsyncIterator[Json]:
+    async def events(self) -> Events:
         queue: asyncio.Queue[Json] = asyncio.Queue()
         self._events.add(queue)
         try:
@@ -365,7 +358,7 @@ class Served:
 
     def __init__(self, fleet: Fleet, settings: HttpSettings | None = None) -> None:
         self.fleet = fleet
-        self.server = Server(create_app(fleet, settings or HttpSettings()), "127.0.0.1", 0)
+        self.server = Server(create_app(fleet.pages, settings or HttpSettings()), "127.0.0.1", 0)
 
     @property
     def url(self) -> str:

@@ -11,21 +11,24 @@ import asyncio
 import logging
 import re
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
+from starlette.responses import Response
+
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import RemoteProtocolError
-from shardbus.http.api import Check, Checks, Json
 from shardbus.http.app import create_app
+from shardbus.http.page import Events
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import SESSION_FRAMES, Session
 from shardbus.wire import batch
 from tests.fuzz.targets import Target, _batches
+from tests.page_doubles import PageDouble
 from tests.unit.transport.memory_network import MemoryWorld
 from tests.unit.transport.session_pair import Taker
 
@@ -196,28 +199,14 @@ def _endpoint_seeds() -> tuple[bytes, ...]:
 # ---- HTTP
 
 
-class AnyNode:
-    """Answers every page with what it was asked."""
+class AnyNode(PageDouble):
+    """Answers every page with its parameters."""
 
-    cluster_name = "shop"
-
-    def __getattr__(self, name: str) -> Any:
-        async def answer(*args: object, **options: object) -> Json:
-            return {"asked": [str(arg) for arg in args]}
-
-        return answer
-
-    def liveness(self) -> Checks:
-        return {"loop": Check(True, "")}
-
-    def readiness(self) -> Checks:
-        return {"member": Check(True, "")}
-
-    def metrics(self) -> bytes:
-        return b""
-
-    async def events(self) -> AsyncIterator[Json]:
+    async def events(self) -> Events:
         yield {"event": "snapshot"}
+
+    async def metrics(self) -> Response:
+        return Response(b"")
 
 
 _APP: list[Any] = []
@@ -229,7 +218,7 @@ async def _http(data: bytes) -> str:
     """The first line is the method, the second the target, the others are headers."""
     if not _APP:
         settings = HttpSettings(host="127.0.0.1", write=True, token="t" * 40)
-        _APP.append(create_app(AnyNode(), settings))  # type: ignore[arg-type]
+        _APP.append(create_app(AnyNode().pages, settings))
     if len(data) > HEAD_BYTES_MAX:
         return ""
     method, _, rest = data.partition(b"\n")

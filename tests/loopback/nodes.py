@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 
-from shardbus.admin.answers import NodeAnswers
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.page_table import answer_questions, bound
+from shardbus.admin.pages import health
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
@@ -85,7 +86,7 @@ class Nodes:
         )
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, self.open_store())
-        NodeAnswers(node).register()
+        answer_questions(Administration(node))
         await node.start()
         self.all.append(node)
         node.join("127.0.0.1:0")
@@ -139,12 +140,12 @@ def blocking_client(node: Node, **own: Any) -> Client:
 
 def ready(node: Node) -> bool:
     """What /readyz says."""
-    return all(check.ok for check in AdminPages(node).readiness().values())
+    return all(check.ok for check in health.readiness(Administration(node)).values())
 
 
 def http(node: Node) -> httpx.AsyncClient:
     """The node's HTTP, without a port."""
-    transport = httpx.ASGITransport(app=create_app(AdminPages(node), HttpSettings()))
+    transport = httpx.ASGITransport(app=create_app(bound(Administration(node)), HttpSettings()))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 

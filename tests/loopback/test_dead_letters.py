@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from shardbus import AsyncClient, Entity, Rejection, RequestError, ShardBus, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.page_table import bound
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus.node.node import Node
@@ -64,7 +65,7 @@ def application(**options: Any) -> tuple[ShardBus, Any]:
 def operator(node: Node, token: str = TOKEN) -> httpx.AsyncClient:
     settings = HttpSettings(write=True, token=TOKEN, reader_token="a reader's own token")
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=create_app(AdminPages(node), settings)),
+        transport=httpx.ASGITransport(app=create_app(bound(Administration(node)), settings)),
         base_url="http://127.0.0.1",
         headers={"authorization": f"Bearer {token}"},
     )

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.administration import Administration
 from shardbus.admin.diagnosis import findings
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.page_table import bound
 from shardbus.admin.warning_signs import warning_signs
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
@@ -27,7 +28,7 @@ WAITING = 300
 @asynccontextmanager
 async def http_of(node: Node) -> AsyncIterator[NodeHttp]:
     """The node's HTTP, as the command line uses it."""
-    server = serve(create_app(AdminPages(node), HttpSettings()), "127.0.0.1", 0)
+    server = serve(create_app(bound(Administration(node)), HttpSettings()), "127.0.0.1", 0)
     await server.start()
     try:
         yield NodeHttp(f"http://127.0.0.1:{server.port}")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import health
 from shardbus.config.settings import (
     ClusterSettings,
     DowningSettings,
@@ -214,7 +215,7 @@ async def test_B60_a_node_that_hosts_nothing_coordinates_and_hands_over_to_the_n
     roles = {"role": "worker", "coordinator_role": "control"}
     workers = [await nodes.start(bus, up=False, roles=("worker",), **roles)]
     await until(lambda: workers[0].is_up, "the oldest of all")
-    checks = AdminPages(workers[0]).readiness()
+    checks = health.readiness(Administration(workers[0]))
     assert checks["coordinator:counter"].detail == (
         "no member coordinates it: none is up with role 'control'"
     )

@@ -19,7 +19,8 @@ from shardbus import (
     ShardBus,
     handler,
 )
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import cluster as cluster_pages
 from shardbus.ids import shard_of
 from shardbus.node.node import Node
 from shardbus.routing.instance_router import InstanceRouter
@@ -354,7 +355,7 @@ async def test_S3_47_every_node_knows_the_zones_and_instances_spread_over_them(
 
     await until(spread, "one instance of each shard in each zone")
     for node in started:
-        page = await AdminPages(node).nodes()
+        page = await cluster_pages.nodes(Administration(node))
         assert sorted(row["zone"] for row in page["nodes"]) == ["east", "west", "west"]
     router: Any = east.regions["quote"].router
     assert router.zone == "east"

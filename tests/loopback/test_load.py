@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, Instances, ShardBus, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import shards as shard_pages
 from shardbus.config.settings import LOADS
 from shardbus.ids import shard_of
 from shardbus.sharding.coordinator import instance_rows
@@ -123,7 +124,7 @@ async def test_S3_20_shards_with_long_handlers_are_spread(nodes: Nodes) -> None:
     await until(lambda: 0 < moved() < 4, "some of the slow shards to move")
 
     async def shown() -> bool:
-        page: Any = await AdminPages(second).shards("task")
+        page: Any = await shard_pages.shards(Administration(second), "task")
         assert page["load_unit"] == "handler s/s"
         return all((row["load"] or 0) > 0 for row in page["shards"] if row["shard"] in slow)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from random import Random
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.page_table import bound
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from tests.loopback.nodes import Nodes
@@ -46,7 +47,7 @@ def application() -> ShardBus:
 async def test_no_request_makes_a_page_of_a_node_fail(nodes: Nodes) -> None:
     [node] = await nodes.cluster(application(), 1)
     await node.ref("counter", "page-7").add()
-    app = create_app(AdminPages(node), HttpSettings(write=True, token=TOKEN))
+    app = create_app(bound(Administration(node)), HttpSettings(write=True, token=TOKEN))
     asked = pages(b"counter", b"page-7", str(node.me.address).encode())
     asked = [page for page in asked if not page.path.endswith(ENDS)]
     random = Random(7)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from shardbus import ConfigError, Entity, LocalProtocolError, ShardBus, StopReason, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import members as member_pages
+from shardbus.admin.pages import shards as shard_pages
 from shardbus.cluster import (
     Cluster,
     MemberJoined,
@@ -375,16 +377,16 @@ async def test_C22_a_plan_comes_true_and_changes_nothing_before(nodes: Nodes) ->
     client = await nodes.client()
     for i in range(60):
         await client.ask("counter", f"e{i}", "add", i)
-    admin = AdminPages(first)
-    plan = await admin.plan("counter", 1, ())
+    admin = Administration(first)
+    plan = await shard_pages.plan(admin, "counter", 1, ())
     assert [row["after"] for row in plan["nodes"]] == [3, 3]  # type: ignore[attr-defined]
     assert len(plan["moves"]) == 3  # type: ignore[arg-type]
     assert len(first.regions["counter"].host.shards) == 6
     second = await nodes.start(bus)
     host = second.regions["counter"].host
-    await admin.rebalance("counter", None, None)
+    await shard_pages.rebalance(admin, "counter", None, None)
     await until(lambda: len(host.shards) == 3, "half of the shards")
-    away = await AdminPages(second).plan("counter", 0, (str(first.me.address),))
+    away = await shard_pages.plan(Administration(second), "counter", 0, (str(first.me.address),))
     assert [row["after"] for row in away["nodes"] if row["node"] == str(second.me)] == [6]  # type: ignore[attr-defined]
 
 
@@ -409,19 +411,19 @@ async def test_B152_a_cordoned_node_keeps_its_shards_and_gets_no_other(nodes: No
 
 async def test_B152_the_last_open_member_is_not_closed(nodes: Nodes) -> None:
     pair = await nodes.cluster(application(), 2)
-    admin = AdminPages(pair[0])
-    assert (await admin.serve(str(pair[1].me), "draining"))["service"] == "draining"
+    admin = Administration(pair[0])
+    assert (await member_pages.drain(admin, str(pair[1].me)))["service"] == "draining"
     await until(
         lambda: (
             (m := pair[0].subscriptions.view.member(pair[1].me)) and m.service.value == "draining"
         ),
         "the word",
     )
-    for service in ("cordoned", "draining"):
+    for command in (member_pages.cordon, member_pages.drain):
         with pytest.raises(Refused, match="no member but"):
-            await admin.serve("self", service)
-    await admin.serve(str(pair[1].me.address), "cordoned")
-    await admin.serve("self", "open")
+            await command(admin, "self")
+    await member_pages.cordon(admin, str(pair[1].me.address))
+    await member_pages.uncordon(admin, "self")
 
 
 # -- quarantine ----------------------------------------------------------------------------------

@@ -25,7 +25,11 @@ from shardbus import (
     UnknownEntityType,
     handler,
 )
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import cluster as cluster_pages
+from shardbus.admin.pages import entities as entity_pages
+from shardbus.admin.pages import explanation as explanations
+from shardbus.admin.pages import shards as shard_pages
 from shardbus.config.settings import StoreSettings
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
@@ -516,19 +520,22 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
     for kind in first.regions.values():
         kind.coordinator = second.me
     for name, patience in (("counter", 200), ("page", 150)):
-        admin = AdminPages(first)
-        await admin.shards(name)
-        await admin.entities(name, None, "", 10, None)
-        await admin.explain_shard(name, "1")
-        await admin.limits(name)
-        for steered in (admin.rebalance(name, None, None), admin.places(name)):
+        admin = Administration(first)
+        await shard_pages.shards(admin, name)
+        await entity_pages.entities(admin, name, None, "", 10, None)
+        await explanations.explain_shard(admin, name, "1")
+        await entity_pages.limits(admin, name)
+        for steered in (
+            shard_pages.rebalance(admin, name, None, None),
+            shard_pages.places(admin, name),
+        ):
             with pytest.raises(AskTimeout):
                 await steered
         wanted = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
         await until(lambda: len(asked) >= len(wanted), "every question")  # noqa: B023
         assert asked == [(question, patience) for question in wanted]
         asked.clear()
-    await AdminPages(first).nodes()
+    await cluster_pages.nodes(Administration(first))
     await until(lambda: len(asked) >= 3, "the other questions")
     assert asked == [("stats", 50), ("suspension", 50), ("state_bytes", 50)]
 
@@ -540,7 +547,7 @@ async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
     asked: list[str] = []
     monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.method))
     first.regions["counter"].coordinator = second.me
-    page = asyncio.ensure_future(AdminPages(first).shards("counter"))
+    page = asyncio.ensure_future(shard_pages.shards(Administration(first), "counter"))
     await until(lambda: sorted(asked) == ["stats", "table"], "both questions at once")
     page.cancel()
 

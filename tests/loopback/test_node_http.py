@@ -8,8 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardbus import AskTimeout, ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
+from shardbus.admin.administration import Administration
 from shardbus.admin.metric_catalogue import METRICS, PREFIX
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.pages import entities as entity_pages
+from shardbus.admin.pages import health
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
 from shardbus.task_set import TaskSet
@@ -143,12 +145,12 @@ async def test_B85_a_limit_is_set_on_one_node_on_all_and_from_inside(nodes: Node
     hosts = [node.regions["counter"].host for node in pair]
     before = [host.entities for host in hosts]
     assert min(before) > 4
-    admin = AdminPages(pair[0])
-    said = await admin.set_limit("counter", 4, str(pair[1].me.address))
+    admin = Administration(pair[0])
+    said = await entity_pages.set_limit(admin, "counter", 4, str(pair[1].me.address))
     assert [row["node"] for row in said["nodes"]] == [str(pair[1].me)]  # type: ignore[attr-defined]
     await until(lambda: hosts[1].entities == 4, "few entities on one")
     assert hosts[0].entities == before[0]
-    await admin.set_limit("counter", 3, None)
+    await entity_pages.set_limit(admin, "counter", 3, None)
     await until(lambda: [host.entities for host in hosts] == [3, 3], "few on both")
     answers = [await pair[0].ref("counter", i).add(5) for i in IDS]
     assert answers == [5] * len(IDS)
@@ -168,20 +170,20 @@ async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(node
     bus.entity("meter", remember=True)(type("Meter", (Entity,), {}))
     bus.entity("gpu", role="gpu")(type("Gpu", (Entity,), {}))
     bus.attach(node := await nodes.start(bus))
-    admin = AdminPages(node)
+    admin = Administration(node)
     with pytest.raises(Refused, match="remembered"):
-        await admin.set_limit("meter", 5, None)
+        await entity_pages.set_limit(admin, "meter", 5, None)
     with pytest.raises(Refused, match="remembered"):
         bus.set_active_entity_limit("meter", 5)
     with pytest.raises(Refused, match="hosts no 'gpu'"):
-        await admin.set_limit("gpu", 5, "self")
-    assert (await admin.limits("gpu"))["nodes"] == []
+        await entity_pages.set_limit(admin, "gpu", 5, "self")
+    assert (await entity_pages.limits(admin, "gpu"))["nodes"] == []
     with pytest.raises(UnknownEntityType):
-        await admin.limits("nothing")
+        await entity_pages.limits(admin, "nothing")
     with pytest.raises(UnknownEntityType):
         bus.set_active_entity_limit("nothing", 5)
     with pytest.raises(ConfigError, match="no member"):
-        await admin.set_limit("counter", 5, "10.0.0.1:1")
+        await entity_pages.set_limit(admin, "counter", 5, "10.0.0.1:1")
     with pytest.raises(ConfigError, match="active_entity_limit"):
         bus.set_active_entity_limit("counter", -1)
     bus.set_active_entity_limit("counter", 7)
@@ -191,7 +193,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(node
         return {}
 
     node.rpc.ask_all = nobody  # type: ignore[method-assign]
-    said = await admin.set_limit("counter", 5, None)
+    said = await entity_pages.set_limit(admin, "counter", 5, None)
     assert (said["nodes"], said["silent"]) == ([], [str(node.me)])
 
 
@@ -455,7 +457,7 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
         assert [move["from"], move["to"], move["why"]] == ways
         assert (move["epoch"], move["fence"]) == (page["epoch"], page["fence"])
     name = "shardbus_handoff_duration_seconds"
-    text = AdminPages(second).metrics().decode()
+    text = (await health.metrics(Administration(second))).body.decode()
     assert f'{name}_bucket{{entity_type="counter",le="+Inf"}} 3.0' in text
     assert f'{name}_count{{entity_type="counter"}} 3.0' in text
     assert 'shardbus_rebalances_total{entity_type="counter"} 3.0' in text

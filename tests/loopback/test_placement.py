@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.answers import NodeAnswers
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import shards as shard_pages
+from shardbus.admin.pages.checkup import answer_checkup
 from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused
 from shardbus.ids import NodeId, shard_of
@@ -108,7 +109,8 @@ async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) 
     nodes.cluster_settings = SHORT_CLAIM
     bus = application(allocation="external")
     trio = await nodes.cluster(bus, 3)
-    await AdminPages(trio[1]).place("counter", {"5": str(trio[2].me), "6": "127.0.0.1:1"})
+    places = f"5={trio[2].me}", "6=127.0.0.1:1"
+    await shard_pages.place(Administration(trio[1]), "counter", places)
     await nodes.leave(trio[0])
     told = await until(lambda: listed(trio[1]), "the next coordinator")
     assert told == {"5": str(trio[2].me.address), "6": "127.0.0.1:1"}
@@ -128,7 +130,7 @@ async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) 
 async def listed(node: Node) -> dict[str, str] | None:
     """The places that a node tells of; None while there is no coordinator."""
     try:
-        rows = (await AdminPages(node).places("counter"))["places"]
+        rows = (await shard_pages.places(Administration(node), "counter"))["places"]
     except Refused:
         return None
     return {row["shard"]: row["place"] for row in rows}  # type: ignore[attr-defined]
@@ -142,11 +144,11 @@ async def test_S319_a_shard_is_pinned_under_any_strategy_until_it_is_released(
     trio = await nodes.cluster(application(), 3, **fast)
     first, second, third = trio
     await touch(nodes, range(SHARDS))
-    page = AdminPages(second)
+    page = Administration(second)
     with pytest.raises(ConfigError, match="no shard '12'"):
-        await page.place("counter", {"12": str(second.me)})
+        await shard_pages.place(page, "counter", (f"12={second.me}",))
     pins = [shard for shard in range(SHARDS) if home(nodes, shard) is not third][:5]
-    await page.place("counter", {str(shard): str(third.me) for shard in pins})
+    await shard_pages.place(page, "counter", tuple(f"{shard}={third.me}" for shard in pins))
     for shard in pins:
         await at(nodes, shard, third)
 
@@ -166,7 +168,7 @@ async def test_S319_a_shard_is_pinned_under_any_strategy_until_it_is_released(
 
     async def refused() -> bool:
         try:
-            await page.place("counter", {str(pins[0]): str(third.me)})
+            await shard_pages.place(page, "counter", (f"{pins[0]}={third.me}",))
         except Refused as error:
             return "takes no shard" in error.message
         return False
@@ -175,7 +177,7 @@ async def test_S319_a_shard_is_pinned_under_any_strategy_until_it_is_released(
     second.cluster.post(SetService(third.me, Service.OPEN))
     for shard in pins:
         await at(nodes, shard, third)
-    await page.place("counter", {str(shard): "" for shard in pins})
+    await shard_pages.place(page, "counter", tuple(f"{shard}=" for shard in pins))
     half = SHARDS // 2
     await until(
         lambda: [len(n.regions["counter"].host.shards) for n in nodes.all] == [half, half],
@@ -188,7 +190,7 @@ async def test_S319_a_type_with_instances_takes_no_places(nodes: Nodes) -> None:
     first, second = await nodes.cluster(application(instances=2), 2)
     for node in (first, second):
         with pytest.raises(Refused, match="lie on distinct nodes"):
-            await AdminPages(node).place("counter", {"1~1": str(second.me)})
+            await shard_pages.place(Administration(node), "counter", (f"1~1={second.me}",))
 
 
 async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
@@ -197,16 +199,16 @@ async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
     first, second = await nodes.cluster(application(), 2)
     await touch(nodes, range(SHARDS))
     assert len(hosts(nodes.all, "counter")) == SHARDS
-    answer = await AdminPages(second).stop("counter", ("3", "4", "4", "5"))
+    answer = await shard_pages.stop(Administration(second), "counter", ("3", "4", "4", "5"))
     assert (answer["stopped"], answer["stopping"]) == (["3", "4", "5"], [])
     assert hosts(nodes.all, "counter").keys().isdisjoint({"3", "4", "5"})
     client = await nodes.client()
     assert await client.ask("counter", entity(3), "add", 1) == 1, "a new incarnation"
     assert await client.ask("counter", entity(2), "add", 1) == 2
-    stopped = await AdminPages(first).stop("counter", ("4",))
+    stopped = await shard_pages.stop(Administration(first), "counter", ("4",))
     assert stopped["stopped"] == ["4"], "it had not started"
     with pytest.raises(ConfigError, match="no shard 'x'"):
-        await AdminPages(first).stop("counter", ("x",))
+        await shard_pages.stop(Administration(first), "counter", ("x",))
 
 
 async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: Nodes) -> None:
@@ -223,14 +225,14 @@ async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: N
 
     node = await nodes.start(bus, shard_region_query_timeout=600.0)
     await touch(nodes, range(2))
-    answer = await AdminPages(node).stop("counter", ("1", "7"))
+    answer = await shard_pages.stop(Administration(node), "counter", ("1", "7"))
     assert (answer["stopped"], answer["stopping"]) == (["7"], ["1"])
     gate.set()
     await until(lambda: stopped(node, "1"), "its end")
 
 
 async def stopped(node: Node, shard: str) -> bool:
-    answer = await AdminPages(node).stop("counter", (shard,))
+    answer = await shard_pages.stop(Administration(node), "counter", (shard,))
     return answer["stopped"] == [shard]
 
 
@@ -238,14 +240,17 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
     bus = application()
     first = await nodes.start(bus)
     await touch(nodes, range(SHARDS))
-    paused = await AdminPages(first).rebalance("counter", True, 5)
+    paused = await shard_pages.rebalance(Administration(first), "counter", True, 5)
     assert (paused["paused"], paused["rebalancing"], paused["moves_at_a_time"]) == (True, False, 5)
     second, third = [await nodes.start(bus) for _ in range(2)]
     await nodes.agree(3)
-    pages = AdminPages(third)
-    for page in (await pages.shards("counter"), await pages.plan("counter", 0, ())):
+    pages = Administration(third)
+    for page in (
+        await shard_pages.shards(pages, "counter"),
+        await shard_pages.plan(pages, "counter", 0, ()),
+    ):
         assert (page["paused"], page["held"]) == (True, "an operator has paused it")
-    await AdminPages(third).rebalance("counter", None, None)
+    await shard_pages.rebalance(Administration(third), "counter", None, None)
     assert len(first.regions["counter"].host.shards) == SHARDS
     await nodes.leave(first)
     kinds = [node.regions["counter"] for node in (second, third)]
@@ -253,7 +258,7 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
     assert await pace(third) == {"paused": True, "moves_at_a_time": 5}
     client = await nodes.client()
     assert await client.ask("counter", entity(3), "add", 1) == 1, "it was drained, and has a home"
-    await AdminPages(third).rebalance("counter", False, 0)
+    await shard_pages.rebalance(Administration(third), "counter", False, 0)
     assert await pace(third) == {"paused": False, "moves_at_a_time": 16}
     await touch(nodes, range(SHARDS))
     await until(lambda: [len(kind.host.shards) for kind in kinds] == [6, 6], "the balance")
@@ -261,7 +266,7 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
 
 async def pace(node: Node) -> dict[str, object]:
     """How fast the coordinator moves shards; nothing while there is none."""
-    found = await AdminPages(node).shards("counter")
+    found = await shard_pages.shards(Administration(node), "counter")
     wanted = {name: found[name] for name in ("paused", "moves_at_a_time")}
     return wanted if found["paused"] is not None else {}
 
@@ -303,11 +308,11 @@ async def test_TS14_a_strategy_of_the_users_own_places_and_moves_shards(nodes: N
     await touch(nodes, range(6, SHARDS))
     assert all(home(nodes, shard) is first for shard in range(6, SHARDS))
     own.movable = ("1", "3", "7")
-    await AdminPages(second).rebalance("counter", None, None)
+    await shard_pages.rebalance(Administration(second), "counter", None, None)
     await at(nodes, 1, first)
     await at(nodes, 3, first)
     assert [home(nodes, shard) for shard in (0, 2, 4, 5, 7)] == [second] * 4 + [first]
-    plan = await AdminPages(second).plan("counter", 0, ())
+    plan = await shard_pages.plan(Administration(second), "counter", 0, ())
     assert plan["moves"] == []
 
 
@@ -348,11 +353,11 @@ async def test_TS14_a_strategy_that_hangs_stops_no_loop_and_is_named(
         assert {str(n.me) for at in found.values() for n in at} == {str(first.me), str(second.me)}
         assert len(own.threads) == 1
         assert own.threads != [threading.get_ident()]
-        [[method, what]] = NodeAnswers(first).checkup()["types"]["counter"]["strategy"]
+        [[method, what]] = answer_checkup(Administration(first))["types"]["counter"]["strategy"]
         assert method == "Hangs.allocate"
         assert what.startswith("has not returned for")
         with pytest.raises(Refused, match="the strategy of 'counter' has not answered"):
-            await AdminPages(second).plan("counter", 1, ())
+            await shard_pages.plan(Administration(second), "counter", 1, ())
     finally:
         own.go_on.set()
 
@@ -374,7 +379,7 @@ async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> 
     await until(lambda: sum(home(nodes, s) is second for s in hot) == 2, "half of the heat")
 
     async def shown() -> bool:
-        page: Any = await AdminPages(second).shards("counter")
+        page: Any = await shard_pages.shards(Administration(second), "counter")
         rows = {row["shard"]: row["load"] or 0 for row in page["shards"]}
         cold = max(load for shard, load in rows.items() if int(shard) not in hot)
         return bool(min(rows[str(shard)] for shard in hot) > cold)
@@ -389,5 +394,5 @@ async def test_where_nobody_goes_by_load_nobody_measures_it(nodes: Nodes) -> Non
     first, _ = await nodes.cluster(application(), 2)
     await touch(nodes, range(SHARDS))
     assert not first.regions["counter"].sampling.on
-    rows = (await AdminPages(first).shards("counter"))["shards"]
+    rows = (await shard_pages.shards(Administration(first), "counter"))["shards"]
     assert {row["load"] for row in rows} == {None}

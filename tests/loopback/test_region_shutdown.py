@@ -8,7 +8,8 @@ from typing import ClassVar
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import members as member_pages
 from shardbus.errors import ConfigError, UnknownEntityType
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
@@ -71,15 +72,15 @@ async def test_S2_50_an_operator_shuts_a_region_of_another_node(nodes: Nodes) ->
     bus, _ = application()
     first, second = await nodes.cluster(bus, NODES)
     await asyncio.gather(*(first.ref("page", i).where() for i in IDS))
-    pages = AdminPages(first)
-    answer = await pages.shutdown_region(str(second.me.address), "page")
+    pages = Administration(first)
+    answer = await member_pages.shutdown_region(pages, str(second.me.address), "page")
     assert answer["node"] == str(second.me)
     assert answer["shards"] > 0
     await until(lambda: not second.regions["page"].host.shards, "an empty region")
     with pytest.raises(UnknownEntityType):
-        await pages.shutdown_region("self", "nothing")
+        await member_pages.shutdown_region(pages, "self", "nothing")
     with pytest.raises(ConfigError):
-        await pages.shutdown_region("10.0.0.1:1", "page")
+        await member_pages.shutdown_region(pages, "10.0.0.1:1", "page")
 
 
 async def test_S2_82_a_regions_state_names_its_shards_and_their_entities(nodes: Nodes) -> None:

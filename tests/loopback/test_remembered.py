@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import health
 from shardbus.errors import NodeLost
 from shardbus.node.node import Node
 from tests.loopback.nodes import SHORT_CLAIM, Nodes
@@ -165,4 +166,4 @@ async def test_N14_a_gauge_says_how_many_are_still_to_start(nodes: Nodes) -> Non
     await until(begun, "the lists were read and the first entities started")
     assert host.entities < len(IDS)
     wanted = f'entities_waiting_to_start{{entity_type="counter"}} {len(IDS) - host.entities}.0'
-    assert f"shardbus_{wanted}" in AdminPages(node).metrics().decode()
+    assert f"shardbus_{wanted}" in (await health.metrics(Administration(node))).body.decode()

@@ -11,7 +11,8 @@ import pytest
 
 from examples import office
 from shardbus import Entity, ShardBus, StopReason, StoreUnavailable, UnknownEntityType, handler
-from shardbus.admin.answers import NodeAnswers
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages.shards import answer_rebalance
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
@@ -492,7 +493,7 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
     chosen.move = dict.fromkeys(known, trio[2].me)
     coordinator = trio[0].singletons["counter"].coordinator.machine
     assert coordinator is not None
-    NodeAnswers(trio[0]).rebalance("counter")
+    answer_rebalance(Administration(trio[0]), "counter")
     for added in (2, 3):
         due = coordinator.deadline()
         await until(lambda due=due: coordinator.deadline() != due, "a look at the balance")

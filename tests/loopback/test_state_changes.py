@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from shardbus import Entity, ShardBus, StateUnreadable, StopReason, handler
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.page_table import bound
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus.ids import shard_of
@@ -68,7 +69,7 @@ def application(**options: Any) -> tuple[ShardBus, Any]:
 
 
 def operator(node: Node) -> httpx.AsyncClient:
-    pages = create_app(AdminPages(node), HttpSettings(write=True, token=TOKEN))
+    pages = create_app(bound(Administration(node)), HttpSettings(write=True, token=TOKEN))
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app=pages),
         base_url="http://127.0.0.1",

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from shardbus import UnknownEntityType
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import shards as shard_pages
 from shardbus.cluster import Cluster, PartitionTable
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
@@ -64,7 +65,7 @@ async def test_S3_54_after_a_leave_and_a_join_all_have_the_new_table(nodes: Node
     after = await settled(three, 2)
     assert after.version > before.version
     assert [homes_at(node) for node in three] == [after.homes] * 2
-    page = await AdminPages(three[1]).partitions("counter")
+    page = await shard_pages.partitions(Administration(three[1]), "counter")
     assert page["gossip"] == {
         "epoch": after.version[0],
         "version": after.version[1],
@@ -88,4 +89,4 @@ async def test_without_gossip_there_is_no_table_and_nobody_waits_for_ever(nodes:
         await cluster.seen("counter", timeout=0.05)
     with pytest.raises(UnknownEntityType):
         await cluster.seen("basket")
-    assert (await AdminPages(node).partitions("counter"))["gossip"] is None
+    assert (await shard_pages.partitions(Administration(node), "counter"))["gossip"] is None

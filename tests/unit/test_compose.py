@@ -148,7 +148,7 @@ async def test_prometheus_has_the_token_that_the_pages_need(tmp_path: Path) -> N
     token.write_text("0123456789abcdef0123456789abcdef\n")
     token.chmod(0o600)
     settings = with_tokens(HttpSettings(host="0.0.0.0", reader_token_file=str(token)))
-    transport = httpx.ASGITransport(create_app(FakeNode(), settings, "node1"))
+    transport = httpx.ASGITransport(create_app(FakeNode().pages, settings, "node1"))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8558") as client:
         assert (await client.get("/metrics")).status_code == 401
         bearer = {"authorization": f"Bearer {token.read_text().strip()}"}

@@ -145,7 +145,7 @@ async def test_the_pages_of_the_compose_file_need_the_token_and_the_probes_do_no
     token = tmp_path / "reader.token"
     assert cli.run(["keys", "token", str(token)]) == 0
     of = with_tokens(HttpSettings(host="0.0.0.0", reader_token_file=str(token)))
-    transport = httpx.ASGITransport(create_app(FakeNode(), of, "node1"))
+    transport = httpx.ASGITransport(create_app(FakeNode().pages, of, "node1"))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8558") as client:
         assert (await client.get("/readyz")).status_code in (200, 503)
         assert (await client.get("/v1/nodes")).status_code == 401

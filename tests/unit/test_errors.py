@@ -26,7 +26,7 @@ CLASSES = {
     if isinstance(cls, type) and issubclass(cls, RequestError | ReentrancyError)
 }
 SITES = {
-    "admin/answers": {"BufferFull": 2},
+    "admin/administration": {"BufferFull": 1},
     "app": {"NodeLost": 1},
     "client/asynchronous": {"BufferFull": 1, "NodeLost": 2, "RequestError": 1},
     "client/contact": {"NodeLost": 1},

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from shardbus import ShardBus
-from shardbus.admin.pages import AdminPages, administer
+from shardbus.admin.page_table import administer
 from shardbus.config.loading import for_types, origins
 from shardbus.errors import LayoutDiffers, ShardBusError
+from shardbus.http.page import NodePages
 from shardbus.membership.events import PrepareForShutdown
 from shardbus.node.node import Node
 from shardbus.node.run import run_node
@@ -58,7 +59,7 @@ class DevLink(SupervisorLink):
         """Return when this word has come."""
         self._told[word].wait()
 
-    def pages_of(self, node: Node) -> AdminPages:
+    def pages_of(self, node: Node) -> NodePages:
         """Return the pages of the node, which is the one to stop from now on."""
         self._running = node
         return administer(node, self.origins, recent_lines)

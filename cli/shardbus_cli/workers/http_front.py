@@ -1,17 +1,12 @@
 """The unit's HTTP: one address for all workers.
 
-    GET  /livez              200 while the supervisor runs
-    GET  /readyz             200 if every worker is ready and the unit does not leave; each check is
-                             named `worker N: ...`
-    GET  /startupz           as /readyz until the unit was ready once, then as /livez
-    GET  /metrics            the metrics of all workers, with a label `worker`
+    POST /v1/nodes/self/...  is refused with 409: several nodes share this address
     GET  /ui                 the page for operators, which shows the cluster by one of the workers
-    GET  /v1/workers         the workers: process, addresses, stage, starts
+    the pages below          are answered here
     anything else            is forwarded to the first worker that serves
 
-A worker answers for the cluster as any node does. A request for "this node" (`/v1/nodes/self/...`)
-is refused with 409, because several nodes share this address. Requests to a worker use HTTP/1.0, so
-that an answer ends with its connection, and a stream of events can be forwarded as it is.
+A worker answers for the cluster as any node does. Requests to a worker use HTTP/1.0, so that an
+answer ends with its connection, and a stream of events can be forwarded as it is.
 
 Source: docs/reference/http.md; B.142, B.143.
 """
@@ -23,19 +18,19 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from shardbus.config.settings import HttpSettings
-from shardbus.http.errors import HANDLERS, error
-from shardbus.http.guard import HEADERS, Guard
-from shardbus.http.page import page_routes
-from shardbus.http.request_input import TargetCheck
+from shardbus.http.app import create_app
+from shardbus.http.errors import error
+from shardbus.http.guard import HEADERS
+from shardbus.http.page import Check, Checks, Json, page
 from shardbus_cli.workers.exposition import merged
 
 ANSWER_DEADLINE_S = 5.0
@@ -44,8 +39,9 @@ FORWARDED = (b"host", b"authorization", b"accept", b"content-type")
 OWN_HEADERS = (b"connection", b"transfer-encoding", b"date", *(name for name, _ in HEADERS))
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-Json = dict[str, Any]
 Place = tuple[str, int]
+Row = dict[str, Any]
+"""A worker, as `/v1/workers` shows it."""
 
 
 class WorkerUnit(Protocol):
@@ -63,84 +59,26 @@ class WorkerUnit(Protocol):
     @property
     def serving(self) -> dict[int, Place]: ...
 
-    def rows(self) -> list[Json]: ...
+    def rows(self) -> list[Row]: ...
 
 
-def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "") -> Starlette:
-    """Return the HTTP application of a unit. `advertised`: its host for other nodes."""
-    pages = _Pages(unit, settings)
-    app = Starlette(
-        routes=[
-            Route("/livez", pages.livez),
-            Route("/readyz", pages.readyz),
-            Route("/startupz", pages.startupz),
-            Route("/metrics", pages.metrics),
-            *page_routes(),
-            Route("/v1/workers", pages.workers),
-            Route("/v1/nodes/self/{action:path}", pages.refused, methods=["POST"]),
-            Route("/{rest:path}", pages.forward, methods=["GET", "POST", "DELETE"]),
-        ],
-        middleware=[
-            Middleware(Guard, settings=settings, advertised=advertised),
-            Middleware(TargetCheck),
-        ],
-        exception_handlers=HANDLERS,
-    )
-    app.router.redirect_slashes = False
-    return app
+class Front:
+    """The unit and its settings, as pages see them."""
 
-
-class _Pages:
     def __init__(self, unit: WorkerUnit, settings: HttpSettings) -> None:
-        self._unit, self._settings = unit, settings
-        self._tls: ssl.SSLContext | None = None
+        self.unit = unit
+        self.token = settings.reader_token or settings.token
+        self._tls_cert = settings.tls_cert
 
-    @property
-    def _context(self) -> ssl.SSLContext | None:
+    @cached_property
+    def tls(self) -> ssl.SSLContext | None:
         """The TLS to workers, which have the certificate of the unit: exactly that one counts."""
-        if self._settings.tls_cert and self._tls is None:
-            self._tls = ssl.create_default_context(cafile=self._settings.tls_cert)
-            self._tls.check_hostname = False
-            self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        return self._tls
-
-    @property
-    def _token(self) -> str:
-        return self._settings.reader_token or self._settings.token
-
-    async def livez(self, request: Request) -> Response:
-        return _checked(request, {"supervisor": {"ok": True, "detail": "runs"}})
-
-    async def startupz(self, request: Request) -> Response:
-        return await (self.livez if self._unit.announced else self.readyz)(request)
-
-    async def readyz(self, request: Request) -> Response:
-        """Return the checks of all workers, except those that left by order."""
-        serving = self._unit.serving
-        stages = {row["worker"]: row["stage"] for row in self._unit.rows()}
-        texts = await _of_all(serving, "/readyz", self._context)
-        checks: Json = {}
-        for worker in self._unit.expected:
-            found = _checks_of(texts.get(worker, ""))
-            if not found:
-                checks[f"worker {worker}"] = {"ok": False, "detail": stages[worker]}
-            for name, check in found.items():
-                checks[f"worker {worker}: {name}"] = check
-        if self._unit.leaving or not checks:
-            checks["unit"] = {"ok": False, "detail": "leaves" if checks else "no worker is left"}
-        return _checked(request, checks)
-
-    async def metrics(self, request: Request) -> Response:
-        pages = await _of_all(self._unit.serving, "/metrics", self._context, self._token)
-        return Response(merged(pages), headers={"content-type": METRICS_TYPE})
-
-    async def workers(self, request: Request) -> Response:
-        return JSONResponse({"workers": self._unit.rows()})
-
-    async def refused(self, request: Request) -> Response:
-        return error(
-            409, "refused", "several nodes share this address", "name one, as /v1/nodes does"
-        )
+        if not self._tls_cert:
+            return None
+        context = ssl.create_default_context(cafile=self._tls_cert)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
 
     async def forward(self, request: Request) -> Response:
         """Forward to the first worker that serves. A write is sent only once: it may have
@@ -152,26 +90,83 @@ class _Pages:
             return error(408, "timeout", "the body did not arrive", "send it at once")
         if body is None:
             return error(413, "bad_request", "the body is too large")
-        for place in self._unit.serving.values():
+        for place in self.unit.serving.values():
             try:
-                return await _passed_on(place, request, body, self._context)
+                return await _passed_on(place, request, body, self.tls)
             except (OSError, ValueError, TimeoutError, EOFError):
                 if request.method != "GET":
                     return error(504, "timeout", "the worker did not answer", "see its log")
         return error(503, "unavailable", "no worker serves yet", "see /v1/workers")
 
 
-def _checked(request: Request, checks: Json) -> Response:
-    ok = all(check["ok"] for check in checks.values())
-    body = {"status": "ok" if ok else "unavailable", "checks": checks}
-    indent = 2 if "verbose" in request.query_params else None
-    text = json.dumps(body, indent=indent, ensure_ascii=False)
-    return Response(text, 200 if ok else 503, media_type="application/json")
+@page("GET", "/livez")
+async def livez(front: Front) -> Checks:
+    """The supervisor works."""
+    return {"supervisor": Check(True, "runs")}
 
 
-def _checks_of(text: str) -> Json:
+@page("GET", "/readyz")
+async def readyz(front: Front) -> Checks:
+    """Every worker is ready, except the ones that left by command, and the unit is not leaving;
+    checks are named `worker N: ...`."""
+    unit, checks = front.unit, dict[str, Check]()
+    stages = {row["worker"]: row["stage"] for row in unit.rows()}
+    texts = await _of_all(unit.serving, "/readyz", front.tls)
+    for worker in unit.expected:
+        of_worker = _checks_of(texts.get(worker, ""))
+        if not of_worker:
+            checks[f"worker {worker}"] = Check(False, stages[worker])
+        for name, check in of_worker.items():
+            checks[f"worker {worker}: {name}"] = check
+    if unit.leaving or not checks:
+        checks["unit"] = Check(False, "leaves" if checks else "no worker is left")
+    return checks
+
+
+@page("GET", "/startupz")
+async def startupz(front: Front) -> Checks:
+    """As `/readyz` until the unit was ready once, then as `/livez`."""
+    return await (livez if front.unit.announced else readyz)(front)
+
+
+@page("GET", "/metrics")
+async def metrics(front: Front) -> Response:
+    """The metrics of all workers, with a label `worker`."""
+    texts = await _of_all(front.unit.serving, "/metrics", front.tls, front.token)
+    return Response(merged(texts), headers={"content-type": METRICS_TYPE})
+
+
+@page("GET", "/v1/workers")
+async def workers(front: Front) -> Json:
+    """The workers.
+
+    `workers`, each with `worker`, `stage` (`waiting`, `starting`, `joining`, `ready`, `resting`,
+    `gone`), `address`, `http`, `pid` (null while none runs) and `starts`.
+    """
+    return {"workers": front.unit.rows()}
+
+
+PAGES = (livez, readyz, startupz, metrics, workers)
+
+
+async def _refuse(request: Request) -> Response:
+    return error(409, "refused", "several nodes share this address", "name one, as /v1/nodes does")
+
+
+def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "") -> Starlette:
+    """Return the HTTP application of a unit. `advertised`: its host for other nodes."""
+    front = Front(unit, settings)
+    others = (
+        Route("/v1/nodes/self/{action:path}", _refuse, methods=["POST"]),
+        Route("/{rest:path}", front.forward, methods=["GET", "POST", "DELETE"]),
+    )
+    pages = {declared.name: declared.bound(front) for declared in PAGES}
+    return create_app(pages, settings, advertised, others)
+
+
+def _checks_of(text: str) -> Checks:
     with suppress(ValueError, KeyError, TypeError):
-        return dict(json.loads(text)["checks"])
+        return {name: Check(**check) for name, check in json.loads(text)["checks"].items()}
     return {}
 
 

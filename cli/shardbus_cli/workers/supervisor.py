@@ -24,7 +24,7 @@ from shardbus.node.run import notify
 from shardbus_cli.line_writer import Console
 from shardbus_cli.workers import worker_group
 from shardbus_cli.workers.child_process import how_ended
-from shardbus_cli.workers.http_front import Json, Place, create_front
+from shardbus_cli.workers.http_front import Place, Row, create_front
 from shardbus_cli.workers.plan import WorkerPlan
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
 from shardbus_cli.workers.process import WorkerProcess
@@ -57,7 +57,7 @@ class UnitSupervisor:
         self._console = console
         self._group = WorkerGroup(len(plan.workers))
         self._processes: dict[int, WorkerProcess] = {}
-        self._reports: dict[int, Json] = {}
+        self._reports: dict[int, Row] = {}
         self._output = PrefixedOutput()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -111,11 +111,11 @@ class UnitSupervisor:
                     found[n] = (ANY_INTERFACE.get(host, host), port)
         return found
 
-    def rows(self) -> list[Json]:
+    def rows(self) -> list[Row]:
         """Return one row for each worker, for `/v1/workers`."""
         return [self._row(n) for n in range(len(self._plan.workers))]
 
-    def _row(self, number: int) -> Json:
+    def _row(self, number: int) -> Row:
         state, said = self._group.states[number], self._reports.get(number, {})
         running = state.stage in worker_group.RUNNING
         process = self._processes.get(number)
@@ -161,7 +161,7 @@ class UnitSupervisor:
             if row["pid"] is not None:
                 os.kill(row["pid"], signal.SIGHUP)
 
-    def _on_report(self, number: int, said: Json) -> None:
+    def _on_report(self, number: int, said: Row) -> None:
         match said.get("is"):
             case "serves":
                 self._reports[number] = said

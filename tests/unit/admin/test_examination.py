@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from shardbus.admin.diagnosis import Picture
-from shardbus.admin.examination import BREAK_S, CONFIRM_S, Examination, Losses, lost_nodes
+from shardbus.admin.examination import BREAK_S, CONFIRM_S, Examination, lost_nodes
 from shardbus.ids import NodeId
 from tests.unit.admin.test_diagnosis import A, B, C, cut_off, healthy, member, of_type, update
 
@@ -16,22 +15,16 @@ class Cluster:
 
     def __init__(self) -> None:
         self.picture, self.losses, self.now = healthy(), dict[NodeId, Any](), 100.0
-        self.looks = 0
-
-    async def look(self) -> tuple[Picture, Losses]:
-        self.looks += 1
-        return self.picture, self.losses
 
     async def found(self, examination: Examination) -> dict[str, bool]:
-        """The checks that are found, each with whether it is confirmed. No answer is shared."""
-        examination._answer._fresh_s = 0.0
-        answer: Any = await examination.get()
+        """The checks that are found, each with whether it is confirmed."""
+        answer: Any = await examination.examine(self.picture, self.losses)
         return {group["check"]: group["confirmed"] for group in answer["findings"]}
 
 
 async def test_a_difference_between_pages_is_confirmed_once_it_has_lasted() -> None:
     cluster = Cluster()
-    examination = Examination(cluster.look, lambda: cluster.now)
+    examination = Examination(lambda: cluster.now)
     of_type(cluster.picture, 1)["shards"].pop("1")
     update(member(cluster.picture, 1), suspended="suspended, because")
     assert await cluster.found(examination) == {"suspended": True, "not-hosted": False}
@@ -49,15 +42,14 @@ async def test_a_difference_between_pages_is_confirmed_once_it_has_lasted() -> N
     )
 
 
-async def test_readers_share_an_examination_and_the_gravest_stands_first() -> None:
+async def test_the_gravest_finding_stands_first() -> None:
     cluster = Cluster()
-    examination = Examination(cluster.look, lambda: cluster.now)
+    examination = Examination(lambda: cluster.now)
     update(member(cluster.picture, 1), build="0.2.0")
     cut_off(cluster.picture)
-    answers: list[Any] = [await examination.get() for _ in range(5)]
-    assert cluster.looks == 1
-    assert [group["check"] for group in answers[0]["findings"]] == ["unreachable", "versions"]
-    counts = {name: answers[0][name] for name in ("healthy", "members", "types", "shards")}
+    answer: Any = await examination.examine(cluster.picture, cluster.losses)
+    assert [group["check"] for group in answer["findings"]] == ["unreachable", "versions"]
+    counts = {name: answer[name] for name in ("healthy", "members", "types", "shards")}
     assert counts == {"healthy": False, "members": 3, "types": 1, "shards": 4}
 
 
@@ -83,7 +75,7 @@ def test_what_members_know_of_a_lost_node_is_put_together() -> None:
 
 async def test_failures_have_their_last_exceptions_and_the_last_to_fail_stands_first() -> None:
     cluster = Cluster()
-    examination = Examination(cluster.look, lambda: cluster.now)
+    examination = Examination(lambda: cluster.now)
     rows = {"pay": (30.0, "o-1"), "refund": (3.0, "o-2")}
     failing = [
         {"method": method, "count": 7, "last": [[age, entity, "ValueError", "no", "stack"]]}
@@ -92,7 +84,7 @@ async def test_failures_have_their_last_exceptions_and_the_last_to_fail_stands_f
     update(of_type(cluster.picture, 1), failing=failing)
     other = [{"method": "pay", "count": 2, "last": [[4.0, "o-3", "KeyError", "", ""]]}]
     update(of_type(cluster.picture, 2), failing=copy.deepcopy(other))
-    answer: Any = await examination.get()
+    answer: Any = await examination.examine(cluster.picture, cluster.losses)
     assert [(row["method"], row["node"], row["count"]) for row in answer["failures"]] == [
         ("refund", B, 7),
         ("pay", C, 2),

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin.administration import Administration
 from shardbus.admin.brief import brief_of, drops_of
-from shardbus.admin.overview import MAP_FRESH_S, OVERVIEW_FRESH_S
-from shardbus.admin.pages import AdminPages
+from shardbus.admin.pages import events as event_pages
+from shardbus.admin.pages import node as own_pages
+from shardbus.admin.pages import overview as overviews
 from shardbus.errors import Unhandled, UnknownEntityType
 from shardbus.histograms import Histogram
 from tests.unit.admin.admin_kit import LOST, ME, PAGE, PEER, FakeNode
@@ -37,9 +39,9 @@ MAP = {
 }
 
 
-def pages_of(node: FakeNode) -> AdminPages:
+def pages_of(node: FakeNode) -> Administration:
     fake: Any = node
-    return AdminPages(fake)
+    return Administration(fake)
 
 
 @virtual
@@ -47,7 +49,7 @@ async def test_members_with_their_briefs_and_one_that_is_cut_off_is_not_asked() 
     node = FakeNode()
     node.rpc.answers[ME, "brief"] = BRIEF
     node.rpc.answers[PEER, "brief"] = Unhandled("an older release")
-    page: Any = await pages_of(node).overview()
+    page: Any = await overviews.overview(pages_of(node))
     assert (page["cluster"], page["write"]) == ("shop", False)
     assert [row["type"] for row in page["types"]] == [PAGE]
     mine, peer, lost = page["nodes"]
@@ -64,10 +66,10 @@ async def test_many_readers_cost_the_members_one_question() -> None:
     node = FakeNode()
     node.rpc.answers[ME, "brief"] = BRIEF
     pages = pages_of(node)
-    await asyncio.gather(*(pages.overview() for _ in range(20)))
+    await asyncio.gather(*(overviews.overview(pages) for _ in range(20)))
     assert node.rpc.asked.count((ME, "brief")) == 1
-    await asyncio.sleep(OVERVIEW_FRESH_S)
-    await pages.overview()
+    await asyncio.sleep(overviews.OVERVIEW_FRESH_S)
+    await overviews.overview(pages)
     assert node.rpc.asked.count((ME, "brief")) == 2
 
 
@@ -76,13 +78,13 @@ async def test_a_map_is_sent_once_for_each_version() -> None:
     node = FakeNode()
     node.rpc.answers[ME, "shard_map"] = MAP
     pages = pages_of(node)
-    first = await pages.shard_map(PAGE, "")
+    first = await overviews.shard_map(pages, PAGE, "")
     assert first.items() >= {**MAP, "type": PAGE, "complete": True}.items()
-    same = await pages.shard_map(PAGE, "3.1")
+    same = await overviews.shard_map(pages, PAGE, "3.1")
     assert (same["shards"], same["states"], same["version"]) == (None, None, "3.1")
-    await asyncio.sleep(MAP_FRESH_S)
+    await asyncio.sleep(overviews.MAP_FRESH_S)
     node.rpc.answers[ME, "shard_map"] = {"epoch": 3, "version": "3.1", "moving": 2}
-    fresh = await pages.shard_map(PAGE, "")
+    fresh = await overviews.shard_map(pages, PAGE, "")
     assert node.rpc.asked[-1] == (ME, "shard_map", PAGE, "3.1")
     assert (fresh["shards"], fresh["moving"]) == (["1"], 2), "a page that was just opened gets all"
 
@@ -91,16 +93,18 @@ async def test_a_map_is_sent_once_for_each_version() -> None:
 async def test_without_the_coordinator_the_homes_known_here_are_shown() -> None:
     node = FakeNode()
     pages = pages_of(node)
-    page = await pages.shard_map(PAGE, "")
+    page = await overviews.shard_map(pages, PAGE, "")
     assert (page["complete"], page["version"]) == (False, "")
     assert (page["shards"], page["homes"]) == (["1", "2"], [0, 1])
     with pytest.raises(UnknownEntityType):
-        await pages.shard_map("none", "")
+        await overviews.shard_map(pages, "none", "")
 
 
 async def test_settings_have_origins_and_secrets_are_masked() -> None:
     fake: Any = FakeNode()
-    page: Any = await AdminPages(fake, {"node.version": "--set node.version"}).settings()
+    page: Any = await own_pages.settings(
+        Administration(fake, {"node.version": "--set node.version"})
+    )
     rows = {row["setting"]: row for row in page["settings"]}
     assert rows["node.version"]["origin"] == "--set node.version"
     assert "hunter2" not in str(page)
@@ -113,7 +117,7 @@ async def test_slow_handlers_of_all_members_newest_first() -> None:
         [1.0, PAGE, "blocked", "x"],
     ]
     node.rpc.answers[PEER, "slow_reports"] = [[4.0, PAGE, "waited", "y"]]
-    page: Any = await pages_of(node).slow()
+    page: Any = await event_pages.slow(pages_of(node))
     assert [(row["node"], row["text"]) for row in page["handlers"]] == [
         (str(ME), "x"),
         (str(PEER), "y"),

@@ -22,7 +22,9 @@ class Around:
         self.asked: list[tuple[object, ...]] = []
         self.answer = answer
         self.region: Any = SimpleNamespace(
-            coordinator=NODE, router=SimpleNamespace(has_shard=lambda shard: shard.isdigit())
+            name=PAGE,
+            coordinator=NODE,
+            router=SimpleNamespace(has_shard=lambda shard: shard.isdigit()),
         )
         rpc: Any = SimpleNamespace(ask=self._ask)
         self.control = ShardControl({PAGE: self.region}, rpc)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,11 @@ from shardbus.errors import (
     ConfigError,
     Refused,
 )
-from shardbus.http.api import Check, Checks, Json
+from shardbus.http.page import Check, Checks, Events, Json
 from shardbus.wire.schema import encode_value
 from shardbus.wire.shown_state import shown
 from shardbus_cli.main import run
+from tests.page_doubles import PageDouble
 
 ME = "127.0.0.1:7355#00000000000000aa"
 LETTER: Json = {
@@ -33,17 +34,25 @@ LETTER: Json = {
 }
 
 
-class FakeNode:
+class FakeNode(PageDouble):
     """A node with one of everything; ids may be hostile."""
 
     cluster_name = "shop"
 
     def __init__(self) -> None:
-        self.ready = True
         self.acts: list[tuple[object, ...]] = []
         self.left, self.stuck = 100, False
         self.looked = 0
         self.status = "up"
+
+    async def answer(self, page: str, *values: object) -> Json:
+        if page not in ("leave", "join", "shut_down"):
+            raise NotImplementedError(page)
+        self.acts.append((page, *values))
+        return {page: True}
+
+    async def readyz(self) -> Checks:
+        return {"member": Check(self.ready, "joining")}
 
     async def cluster(self) -> Json:
         return {
@@ -137,26 +146,20 @@ class FakeNode:
     async def where(self, type: str, id: str) -> Json:
         return {"type": type, "id": id, "shard": "7", "node": ME, "running": True}
 
-    async def entities(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
+    async def entities(self, shard: str, prefix: str, limit: int, cursor: str, **_: Any) -> Json:
         rows = [{"id": f"{prefix}\x1b[31mé", "shard": shard or "7", "node": ME}]
         silent = ["10.0.0.9:1#1"] if self.stuck else []
         return {"entities": rows * min(limit, 2), "next": "abc", "silent": silent}
 
-    async def stored(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
+    async def stored(self, type: str, shard: str, prefix: str, cursor: str, **_: Any) -> Json:
         row = {"id": f"{prefix}\x1b[31mé", "shard": shard or "7"}
         return {"type": type, "stored": [row], "next": "abc" if cursor is None else None}
 
-    async def state(self, type: str, id: str, operator: str, *, text: bool) -> Json:
+    async def state(self, type: str, id: str, operator: str, text: bool) -> Json:
         data = None if id == "gone" else encode_value({"n": 1})
         return {"type": type, "id": id, "shard": "7", **shown(data)}
 
-    async def set_state(
-        self, type: str, id: str, state: object, operator: str, revision: str
-    ) -> Json:
+    async def set_state(self, type: str, id: str, state: Any, revision: str, **_: Any) -> Json:
         if revision not in ("", "abc"):
             raise shardbus.errors.StateChanged(f"{id!r} has changed meanwhile", hint="read it")
         return {"type": type, "id": id, "state": state, "removed": False}
@@ -182,20 +185,7 @@ class FakeNode:
         decision = {"outcome": "down others", "reason": "majority", "down": [ME], "gone": []}
         return {"node": ME, "strategy": "keep-majority", "decisions": [decision]}
 
-    def liveness(self) -> Checks:
-        return {"loop": Check(True)}
-
-    def readiness(self) -> Checks:
-        return {"member": Check(self.ready, "joining")}
-
-    def metrics(self) -> bytes:
-        return b""
-
-    async def leave(self, node: str | None) -> Json:
-        self.acts.append(("leave", node))
-        return {"leaving": node or ME}
-
-    async def recent_events(self, seconds: float, most: int) -> Json:
+    async def recent_events(self, within: float, limit: int) -> Json:
         self.looked += 1
         row = {"at": "2026-01-02T03:04:05+00:00", "seen_by": ME, "number": self.looked}
         row |= {"event": "MemberUp", "type": "", "node": ME, "text": "up \x1b[31m" * 2000}
@@ -219,7 +209,7 @@ class FakeNode:
     async def gossip(self) -> Json:
         return {"node": ME, "version": "0", "seen": [ME], "waiting_for": []}
 
-    async def events(self) -> AsyncIterator[Json]:
+    async def events(self) -> Events:
         yield {"event": "snapshot"}
 
     async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
@@ -236,18 +226,18 @@ class FakeNode:
     async def places(self, type: str) -> Json:
         return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}
 
-    async def place(self, type: str, places: Mapping[str, str]) -> Json:
-        self.acts.append(("place", type, dict(places)))
+    async def place(self, type: str, set: tuple[str, ...]) -> Json:
+        self.acts.append(("place", type, *set))
         return await self.places(type)
 
     async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
         self.acts.append(("rebalance", type, pause, moves))
         return {"rebalancing": not pause, "paused": pause, "moves_at_a_time": moves}
 
-    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
-        self.acts.append(("stop", type, *shards))
-        left = shards if self.stuck else shards[1:]
-        return {"type": type, "stopped": shards[: len(shards) - len(left)], "stopping": left}
+    async def stop(self, type: str, shard: tuple[str, ...]) -> Json:
+        self.acts.append(("stop", type, *shard))
+        left = shard if self.stuck else shard[1:]
+        return {"type": type, "stopped": shard[: len(shard) - len(left)], "stopping": left}
 
     async def limits(self, type: str) -> Json:
         rows = [{"node": ME, "limit": 500, "entities": 7, "evicted": 3}]
@@ -258,24 +248,15 @@ class FakeNode:
         self.acts.append(("limit", type, limit, node))
         return await self.limits(type)
 
-    async def dead_letters(self, type: str, reason: str, within: float, limit: int) -> Json:
-        self.acts.append(("dead-letters", type, reason, within, limit))
+    async def dead_letters(self, type: str, reason: str, since: float, limit: int) -> Json:
+        self.acts.append(("dead-letters", type, reason, since, limit))
         silent = ["10.0.0.9:1#1"] if self.stuck else []
         return {"letters": [LETTER] * min(limit, 2), "more": limit == 1, "silent": silent}
 
-    async def replay(
-        self,
-        type: str,
-        reason: str,
-        within: float,
-        names: tuple[str, ...],
-        limit: int,
-        operator: str,
-        *,
-        answered: bool,
-        dry_run: bool,
-    ) -> Json:
-        self.acts.append(("replay", type, reason, within, names, limit, answered, dry_run))
+    async def replay(self, **asked: Any) -> Json:
+        names = ("type", "reason", "since", "id", "limit", "answered", "dry_run")
+        self.acts.append(("replay", *(asked[name] for name in names)))
+        reason, dry_run, limit = asked["reason"], asked["dry_run"], asked["limit"]
         if reason == "schema":
             raise Refused("each of 2 letters: its body was not kept", hint="set a size")
         failed = [{"id": LETTER["id"], "why": "no\x1b[31m room"}] if self.stuck else []
@@ -295,20 +276,21 @@ class FakeNode:
         self.left = 2
         return {"node": ME, "type": type, "shards": 2}
 
-    async def serve(self, node: str, service: str) -> Json:
+    async def cordon(self, node: str) -> Json:
+        return self._serve(node, "cordoned")
+
+    async def uncordon(self, node: str) -> Json:
+        return self._serve(node, "open")
+
+    async def drain(self, node: str) -> Json:
+        self.left = 2
+        return self._serve(node, "draining")
+
+    def _serve(self, node: str, service: str) -> Json:
         self.acts.append((service, node))
-        self.left = 2 if service == "draining" else self.left
         return {"node": ME, "service": service}
 
-    async def join(self, seeds: tuple[str, ...]) -> Json:
-        self.acts.append(("join", *seeds))
-        return {"joining": True}
-
-    async def shut_down(self) -> Json:
-        self.acts.append(("shut_down",))
-        return {"stopping": True}
-
-    async def down(self, node: str, *, force: bool) -> Json:
+    async def down(self, node: str, force: bool) -> Json:
         if node != ME:
             raise ConfigError(f"no member {node!r}", hint="see `shardbus nodes`")
         self.acts.append(("down", node, force))

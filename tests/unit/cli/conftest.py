@@ -8,9 +8,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shardbus.admin.page_table import PAGES
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus.http.server import Server, serve
@@ -37,6 +40,20 @@ def node() -> FakeNode:
     return FakeNode()
 
 
+def strict(app: ASGIApp) -> ASGIApp:
+    """An application that fails if a command sends a parameter that no such page declares."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            sent = parse_qs(scope["query_string"].decode(), keep_blank_values=True)
+            pages = [page for page in PAGES if scope["path"].startswith(page.prefix)]
+            declared = {one.name for page in pages for one in page.parameters}
+            assert set(sent) <= {*declared, "verbose"}, (scope["path"], sent)
+        await app(scope, receive, send)
+
+    return checked
+
+
 @pytest.fixture
 def url(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The node's HTTP, run by a loop of its own as a node would."""
@@ -44,7 +61,7 @@ def url(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     settings = HttpSettings(write=True, token="sesame")
-    server: Server = serve(create_app(node, settings), "127.0.0.1", 0)
+    server: Server = serve(strict(create_app(node.pages, settings)), "127.0.0.1", 0)
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
     address = f"http://127.0.0.1:{server.port}"
     monkeypatch.setenv("SHARDBUS_NODE_URL", address)

@@ -20,7 +20,7 @@ def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
     assert json.loads(shell.out) == {"down": ME}
     assert shell("node", "down", ME, "--force") == ExitCode.OK
     downs = [("down", ME, False), ("down", ME, True)]
-    assert node.acts == [("leave", None), ("leave", ME), *downs]
+    assert node.acts == [("leave", "self"), ("leave", ME), *downs]
     assert shell("node", "down", "127.0.0.1:1") == ExitCode.FAILED
 
 

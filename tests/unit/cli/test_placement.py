@@ -61,7 +61,7 @@ def test_B69_places_are_listed_and_set(shell, url, node, monkeypatch):
     monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
     assert shell("place", "counter", "7=10.0.0.3:1", "a=b=c:1", "8=", "--json") == ExitCode.OK
     assert json.loads(shell.out)["places"][0]["shard"] == "7"
-    assert node.acts == [("place", "counter", {"7": "10.0.0.3:1", "a=b": "c:1", "8": ""})]
+    assert node.acts == [("place", "counter", "7=10.0.0.3:1", "a=b=c:1", "8=")]
     for bad in ("7", "7=garbage", "=10.0.0.3:1"):
         assert shell("place", "counter", bad) == ExitCode.USAGE
         assert shell.err.startswith(f"shardbus: {bad!r}")

@@ -11,9 +11,13 @@ import pytest
 from shardbus_cli import report
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp, silent
-from shardbus_cli.report import DEADLINE_S, Page, _read
+from shardbus_cli.report import DEADLINE_S, ReportPage, _read
 
-PAGES = [Page("cluster", ("v1", "cluster")), Page("a/b", ("v1", "a", "b")), Page("x", ("livez",))]
+PAGES = [
+    ReportPage("cluster", ("v1", "cluster")),
+    ReportPage("a/b", ("v1", "a", "b")),
+    ReportPage("x", ("livez",)),
+]
 NODE = NodeHttp("http://10.0.0.1:8558")
 LATER = 2.0**60
 
@@ -66,7 +70,7 @@ def test_once_the_time_is_over_nothing_is_asked(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_name_stays_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     Node(monkeypatch)
-    odd = Page("shards/../../etc\x00/" + "x" * 500, ("v1", "shards", "odd"))
+    odd = ReportPage("shards/../../etc\x00/" + "x" * 500, ("v1", "shards", "odd"))
     [name] = _read("cluster", NODE, [odd], LATER)
     assert ".." not in name.split("/")
     assert "\x00" not in name

@@ -146,10 +146,10 @@ def test_the_cluster_is_joined_and_stopped(shell, url, node, monkeypatch):
     monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
     assert shell("cluster", "join", "a:1", "b:2") == ExitCode.OK
     assert shell("cluster", "join", "--json") == ExitCode.OK
-    assert json.loads(shell.out) == {"joining": True}
+    assert json.loads(shell.out) == {"join": True}
     assert shell("cluster", "shutdown") == ExitCode.OK
-    assert shell.out.split() == ["stopping", "yes"]
-    assert node.acts == [("join", "a:1", "b:2"), ("join",), ("shut_down",)]
+    assert shell.out.split() == ["shut_down", "yes"]
+    assert node.acts == [("join", ("a:1", "b:2")), ("join", ()), ("shut_down",)]
 
 
 def test_N21_causes_come_first_each_with_its_remedy(shell, url):

@@ -73,7 +73,7 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
 async def test_only_own_names_are_answered(node, bound, asked, status, page):
     """Another name is that of a web page, rebound to this node's address."""
     settings = HttpSettings(host=bound, allowed_hosts=("proxy.example",))
-    transport = httpx.ASGITransport(create_app(node, settings, "node1.shop:7355"))
+    transport = httpx.ASGITransport(create_app(node.pages, settings, "node1.shop:7355"))
     async with httpx.AsyncClient(transport=transport, base_url=asked) as client:
         answer = await client.get(page)
     assert answer.status_code == status
@@ -100,7 +100,7 @@ async def test_off_the_loopback_a_known_token_is_answered_under_any_name(
 ) -> None:
     """A rebound page does not know it."""
     of = replace(with_tokens(bound, operator=True, reader=True), allowed_hosts=allowed)
-    transport = httpx.ASGITransport(create_app(FakeNode(), of))
+    transport = httpx.ASGITransport(create_app(FakeNode().pages, of))
     headers = sent(token)
     async with httpx.AsyncClient(transport=transport, base_url="http://any.example") as client:
         assert (await client.get("/v1/nodes", headers=headers)).status_code == status
@@ -149,7 +149,7 @@ def sent(token: str | None) -> dict[str, str]:
 
 
 async def status(of: HttpSettings, method: str, path: str, token: str | None) -> int:
-    transport = httpx.ASGITransport(create_app(FakeNode(), of), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(create_app(FakeNode().pages, of), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         return (await client.request(method, path, headers=sent(token))).status_code
 
@@ -216,7 +216,7 @@ def test_an_empty_token_is_no_token() -> None:
 
 async def test_two_authorizations_are_none() -> None:
     of = with_tokens(THERE, operator=True, reader=True)
-    transport = httpx.ASGITransport(create_app(FakeNode(), of))
+    transport = httpx.ASGITransport(create_app(FakeNode().pages, of))
     headers = [("authorization", f"Bearer {READER}"), ("authorization", "Bearer x")]
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         answer = await client.get("/v1/nodes", headers=headers)

@@ -38,7 +38,7 @@ PROBES = (b"/readyz", b"/startupz")
 def node_app() -> Starlette:
     node = FakeNode()
     node.more.set()
-    return create_app(node, ALLOWED)
+    return create_app(node.pages, ALLOWED)
 
 
 def ask(app: Starlette, request: PageRequest) -> PageAnswer:

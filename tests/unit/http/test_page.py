@@ -1,96 +1,124 @@
-"""The page for operators: files with a strict policy, for all readers, and no data of the node."""
+"""The declaration of a page: how annotations convert parameters, and which paths are for it."""
 
 from __future__ import annotations
 
-import re
+from typing import Annotated, Any
 
-import httpx
 import pytest
 
-from shardbus.config.settings import HttpSettings
-from shardbus.http.app import create_app
-from shardbus.http.page import INDEX, PAGE, TYPES, PageFiles
-from tests.unit.http.http_kit import HERE, OPERATOR, THERE, FakeNode, client_of, with_tokens
-
-PATHS = [PAGE if name == INDEX else f"{PAGE}/{name}" for name in sorted(PageFiles().files)]
-
-
-def test_the_page_is_complete() -> None:
-    assert PAGE in PATHS
-    assert {f"{PAGE}/{name}" for name in ("app.js", "style.css", "icon.svg")} < set(PATHS)
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_file_has_a_strict_policy_and_is_not_sent_twice(path: str) -> None:
-    async with client_of(FakeNode()) as client:
-        first = await client.get(path)
-        again = await client.get(path, headers={"if-none-match": f'"x", {first.headers["etag"]}'})
-        other = await client.get(path, headers={"if-none-match": '"x"'})
-    assert (first.status_code, again.status_code, other.status_code) == (200, 304, 200)
-    assert again.content == b""
-    ending = path.rpartition(".")[2] if "." in path else "html"
-    assert first.headers["content-type"] == TYPES[ending]
-    for answer in (first, again):
-        [policy] = answer.headers.get_list("content-security-policy")
-        assert "default-src 'none'" in policy
-        assert "frame-ancestors 'none'" in policy
-        assert "unsafe" not in policy
-        assert answer.headers.get_list("cache-control") == ["no-cache"]
-        assert answer.headers["x-content-type-options"] == "nosniff"
+from shardbus.errors import ConfigError
+from shardbus.http.page import (
+    EntityId,
+    EntityType,
+    Json,
+    NodeName,
+    Number,
+    PageSize,
+    ShardId,
+    Source,
+    page,
+)
 
 
-async def test_the_page_names_only_files_of_its_own() -> None:
-    async with client_of(FakeNode()) as client:
-        texts = {path: (await client.get(path)).text for path in PATHS}
-    page = texts[PAGE]
-    named = re.findall(r'(?:src|href)="([^#"]+)"', page)
-    assert {f"/{name}" for name in named} < set(PATHS)
-    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", page)
-    for path, text in texts.items():
-        for name in re.findall(r'from "\./([^"]+)"', text):
-            assert f"{PAGE}/{name}" in PATHS, f"{path} imports {name}"
-        assert "innerHTML" not in text
-        urls = set(re.findall(r"https?://[^\s\"'`)]+", text))
-        assert urls <= {"http://www.w3.org/2000/svg"}, path
+@page("POST", "/v1/any/{type}/{id}")
+async def declared(
+    node: str,
+    type: EntityType,
+    id: EntityId,
+    needed: Annotated[int, Number(0, 9)],
+    size: PageSize = 100,
+    seconds: Annotated[float, Number(1, 60)] = 5.0,
+    flag: bool = False,
+    pause: bool | None = None,
+    kind: EntityType = "",
+    shard: tuple[ShardId, ...] = (),
+) -> Json:
+    """Return everything.
+
+    `all`: its fields.
+    """
+    return {"node": node, "type": type, "size": size}
 
 
-@pytest.mark.parametrize("host", [HERE, THERE])
-async def test_the_page_needs_no_token_and_its_data_does(host: str) -> None:
-    settings = with_tokens(host, operator=True, reader=True)
-    node = FakeNode()
-    async with client_of(node, settings) as client:
-        for path in PATHS:
-            assert (await client.get(path)).status_code == 200
-        for path in ("/ui/none.js", "/ui/index.html", "/ui/", "/ui/..%2Fpage.py"):
-            assert (await client.get(path)).status_code == 404
-        assert (await client.get("/v1/overview")).status_code == 401
-        assert node.asked == []
-        bearer = {"authorization": f"Bearer {OPERATOR}"}
-        assert (await client.get("/v1/overview", headers=bearer)).status_code == 200
+PARAMETERS = {parameter.name: parameter for parameter in declared.parameters}
 
 
 @pytest.mark.parametrize(
-    ("path", "headers", "status"),
+    ("name", "texts", "value"),
     [
-        ("/ui", {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
-        ("/ui", {"sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
-        ("/ui", {"sec-fetch-mode": "no-cors", "sec-fetch-dest": "document"}, 403),
-        ("/ui", {}, 403),
-        ("/ui/app.js", {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 403),
-        ("/v1/nodes", {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 403),
+        ("needed", ["7"], 7),
+        ("size", [], 100),
+        ("size", ["5", "7"], 7),
+        ("size", ["2000"], 1000),
+        ("seconds", ["9"], 9.0),
+        ("flag", ["true"], True),
+        ("pause", [], None),
+        ("pause", ["false"], False),
+        ("kind", [""], ""),
+        ("kind", ["cart"], "cart"),
+        ("shard", [], ()),
+        ("shard", ["1", "a/b"], ("1", "a/b")),
     ],
 )
-async def test_a_link_elsewhere_may_open_the_page_and_nothing_more(
-    path: str, headers: dict[str, str], status: int
-) -> None:
-    async with client_of(FakeNode()) as client:
-        answer = await client.get(path, headers={"sec-fetch-site": "cross-site", **headers})
-    assert answer.status_code == status
+def test_an_annotation_converts_the_texts(name: str, texts: list[str], value: object) -> None:
+    converted = PARAMETERS[name].value(texts)
+    assert (converted, type(converted)) == (value, type(value))
 
 
-async def test_the_page_has_no_other_method_and_no_foreign_name() -> None:
-    async with client_of(FakeNode()) as client:
-        assert (await client.post("/ui")).status_code == 405
-    transport = httpx.ASGITransport(create_app(FakeNode(), HttpSettings()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://evil.example") as client:
-        assert (await client.get("/ui")).status_code == 403
+@pytest.mark.parametrize(
+    ("name", "texts", "why"),
+    [
+        ("needed", [], "needed '' is not a number in range"),
+        ("needed", ["10"], "needed '10' is not a number in range"),
+        ("size", ["0"], "size '0' is not a number in range"),
+        ("size", ["9999999999"], "is not a number in range"),
+        ("seconds", ["1.5"], "is not a number in range"),
+        ("flag", [""], "flag '' is not true or false"),
+        ("kind", ["\0"], "entity type"),
+        ("shard", ["1", ""], "shard"),
+    ],
+)
+def test_a_text_that_is_no_such_value_is_refused(name: str, texts: list[str], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        PARAMETERS[name].value(texts)
+
+
+@pytest.mark.parametrize(
+    ("path", "parts", "texts"),
+    [
+        ("/v1/any", ["any"], {}),
+        ("/v1/any/{type}", ["a"], {"type": "a"}),
+        ("/v1/any/{type}", ["a", "b"], None),
+        ("/v1/any/{type}", [], None),
+        ("/v1/any/{type}/{id}", ["a", "b", "", "c"], {"type": "a", "id": "b//c"}),
+        ("/v1/any/{type}/{id}", ["a"], None),
+        ("/v1/any/{node}/leave", ["n", "1", "leave"], {"node": "n/1"}),
+        ("/v1/any/{node}/leave", ["n", "down"], None),
+        ("/v1/any/{node}/leave", ["", "leave"], None),
+        ("/v1/any/{node}/leave", ["leave"], None),
+    ],
+)
+def test_only_the_last_parameter_of_a_path_has_slashes(path: str, parts: Any, texts: Any) -> None:
+    async def function(
+        admin: str, type: EntityType = "", id: EntityId = "", node: NodeName = ""
+    ) -> Json:
+        return {}
+
+    function.__annotations__ |= {"type": EntityType, "id": EntityId, "node": NodeName}
+    assert page("GET", path)(function).texts(parts) == texts
+
+
+async def test_a_page_is_its_function_with_a_name_a_text_and_parameters() -> None:
+    assert (declared.name, declared.text.partition("\n")[0]) == ("declared", "Return everything.")
+    in_path = [one.name for one in declared.parameters if one.source is Source.PATH]
+    assert in_path == ["type", "id"]
+    assert await declared("n", "a", "b", 1) == {"node": "n", "type": "a", "size": 100}
+    assert await declared.bound("m")("a", "b", 1, size=3) == {"node": "m", "type": "a", "size": 3}
+
+
+def test_a_result_that_cannot_be_sent_is_no_page() -> None:
+    def function(admin: str) -> int:
+        return 1
+
+    with pytest.raises(AssertionError, match="returns"):
+        page("GET", "/v1/any")(function)

@@ -34,7 +34,7 @@ def asker(server: Server) -> httpx.AsyncClient:
 
 
 async def test_the_server_listens_when_start_returns_and_stops(node):
-    server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
+    server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", 0)
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     await server.start()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
@@ -58,7 +58,7 @@ async def test_no_part_of_an_answer_waits_for_the_acknowledgement_of_another(nod
         return found
 
     monkeypatch.setattr(socket.socket, "accept", noted)
-    server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
+    server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", 0)
     await server.start()
     async with asker(server) as client:
         await client.get("/v1/where/counter/7")
@@ -77,7 +77,7 @@ async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, ca
 
     monkeypatch.setattr(node, "answer", stand_still)
     monkeypatch.setattr("shardbus.http.server.SHUTDOWN_GRACE_S", 0)
-    server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
+    server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", 0)
     await server.start()
     async with asker(server) as client:
         asked = asyncio.ensure_future(client.get("/v1/where/counter/7"))
@@ -92,14 +92,14 @@ async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, ca
 async def test_a_taken_port_is_one_sentence(node):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = serve(create_app(node, HttpSettings()), "127.0.0.1", port)
+        server = serve(create_app(node.pages, HttpSettings()), "127.0.0.1", port)
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: it is taken; .*--http-port"):
             await server.start()
         await server.stop()
 
 
 async def test_an_address_of_another_machine_is_one_sentence(node):
-    server = serve(create_app(node, HttpSettings()), "192.0.2.1", 0)
+    server = serve(create_app(node.pages, HttpSettings()), "192.0.2.1", 0)
     with pytest.raises(ConfigError, match="no interface of this machine"):
         await server.start()
 
@@ -115,7 +115,7 @@ def url(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    app = create_app(FakeNode(), with_tokens(HERE, operator=True, reader=True))
+    app = create_app(FakeNode().pages, with_tokens(HERE, operator=True, reader=True))
     server: Server = serve(app, HERE, 0, files)
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(PATIENCE_S)
     address = f"https://{HERE}:{server.port}"
@@ -171,4 +171,4 @@ async def test_files_that_are_no_certificate_are_one_error(
     _, other = self_signed(tmp_path, "other")
     for cert, key in ((str(wrong), files[1]), ("none", files[1]), (files[0], other)):
         with pytest.raises(ConfigError, match="HTTPS cannot use"):
-            await serve(create_app(FakeNode(), HttpSettings()), HERE, 0, (cert, key)).start()
+            await serve(create_app(FakeNode().pages, HttpSettings()), HERE, 0, (cert, key)).start()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.pages.shards import partitions
 from shardbus.testing import TestCluster
 
 SIZES = {"A": 4, "B": 3, "C": 5}
@@ -32,7 +33,7 @@ async def ordinals(cluster: TestCluster) -> dict[str, list[int]]:
     """What `shardbus partitions TYPE --ordinals` prints for the only shard of each type."""
     found: dict[str, list[int]] = {}
     for name in SIZES:
-        answer = await cluster.nodes[0]._process.pages.partitions(name)
+        answer = await partitions(cluster.nodes[0]._process.admin, name)
         (partition,) = answer["partitions"]
         places = [answer["nodes"].index(one["node"]) + 1 for one in partition["instances"]]
         found[name] = places

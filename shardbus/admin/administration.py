@@ -1,0 +1,163 @@
+"""A node as its pages see it: questions that several pages ask, and answers that readers share.
+
+Source: docs/reference/http.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shardbus.admin.examination import Examination
+from shardbus.admin.shard_control import ShardControl
+from shardbus.admin.shard_map import ShardMaps
+from shardbus.admin.shared_answer import SharedAnswer
+from shardbus.errors import BufferFull, ConfigError, RequestError
+from shardbus.http.page import Json
+from shardbus.ids import NodeId
+from shardbus.node.node import Node
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.shells.coordinator import CoordinatorShell
+from shardbus.shells.region import RegionShell, region_of
+
+LISTS_MAX = 4
+"""Lists of entities, at most, that a node makes at once."""
+
+
+class Administration:
+    """One node, as its operators see it.
+
+    Args:
+        origins: who set each setting, by its key (`config.loading.origins`).
+        log: returns the last lines of the log.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        origins: Mapping[str, str] | None = None,
+        log: Callable[[], list[str]] | None = None,
+    ) -> None:
+        self.node, self.origins, self.log = node, origins, log
+        self.shard_control = ShardControl(node.regions, node.rpc)
+        self.examination = Examination(lambda: node.loop.time())
+        self.was_ready = False
+        self.last_maps: dict[str, Json] = {}
+        """The last map of each type that a coordinator sent."""
+        self.maps = ShardMaps()
+        self.lists = 0
+        """Lists of entities that are being made."""
+        self._shared: dict[str, SharedAnswer[Json]] = {}
+
+    async def shared(self, name: str, fresh_s: float, make: Callable[[], Awaitable[Json]]) -> Json:
+        """Return the answer of this name, which is made at most once in `fresh_s` seconds."""
+        return await self._shared.setdefault(name, SharedAnswer(make, fresh_s)).get()
+
+    @property
+    def status(self) -> str:
+        """The status of this node as a member, or `joining`."""
+        status = self.node.view.status if self.node.view is not None else None
+        return status.value if status is not None else "joining"
+
+    def status_for(self, node: NodeId) -> float:
+        """Return the seconds for which a member has had its status."""
+        return self.node.ages.status_for(node, self.node.loop.time())
+
+    def region(self, type: str) -> RegionShell:
+        """Return the region of a type.
+
+        Raises:
+            UnknownEntityType: there is none.
+        """
+        return region_of(self.node.regions, type)
+
+    @property
+    def tables(self) -> list[str]:
+        """The types that have a table of their own."""
+        return [name for name, region in self.node.regions.items() if region.table is region]
+
+    def member(self, text: str, *, itself: bool = False) -> NodeId:
+        """Return the member of this name; with `itself`, `self` is this node.
+
+        Raises:
+            ConfigError: no member has that name.
+        """
+        view = self.node.view
+        if itself and text == "self" and view is not None and view.status is not None:
+            return self.node.me
+        members = [m.node for m in view.members] if view is not None else []
+        for node in members:
+            if text in (str(node), str(node.address)):
+                return node
+        raise ConfigError(f"no member is called {text!r}", hint="`shardbus nodes` lists them")
+
+    async def ask_all(
+        self, question: str, *arguments: object, of: str = ""
+    ) -> tuple[dict[NodeId, Any], list[str]]:
+        """Return the answers of the members, and the members that did not answer in time."""
+        members = self.node.rpc.members()
+        answers = await self.node.rpc.ask_all(question, *arguments, of=of)
+        return answers, [str(node) for node in members if node not in answers]
+
+    async def ask_coordinator(self, question: str, type: str, *arguments: object) -> Any:
+        """Return the answer of a type's coordinator; None without one."""
+        region = self.region(type)
+        if region.coordinator is None:
+            return None
+        try:
+            return await self.node.rpc.ask(region.coordinator, question, type, *arguments, of=type)
+        except RequestError:
+            return None
+
+    @contextmanager
+    def list_of_entities(self) -> Iterator[None]:
+        """Make a list of entities.
+
+        Raises:
+            BufferFull: `LISTS_MAX` lists are being made.
+        """
+        if self.lists >= LISTS_MAX:
+            raise BufferFull(f"{LISTS_MAX} lists of entities are being made: try again")
+        self.lists += 1
+        try:
+            yield
+        finally:
+            self.lists -= 1
+
+    def coordinator_shell(self, type: str) -> CoordinatorShell:
+        """Return the shell of a type's coordinator on this node."""
+        return self.node.singletons[self.region(type).table.name].coordinator
+
+    def ruling(self, type: str) -> Coordinator | None:
+        """Return the coordinator of a type, if it rules here."""
+        machine = self.coordinator_shell(type).machine
+        rules = machine is not None and machine.state in (
+            CoordinatorState.RULING,
+            CoordinatorState.RETIRING,
+        )
+        return machine if rules else None
+
+    async def table(self, type: str) -> dict[str, Any]:
+        """Return the coordinator's table, or the part that this node knows, which is not
+        `complete`."""
+        table = await self.ask_coordinator("table", type)
+        if table is not None:
+            return {**table, "complete": True}
+        router = self.region(type).router
+        homes = [router.region.home_of(shard) for shard in router.routes]
+        rows = [[h.shard, str(h.node), h.fence, "running"] for h in homes if h is not None]
+        return {"epoch": router.region.epoch, "shards": rows, "complete": False}
+
+
+def moment(age: float, now: datetime | None = None) -> str:
+    """Return the time of something by its age in seconds."""
+    at = (now or datetime.now(UTC)) - timedelta(seconds=age)
+    return at.isoformat(timespec="milliseconds")
+
+
+def text_of(value: object) -> str | None:
+    """Return the text of a node, or None if there is none."""
+    return str(value) if value is not None else None

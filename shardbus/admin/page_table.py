@@ -1,0 +1,54 @@
+"""All pages of a node for its operators, in the order of `docs/reference/http.md`, and its answers
+to the questions of other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardbus.admin.administration import Administration
+from shardbus.admin.pages import (
+    checkup,
+    cluster,
+    dead_letters,
+    entities,
+    events,
+    explanation,
+    findings,
+    health,
+    members,
+    node,
+    overview,
+    shards,
+    states,
+)
+from shardbus.admin.questions import register
+from shardbus.http.page import NodePages, Page, declared_in
+from shardbus.node.node import Node
+
+OF_CLUSTER = (health, overview, cluster, members)
+OF_TYPES = (shards, entities, explanation, states)
+OF_EVENTS = (findings, checkup, events, dead_letters, node)
+PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
+
+
+def answer_questions(admin: Administration) -> None:
+    """Let a node answer the questions of other nodes."""
+    register(admin, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
+
+
+def administer(
+    services: Node,
+    origins: Mapping[str, str] | None = None,
+    log: Callable[[], list[str]] | None = None,
+) -> NodePages:
+    """Let a node answer the questions of other nodes; return its pages. The arguments are those of
+    `Administration`."""
+    admin = Administration(services, origins, log)
+    answer_questions(admin)
+    return bound(admin)
+
+
+def bound(admin: Administration) -> NodePages:
+    """Return the pages of one node."""
+    return {page.name: page.bound(admin) for page in PAGES}

@@ -1,0 +1,237 @@
+"""The page of the reports that `shardbus doctor` compares between nodes: the shards that run there,
+the expected coordinators, the lag of the loop, the clocks, the messages that wait, and the settings
+that differ from their defaults. Here nothing is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from typing import Any
+
+from shardbus.admin.administration import Administration
+from shardbus.admin.build_versions import build_versions
+from shardbus.admin.metrics import VERSION
+from shardbus.admin.questions import question
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import ShardBusError, StoreError, StoreUnavailable
+from shardbus.http.page import Json, page
+from shardbus.ids import NodeId
+from shardbus.membership.member import FEATURES
+from shardbus.membership.messages import OLDEST_PROTOCOL, PROTOCOL
+from shardbus.node.node import Node
+from shardbus.sharding.intents import split_intents
+from shardbus.shells.region import RegionShell
+from shardbus.store.protocol import clock_offset_of, problems_of
+from shardbus.store.urls import default_url, mask_url
+from shardbus.transport.descriptors import descriptors_limit, in_use
+
+STORE_WITHIN_S = 3.5
+"""For the store to answer a checkup."""
+FULLEST = 3
+"""Entities with the longest mailboxes, in a checkup."""
+FAILING_MAX = 20
+"""Methods of a type that failed, in a checkup."""
+FAILED_S = 600.0
+"""Seconds for which a failure is in a checkup."""
+COMPARED = ("cluster", "sharding")
+"""Sections of the settings in which the nodes of a cluster should agree."""
+
+
+@page("GET", "/v1/checkup")
+async def checkup(admin: Administration) -> Json:
+    """The reports of every member and of the store, from which findings are made.
+
+    `node`, `time` (`asked` and `answered`, of this node's clock), `store` (`answers`, `error`, and
+    `tables`: type to `epoch`, `shards`, `dropped` rows), `members`, each with `node`, `answered`,
+    `build`, `version`, `time`, `lag`, `store` (its URL), `store_silent_ago` (seconds, or null),
+    `settings` (those of sections cluster and sharding that are not at their defaults) and `types`
+    (type to `coordinator`, `epoch`, `registered`, `buffered`, `layout`, `shards`: those that run
+    there, with their fences, `deaf`: up to ten entities there that are busy without a task,
+    `strategy`: if the coordinator is there, the methods of the type's allocation strategy that
+    fail, each with what it does, and `unreadable`: the last ten entities whose stored state cannot
+    be read there, and why).
+    """
+    node, began = admin.node, time.time()
+    members = node.rpc.members()
+    answers, store = await asyncio.gather(node.rpc.ask_all("checkup"), _stored(admin))
+    if not members:  # before it is a member, a node knows itself alone
+        members, answers = [node.me], {node.me: await node.rpc.ask(node.me, "checkup")}
+    rows = [{"node": str(m), "answered": m in answers, **answers.get(m, {})} for m in members]
+    return {
+        "node": str(node.me),
+        "time": {"asked": began, "answered": time.time()},
+        "members": rows,
+        "store": store,
+    }
+
+
+async def _stored(admin: Administration) -> dict[str, Any]:
+    """Whether this node's store answers, and a summary of each table in it."""
+    tables: dict[str, Any] = {}
+    try:
+        async with asyncio.timeout(STORE_WITHIN_S):
+            for name in admin.tables:
+                tables[name] = await _stored_table(admin, name)
+    except (ShardBusError, TimeoutError) as e:
+        error = str(e) or f"no answer within {STORE_WITHIN_S:g} s"
+        return {"answers": False, "error": error, "tables": tables}
+    return {"answers": True, "error": "", "tables": tables}
+
+
+async def _stored_table(admin: Administration, name: str) -> dict[str, Any] | None:
+    """A summary of a stored table, or why it cannot be read."""
+    try:
+        table = await admin.node.store.load_table(name)
+    except StoreUnavailable:
+        raise
+    except StoreError as e:
+        return {"damaged": e.message}
+    if table is None:
+        return None
+    dropped = list(table.dropped)
+    homes, _ = split_intents(table.homes)
+    return {"epoch": table.epoch, "shards": len(homes), "dropped": dropped}
+
+
+# ---- answers of this node
+
+
+@question("checkup")
+def answer_checkup(admin: Administration) -> dict[str, Any]:
+    """This node's state, for comparison with that of other nodes."""
+    node, now = admin.node, admin.node.loop.time()
+    types = {}
+    for name, shell in node.regions.items():
+        region = shell.router.region
+        types[name] = {
+            "coordinator": str(shell.coordinator) if shell.coordinator is not None else None,
+            "coordinator_for": now - shell.table.coordinator_since,
+            "epoch": region.epoch,
+            "registered": region.registered,
+            "buffered": region.buffered[0],
+            "buffered_for": now - (shell.table.router.wanted_since or now),
+            "mailboxes": _mailboxes(shell),
+            "hot": shell.sampling.hot_spots.row(),
+            "layout": shell.entity_type.interface.layout,
+            "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
+            "deaf": shell.host.deaf.named(),
+            "strategy": _strategy_faults(admin, name),
+            "failing": _failing(shell, now),
+            **_failed_starts(shell, now),
+        }
+    url = node.settings.store.url or default_url(node.cluster_name)
+    return {
+        "build": VERSION,
+        "versions": build_versions(),
+        "version": node.settings.node.version,
+        "time": time.time(),
+        "lag": node.lag,
+        "vitals": node.vitals.vitals._asdict(),
+        "descriptors": [in_use(), descriptors_limit()],
+        "protocol": [OLDEST_PROTOCOL, PROTOCOL],
+        "features": list(FEATURES),
+        "suspended": node.gate.describe(),
+        "rival": node.membership_store.rival,
+        "store": mask_url(url),
+        "store_silent_ago": node.states.silent_ago,
+        "store_silent_because": node.states.silent_because,
+        "store_problems": list(problems_of(node.store)),
+        "store_clock": clock_offset_of(node.store),
+        "saves": list(node.states.backlog),
+        "dropped": list(node.recent_drops.lately()),
+        "settings": dict(_changed_settings(node)),
+        "types": types,
+    }
+
+
+def _strategy_faults(admin: Administration, name: str) -> list[list[str]]:
+    """The methods of the type's allocation strategy that fail, and how, if its coordinator is
+    here."""
+    coordinator = admin.ruling(name)
+    if coordinator is None or name not in admin.node.singletons:
+        return []
+    return [list(row) for row in coordinator.rebalancing.faults.shown(admin.node.loop.time())]
+
+
+def _mailboxes(shell: RegionShell) -> dict[str, Any]:
+    """What waits in the mailboxes of a type, their bound, and how many senders wait for room."""
+    limits = shell.host.runner.mailbox_limits
+    return {
+        "waiting": limits.waiting,
+        "fullest": [list(row) for row in limits.fullest(FULLEST)],
+        "limit": shell.settings.mailbox,
+        "paused": limits.paused,
+    }
+
+
+def _failing(shell: RegionShell, now: float) -> list[dict[str, Any]]:
+    """The methods of a type that failed lately here, the last one first, with their last
+    exceptions."""
+    methods = reversed(shell.host.counts.failed.methods.items())
+    return [
+        {
+            "method": method if method and not method.startswith("$") else "receive",
+            "count": failures.count,
+            "last": [[now - failure.at, *failure[1:]] for failure in failures.last],
+        }
+        for method, failures in islice(methods, FAILING_MAX)
+        if now - failures.last[-1].at <= FAILED_S
+    ]
+
+
+def _failed_starts(shell: RegionShell, now: float) -> dict[str, Any]:
+    """The entities that live here and did not start: those whose stored state cannot be read, and
+    the others, with the seconds since then, the number of attempts, and the error."""
+    unreadable, failed = {}, {}
+    for entity_id, start in shell.host.counts.failed.starts.items():
+        if shell.router.shard_of(entity_id) not in shell.host.shards:
+            continue
+        if start.unreadable:
+            unreadable[entity_id] = start.error
+        elif now - start.at <= FAILED_S:
+            failed[entity_id] = [now - start.at, start.times, start.error]
+    return {"unreadable": unreadable, "failed_starts": failed}
+
+
+def _changed_settings(node: Node) -> Iterator[tuple[str, str]]:
+    """The settings that differ from their defaults, as texts."""
+    for section in COMPARED:
+        value = getattr(node.settings, section)
+        yield from _differences(section, value, type(value)())
+    for name, region in node.regions.items():
+        yield from _differences(f"sharding.types.{name}", region.settings, ShardingSettings())
+
+
+def _differences(key: str, value: Any, default: Any) -> Iterator[tuple[str, str]]:
+    for field in fields(value):
+        here, usual = getattr(value, field.name), getattr(default, field.name)
+        if is_dataclass(here):
+            yield from _differences(f"{key}.{field.name}", here, usual)
+        elif here != usual and field.name != "types":
+            yield f"{key}.{field.name}", str(here)
+
+
+@question("losses")
+def answer_losses(admin: Administration) -> list[list[Any]]:
+    """The nodes that were lost, as this node has seen it, oldest first: the node, seconds
+    since then, why this node decided so, and how many of its shards each coordinator here has
+    freed and has given a new home."""
+    now = admin.node.loop.time()
+    return [
+        [str(lost.node), now - lost.at, lost.why, _freed(admin, lost.node)]
+        for lost in admin.node.lost_nodes
+    ]
+
+
+def _freed(admin: Administration, node: NodeId) -> dict[str, list[int]]:
+    freed_by_type = {}
+    for name in admin.node.singletons:
+        coordinator = admin.ruling(name)
+        freed = coordinator.history.freed(node) if coordinator is not None else (0, 0)
+        if freed[0]:
+            freed_by_type[name] = list(freed)
+    return freed_by_type

@@ -1,0 +1,233 @@
+"""Pages about stored states."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from shardbus.admin.administration import Administration
+from shardbus.admin.questions import question, refusing
+from shardbus.admin.shard_control import agreed
+from shardbus.errors import ConfigError, Refused, RequestError, StoreError, StoreUnavailable
+from shardbus.http.page import (
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    Body,
+    EntityId,
+    EntityType,
+    Json,
+    Operator,
+    PageSize,
+    page,
+)
+from shardbus.routing.refs import start_entity
+from shardbus.sharding.events import Note
+from shardbus.shells.region import RegionShell
+from shardbus.transport.permissions import LIST_STORED
+from shardbus.wire.plain_json import from_json
+from shardbus.wire.schema import decode_value, encode_value
+from shardbus.wire.shown_state import as_text, shown
+from shardbus.wire.stored_state import StateCodec
+
+HOME_WITHIN_MS = 1500
+"""For a shard to get a home, before a state in it is changed."""
+STATE_SHOWN_MAX = 256 * 1024
+"""Bytes of the value of a stored state on a page, before it is JSON."""
+
+
+@page("GET", "/v1/stored/{type}")
+async def stored(
+    admin: Administration,
+    type: EntityType,
+    shard: str | None = None,
+    prefix: str = "",
+    limit: PageSize = PAGE_DEFAULT,
+    cursor: str | None = None,
+) -> Json:
+    """A page of about `limit` entities with a stored state.
+
+    `type`, `stored` (each with `id` and `shard`), `next` (cursor, or null). A page may be empty
+    before the end.
+    """
+    region = admin.region(type)
+    ids, following = await admin.node.rpc.ask(
+        admin.node.me, LIST_STORED, type, shard or "", prefix, cursor or "", limit
+    )
+    rows = [{"id": entity_id, "shard": shard or _shard_of(region, entity_id)} for entity_id in ids]
+    return {"type": type, "stored": rows, "next": following}
+
+
+def _shard_of(region: RegionShell, entity_id: str) -> str | None:
+    """The shard of a stored id; None for one that no entity of the type has."""
+    try:
+        return region.router.shard_of(entity_id)
+    except ConfigError:
+        return None
+
+
+@page("GET", "/v1/state/{type}/{id}", operators_only="stored states are for operators")
+async def state(
+    admin: Administration, type: EntityType, id: EntityId, operator: Operator, text: bool = False
+) -> Json:
+    """The stored state of an entity as JSON, at most 256 KiB (`text=true`: as the text of that
+    JSON, indented). Needs the operator's token; the log names who has read it.
+
+    `type`, `id`, `shard`, `version` (of its class, null if nothing is stored), `bytes`, `revision`,
+    `state`, or `text` with `?text=true`, and `unreadable` (why the value is not in the answer) if
+    it is too long or damaged. Without a stored state `bytes` is 0, and `revision` is `none`.
+    """
+    _codec(admin, type)
+    shard = admin.region(type).router.route_of(id).shard
+    [data] = await admin.node.store.read_states(type, [id])
+    row = await asyncio.to_thread(shown, data, STATE_SHOWN_MAX)
+    note = Note("state_read", f"of {id!r:.100}: by {operator:.100}", entity_id=id)
+    admin.node.note(type, note)
+    return {"type": type, "id": id, "shard": shard, **(as_text(row) if text else row)}
+
+
+@page("POST", "/v1/state/{type}/{id}")
+async def set_state(
+    admin: Administration,
+    type: EntityType,
+    id: EntityId,
+    state: Body,
+    operator: Operator,
+    revision: str = "",
+) -> Json:
+    """The state in the body, as JSON, becomes that of the entity: its owner saves it, and starts
+    again with it. `revision`: only if the stored state still has this one.
+
+    `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed`. Values that JSON lacks are as in
+    [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does not fit the
+    class is 400, an entity that is busy or moves 409.
+    """
+    codec = _codec(admin, type)
+    try:
+        plain = from_json(state)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the state: {error}") from None
+    codec.of_plain(plain)  # the owner may have another release, and checks it again
+    return await _change_state(admin, type, id, encode_value(plain), operator, revision)
+
+
+@page("DELETE", "/v1/state/{type}/{id}")
+async def remove_state(
+    admin: Administration,
+    type: EntityType,
+    id: EntityId,
+    operator: Operator,
+    revision: str = "",
+) -> Json:
+    """The owner removes the state of the entity. `revision`: only if the stored state has this
+    one."""
+    return await _change_state(admin, type, id, None, operator, revision)
+
+
+def _codec(admin: Administration, type: str) -> StateCodec:
+    codec = admin.region(type).entity_type.states
+    if codec is None:
+        raise ConfigError(f"{type!r} has no state")
+    return codec
+
+
+async def _change_state(
+    admin: Administration, type: str, id: str, value: bytes | None, operator: str, revision: str
+) -> Json:
+    """Let the home of an entity change its state. Without a home, a start of the entity
+    allocates one; it may fail, by the very state that is to be replaced."""
+    region = admin.region(type)
+    shard, machine = region.router.route_of(id).shard, region.router.region
+    if machine.home_of(shard) is None:
+        with suppress(RequestError):
+            await start_entity(region.router, id, HOME_WITHIN_MS)
+    home = machine.home_of(shard)
+    if home is None:
+        raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
+    arguments = [type, shard, id, value, operator]
+    question = "change_state"
+    if revision:
+        question, arguments = "change_state_if", [*arguments, revision]
+    answer = agreed(await admin.node.rpc.ask(home.node, question, *arguments, of=type))
+    return {
+        "type": type,
+        "id": id,
+        "shard": shard,
+        "node": str(home.node),
+        "bytes": answer["bytes"],
+        "removed": value is None,
+    }
+
+
+# ---- answers of this node
+
+
+@question(LIST_STORED)
+async def answer_stored(
+    admin: Administration, name: str, shard: str, prefix: str, cursor: str, limit: int
+) -> tuple[list[str], str | None]:
+    """About `limit` ids of entities with a stored state, of one shard or of all, and the next
+    cursor.
+
+    Raises:
+        BufferFull: `LISTS_MAX` lists are being made.
+        ConfigError: the type has no such shard, or the cursor is not of this store.
+        StoreUnavailable: the store does not answer.
+    """
+    region = admin.region(name)
+    if shard and not region.router.has_shard(shard):
+        raise ConfigError(f"{name!r} has no shard {shard!r:.100}")
+    limit = max(1, min(limit, PAGE_MAX))
+    with admin.list_of_entities():
+        if region.entity_type.states is None:
+            return [], None
+        try:
+            ids, following = await admin.node.store.page_stored(name, prefix, cursor or None, limit)
+        except StoreUnavailable:
+            raise
+        except StoreError as e:
+            raise ConfigError(e.message, hint="begin the list anew, without a cursor") from None
+    if shard:
+        ids = [entity_id for entity_id in ids if _shard_of(region, entity_id) == shard]
+    return ids, following
+
+
+@question("change_state")
+async def answer_change_state(
+    admin: Administration, name: str, shard: str, entity_id: str, value: bytes | None, operator: str
+) -> Any:
+    """Make the encoded plain value the state of an entity whose shard is here; None removes the
+    state. `operator` names who asks, for the log."""
+    return await answer_change_state_if(admin, name, shard, entity_id, value, operator, "")
+
+
+@question("change_state_if")
+@refusing
+async def answer_change_state_if(
+    admin: Administration,
+    name: str,
+    shard: str,
+    entity_id: str,
+    value: bytes | None,
+    operator: str,
+    revision: str,
+) -> Any:
+    """As `change_state`, but only if the stored state has this revision; empty is any. A
+    question of its own, which a node of an earlier release refuses."""
+    region = admin.region(name)
+    codec = region.entity_type.states
+    if codec is None:
+        raise ConfigError(f"{name!r} has no state")
+    data = None if value is None else codec.of_plain(decode_value(value))
+    await region.host.change_state(shard, entity_id, data, revision)
+    size = 0 if data is None else len(data)
+    admin.node.note(name, changed_state(entity_id, size, operator))
+    return {"bytes": size}
+
+
+def changed_state(entity_id: str, size: int, operator: str) -> Note:
+    """Return what the log says about a state that an operator has changed."""
+    what = f"{size} bytes" if size else "removed"
+    kind = "state_set" if size else "state_removed"
+    text = f"of {entity_id!r:.100}: {what}, by {operator:.100}"
+    return Note(kind, text, entity_id=entity_id)
