@@ -246,12 +246,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "key_unknown", "peer"
     ),
     ("zap", "a peer is refused: its key could not be checked"): _event("key_not_checked"),
-    ("supervisor", "worker %d sent an unknown report"): _event("worker_report_unknown", "worker"),
-    ("supervisor", "worker %d cannot be started: %s"): _event("worker_not_started", "worker error"),
-    ("supervisor", "worker %d did not end in time and is killed"): _event(
-        "worker_killed", "worker"
-    ),
-    ("supervisor", "worker %d %s; it is restarted in %g s"): _event(
+    ("unit", "worker %d cannot be started: %s"): _event("worker_not_started", "worker error"),
+    ("unit", "worker %d did not end in time and is killed"): _event("worker_killed", "worker"),
+    ("unit", "worker %d %s; it is restarted in %g s"): _event(
         "worker_restarted", "worker reason seconds"
     ),
     ("log_writer", "%d lines of the log were dropped: what reads it stood still"): _event(
