@@ -98,7 +98,8 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "peer_quarantined", "peer"
     ),
     ("node", "%s"): _event("tells_refused"),
-    ("node", "in no cluster after %.0f s: %s"): _event("join_waits", "seconds ways"),
+    ("join_attempts", "in no cluster after %.0f s: %s"): _event("join_waits", "seconds ways"),
+    ("join_attempts", "%s"): _event("rejoin_waits"),
     ("node", "the cluster refuses: %s"): _event("command_refused", "reason"),
     ("node", "the store may lack its identity and this node's address: %s"): _event(
         "registration_failed", "error"

@@ -136,7 +136,7 @@ MANY_ATTRIBUTES = {
     "shardbus.entities.reentrancy.TracedNodeRouter": 29,
     "shardbus.membership.downing.resolver.Resolver": 29,
     "shardbus.membership.joining.Joiner": 30,
-    "shardbus.node.node.Node": 66,
+    "shardbus.node.node.Node": 56,
     "shardbus.routing.instance_router.InstanceRouter": 44,
     "shardbus.routing.router.Router": 26,
     "shardbus.routing.traced_sending.TracedSending": 29,

@@ -40,12 +40,10 @@ class AdminServices(Protocol):
 
     ages: ViewAges
     cluster_name: str
-    cluster: MembershipRunner
     decisions: DowningLog
     endpoint: Endpoint
     environment: Environment
     gate: SuspensionGate
-    joining: bool
     letters: DeadLetters
     keyring: Keyring | None
     loop: asyncio.AbstractEventLoop
@@ -68,6 +66,10 @@ class AdminServices(Protocol):
     view: MembershipView | None
     vitals: VitalsSampler
 
+    @property
+    def cluster(self) -> MembershipRunner: ...
+    @property
+    def joining(self) -> bool: ...
     @property
     def regions(self) -> Mapping[str, RegionShell]: ...
     @property
