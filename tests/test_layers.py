@@ -134,7 +134,7 @@ MANY_ATTRIBUTES = {
     "shardbus.entities.reentrancy.NodeRouter": 26,
     "shardbus.entities.reentrancy.TracedNodeInstanceRouter": 47,
     "shardbus.entities.reentrancy.TracedNodeRouter": 29,
-    "shardbus.membership.downing.resolver.Resolver": 29,
+    "shardbus.membership.downing.resolver.Resolver": 36,
     "shardbus.membership.joining.Joiner": 30,
     "shardbus.node.node.Node": 56,
     "shardbus.routing.instance_router.InstanceRouter": 44,

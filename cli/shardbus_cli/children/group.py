@@ -230,19 +230,24 @@ class ChildGroup(Protocol):
     @property
     def ending(self) -> list[int]:
         """The numbers of the children that have been told to end and still run."""
+        ...
 
     @property
     def ends_by(self) -> float:
         """The time at which the children of a group that ends are killed."""
+        ...
 
     def handle(self, event: ChildEvent, now: float) -> list[ChildEffect]:
         """Handle an event and return its effects."""
+        ...
 
     def deadline(self) -> float | None:
         """Return the time at which `tick` is due, None if there is none."""
+        ...
 
     def tick(self, now: float) -> list[ChildEffect]:
         """Act on the deadlines that have passed."""
+        ...
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 
 from shardbus.config.settings import Settings
 from shardbus.guarded_log import GuardedLog
@@ -141,7 +142,8 @@ class Unit:
     def reload_keys(self) -> None:
         """Let every worker read the file of the cluster's secret again."""
         for process in self.children.processes.values():
-            os.kill(process.pid, signal.SIGHUP)
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGHUP)
 
     def _announce(self) -> None:
         """Print the line that the unit is ready, and notify `--ready-fd` and systemd."""
