@@ -238,10 +238,10 @@ class EmbeddedNode:
             if not await self._unless_asked_to_end(store_answers(self._bus.name, self._settings)):
                 self.reason = LEFT
                 return None
+            served = ServedNode(self._bus, self._settings, administer)
         except ShardBusError as error:
             self.reason = f"not rejoined: {error}"
             return None
-        served = ServedNode(self._bus, self._settings, administer)
         try:
             await served.start(self._ask_to_end, by, self._turn)
             self._served = served

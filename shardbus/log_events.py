@@ -98,7 +98,8 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "peer_quarantined", "peer"
     ),
     ("node", "%s"): _event("tells_refused"),
-    ("node", "in no cluster after %.0f s: %s"): _event("join_waits", "seconds ways"),
+    ("join_attempts", "in no cluster after %.0f s: %s"): _event("join_waits", "seconds ways"),
+    ("join_attempts", "%s"): _event("rejoin_waits"),
     ("node", "the cluster refuses: %s"): _event("command_refused", "reason"),
     ("node", "the store may lack its identity and this node's address: %s"): _event(
         "registration_failed", "error"
@@ -246,12 +247,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "key_unknown", "peer"
     ),
     ("zap", "a peer is refused: its key could not be checked"): _event("key_not_checked"),
-    ("supervisor", "worker %d sent an unknown report"): _event("worker_report_unknown", "worker"),
-    ("supervisor", "worker %d cannot be started: %s"): _event("worker_not_started", "worker error"),
-    ("supervisor", "worker %d did not end in time and is killed"): _event(
-        "worker_killed", "worker"
-    ),
-    ("supervisor", "worker %d %s; it is restarted in %g s"): _event(
+    ("unit", "worker %d cannot be started: %s"): _event("worker_not_started", "worker error"),
+    ("unit", "worker %d did not end in time and is killed"): _event("worker_killed", "worker"),
+    ("unit", "worker %d %s; it is restarted in %g s"): _event(
         "worker_restarted", "worker reason seconds"
     ),
     ("log_writer", "%d lines of the log were dropped: what reads it stood still"): _event(

@@ -22,6 +22,9 @@ MESSAGES = {403: FORBIDDEN, 409: "the object has been modified"}
 SILENCE = 0
 """In place of a status: no answer at all."""
 NO_HTTP, CARRY_OUT = -1, -2
+DRIP = -3
+"""In place of a status: a head that goes on for ever, a few bytes at a time."""
+DRIP_S = 0.02
 
 
 class KubernetesApi:
@@ -37,6 +40,8 @@ class KubernetesApi:
         """The annotations of each ReplicaSet."""
         self.orders: list[int] = []
         self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.cut_off = 0
+        """Answers that the client did not wait for."""
         self.address = ""
         self.account = folder / "account"
         self.account.mkdir()
@@ -86,12 +91,26 @@ class KubernetesApi:
                 status, found = self._carry_out(first, headers, body)
             if status == SILENCE:
                 await self._ends.wait()
+            elif status == DRIP:
+                await self._drip(writer)
             elif status == NO_HTTP:
                 writer.write(b"220 mail.example ESMTP\r\n\r\n")
             else:
                 writer.write(self._answer(status, found))
             await writer.drain()
         writer.close()
+
+    async def _drip(self, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while not self._ends.is_set():
+            writer.write(b"x")
+            try:
+                await writer.drain()
+            except OSError:
+                self.cut_off += 1
+                raise
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), DRIP_S)
 
     def _carry_out(
         self, first: str, headers: dict[str, str], body: Any

@@ -59,8 +59,6 @@ WATCHED = {
     "shardbus/testing/virtual_time.py VirtualTime.begin": "the test awaits it; a failure that it"
     " did not await is raised when the cluster ends",
     "cli/shardbus_cli/bench.py _within": "it waits for what the caller reads afterwards",
-    "cli/shardbus_cli/workers/process.py WorkerProcess.start": "goes through `watch`",
-    "cli/shardbus_cli/workers/process.py WorkerProcess._follow": "goes through `watch`",
 }
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import cycle
 from pathlib import Path
@@ -176,20 +176,21 @@ async def _node(secret: Path | None) -> AsyncIterator[str]:
     stores nothing."""
     import asyncio
 
-    from shardbus_cli.workers.prefixed_output import PrefixedOutput
-    from shardbus_cli.workers.process import WorkerProcess
+    from shardbus_cli.children.prefixed_output import PrefixedOutput
+    from shardbus_cli.children.process import start_child
+    from shardbus_cli.workers.unit import KIND
 
     loop = asyncio.get_running_loop()
     ready, ended = loop.create_future(), loop.create_future()
 
-    def on_report(said: Row) -> None:
-        if said["is"] == "ready" and not ready.done():
-            ready.set_result(said["node"])
+    def on_report(report: Mapping[str, Any]) -> None:
+        if report["is"] == "ready":
+            loop.call_soon_threadsafe(ready.set_result, report["node"])
 
-    process, prefixed_output = WorkerProcess(0, on_report, ended.set_result), PrefixedOutput()
+    prefixed_output = PrefixedOutput()
     prefixed_output.start()
-    port, gossip = _free_ports()
-    process.start(_command(port, gossip, secret), prefixed_output)
+    process = start_child(KIND, 0, _command(secret), prefixed_output)
+    process.follow(on_report, lambda code: loop.call_soon_threadsafe(ended.set_result, code))
     try:
         await asyncio.wait((ready, ended), timeout=START_S, return_when="FIRST_COMPLETED")
         if not ready.done():
@@ -203,7 +204,9 @@ async def _node(secret: Path | None) -> AsyncIterator[str]:
         prefixed_output.close()
 
 
-def _command(port: int, gossip: int, secret: Path | None) -> Callable[[int], list[str]]:
+def _command(secret: Path | None) -> Callable[[int], list[str]]:
+    port, gossip = _free_ports()
+
     def command(fd: int) -> list[str]:
         own = f"--port {port} --gossip-port {gossip} --http-port 0 --store memory://"
         own += f" --log-level error --leash-fd {fd}"

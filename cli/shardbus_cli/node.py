@@ -109,12 +109,13 @@ def _leash(fd: int | None) -> SupervisorLink | None:
 
 
 def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd: int | None) -> int:
+    import asyncio
     import sys
 
     from shardbus.errors import ConfigError
     from shardbus_cli.line_writer import Console
     from shardbus_cli.workers.plan import plan_of
-    from shardbus_cli.workers.supervisor import supervise
+    from shardbus_cli.workers.unit import run_unit
 
     form = settings.log.format
     if form == "auto":
@@ -122,7 +123,7 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
     plan = plan_of(settings, workers, arguments, form)
     console = Console()
     try:
-        return supervise(plan, settings, console, ready_fd)
+        return asyncio.run(run_unit(plan, settings, console, ready_fd))
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
     finally:

@@ -76,6 +76,10 @@ class SuspensionGate:
 
     def is_shut(self) -> bool:
         """True if no entity may handle anything now."""
+        return self.closed or self.clock() >= self.valid_until
+
+    def close_if_due(self) -> bool:
+        """Close the gate once its time is over. Returns True if it is closed."""
         if self.closed:
             return True
         if self.clock() < self.valid_until:
@@ -95,7 +99,7 @@ class SuspensionGate:
 
     async def passed(self) -> None:
         """Wait until the gate is open, or has ended."""
-        while self.is_shut() and not self.ended:
+        while self.close_if_due() and not self.ended:
             await self.opened()
 
     def poll(self) -> None:

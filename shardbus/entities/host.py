@@ -154,7 +154,7 @@ class Host:
         here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
         if carrying is None or not here:
             return
-        self.gate.is_shut()  # `_begin` looks at the last check only
+        self.gate.close_if_due()  # `_begin` looks at the last check only
         for entity_id in waiting[:WAKE_MAX]:
             waits = carrying.has_for(hosted.shard, entity_id)
             if waits and self.find(entity_id, hosted.shard) is None:
@@ -305,7 +305,7 @@ class Host:
         handles the messages that wait for it."""
         if activation.state is not LifeState.LISTING:
             return
-        self.gate.is_shut()  # `_begin` looks at the last check only
+        self.gate.close_if_due()  # `_begin` looks at the last check only
         activation.step(LifeStep.LISTED)
         reason, activation.stopping = activation.stopping, None
         self._begin(activation)
@@ -319,7 +319,7 @@ class Host:
             return None
         if self.find(entity_id, hosted.shard) is not None:
             return None
-        self.gate.is_shut()
+        self.gate.close_if_due()
         if self._shard_of(entity_id) != hosted.shard:
             self._relocation.move(hosted, entity_id)
             return None
@@ -493,7 +493,7 @@ class Host:
             raise
         if self.state_sizes is not None and activation.state is not LifeState.GONE:
             self.state_sizes.note(activation, data)
-        if self.gate.is_shut():
+        if self.gate.close_if_due():
             await self.gate.passed()
 
     async def change_state(
@@ -512,7 +512,7 @@ class Host:
         )
         while True:
             hosted = self.shards.get(shard)
-            if hosted is None or hosted.stopping is not None or self.gate.is_shut():
+            if hosted is None or hosted.stopping is not None or self.gate.close_if_due():
                 hint = "try again"
                 raise Refused(f"shard {shard!r:.100} of {self.name} moves or waits now", hint=hint)
             activation = self.find(entity_id, shard)

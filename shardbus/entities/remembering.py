@@ -306,7 +306,7 @@ class EntityRecovery:
 
     def _turn(self) -> None:
         self._timer = None
-        if self._gate.is_shut():
+        if self._gate.close_if_due():
             self._later(SHUT_S)
             return
         late = self._loop.time() - self._due

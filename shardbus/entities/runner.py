@@ -312,7 +312,7 @@ class EntityRunner:
         try:
             if invoker.is_async:
                 for some in _slices(rows, count):
-                    if self.gate.is_shut():
+                    if self.gate.close_if_due():
                         self._hold_run(run, rows)
                     else:
                         self._deliver_async(run, some)
@@ -332,7 +332,7 @@ class EntityRunner:
         function, single, one = invoker.function, invoker.single, invoker.one
         single, one = (single, one) if ahead is None else (None, None)
         eager, tick, plain = self._eager, self.tick, self._plain
-        is_shut = self.gate.is_shut
+        closed = self.gate.close_if_due
         untouched = eager.base
         task = eager.task
         task.context, task.coroutine = context, None
@@ -340,7 +340,7 @@ class EntityRunner:
         sure, finished = invoker.returns_values, NoneType
         slices = (rows,) if count <= RUN_SLICE else _slices(rows, count)
         for some in slices:
-            if is_shut():
+            if closed():
                 self._hold_run(run, rows)
                 return False
             for entity_id, payload, corr, activation in some:
@@ -587,7 +587,7 @@ class EntityRunner:
             activation.used = self.tick
         if activation.busy:
             self.queue(activation, message)
-        elif self.gate.is_shut():
+        elif self.gate.close_if_due():
             self._hold_message(activation, message)
         elif self._run(activation, message):
             self._settle_if_needed(activation)
@@ -638,7 +638,7 @@ class EntityRunner:
             return
         activation.busy = True
         for handled in range(SETTLE_MAX):
-            if handled % GATE_EVERY == 0 and self.gate.is_shut():
+            if handled % GATE_EVERY == 0 and self.gate.close_if_due():
                 self._hold(activation, partial(self._settle_unless_over, activation))
                 return
             mailbox, extras = activation.mailbox, activation.extras
@@ -848,7 +848,7 @@ class EntityRunner:
     def _resume_some(self) -> None:
         """Let some held activations go on, and the others in the next turns of the loop."""
         for _ in range(min(RESUMED_MAX, len(self._held))):
-            if self.gate.is_shut():
+            if self.gate.close_if_due():
                 return
             activation = next(iter(self._held))
             self._held.pop(activation)()
@@ -900,7 +900,7 @@ class EntityRunner:
 
     def _begin(self, activation: Activation, chain: Chain = ()) -> None:
         """Start an entity, after a backoff if it has failed lately."""
-        if self.gate.is_shut():
+        if self.gate.close_if_due():
             self._hold(activation, partial(self._begin, activation, chain))
             return
         activation.busy = True

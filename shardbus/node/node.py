@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from shardbus.config.seeds import SeedList, parse_seeds
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.entity_type import EntityType
@@ -47,12 +46,11 @@ from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, note_fields, remark
-from shardbus.node.join_waits import JoinWaits
+from shardbus.node.join_attempts import JoinAttempts
 from shardbus.node.lost_nodes import LostNodes
 from shardbus.node.membership_store import MembershipStore
 from shardbus.node.recent_drops import PERIOD_S, RecentDrops
 from shardbus.node.recent_events import RecentEvents
-from shardbus.node.rejoining import Rejoining, pause_before
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import DEPART_S, SessionLoss
 from shardbus.node.shutdown_phases import Phases
@@ -67,12 +65,12 @@ from shardbus.sharding import events
 from shardbus.sharding.allocation.circular import Ring
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import may_block, strategy_for
+from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.registry import cluster_minimum
 from shardbus.sharding.messages import Home
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
-from shardbus.shells.discovery import Discovery
 from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.pod_deletion_cost import PodDeletionCost
 from shardbus.shells.region import RegionShell, check_own_table, region_of
@@ -134,57 +132,107 @@ class Node:
         environment: Environment | None = None,
         membership: Callable[..., MembershipRunner] = ClusterThread,
     ) -> None:
-        security = settings.security
+        self.loop = asyncio.get_running_loop()
+        self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
+        security, place = settings.security, settings.node
         self.keyring = Keyring.at(security.secret, security.keys, security.allowed)
         self._listens_under = self.keyring.state if self.keyring is not None else ()
         self.environment = environment or Environment(network=ZmqNetwork(self.keyring))
+        self.me = NodeId(
+            *Address.advertised(place.advertise or place.host, place.port), self.environment.uid
+        )
         self._make_membership = membership
-        self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
-        self.view: MembershipView | None = None
+        self._thread: MembershipRunner | None = None
+        self.started = False
+        """True once the store has answered: there is something to close."""
+        self.stopped: asyncio.Future[str] = self.loop.create_future()
+        self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
+        self.refusals: list[str] = []
+        self.on_leave: Callable[[], None] | None = None
         self.regions: dict[str, RegionShell] = {}
         self.singletons: dict[str, SingletonShell] = {}
-        self.notes: dict[tuple[str, str], int] = {}
-        """Notes of the machines, counted by entity type and name."""
-        self.decisions = DowningLog()
-        self.gate = SuspensionGate(self.environment.clock)
-        self.phases = Phases(settings.shutdown)
-        self.stalled_peers = StalledPeers(settings.cluster.quarantine_after)
-        self.refused = RefusedTells(types)
-        self.drops = DropTallies(partial(self.refused.record, "another node"))
-        self.letters = DeadLetters(self._sender_of, self.environment.wall_clock)
-        self.letters.keep_strangers(settings.sharding)
-        self.rpc = NodeRpc(self._query_timeout, self._member_ids)
-        self.rpc.register(LINK_TEST, lambda: True)
-        self.dispatcher = self._make_dispatcher()
-        self._by_load: dict[str, ShardingSettings] = {}
-        """The types whose load is reported, with their settings."""
-        self._ring = Ring()
-        self.vitals = VitalsSampler(
-            self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
-        )
-        self.expiry = self._state_expiry()
-        self.store_reach = self._store_reach()
-        self.on_leave: Callable[[], None] | None = None
-        self.tracer: Tracer | None = None
-        """Set at the start, if tracing is enabled."""
-        self.pod_cost: PodDeletionCost | None = None
-        """Set at the start, if this node's pod gets a deletion cost."""
+        self._make_views()
+        self._make_reports()
+        self._make_services()
+        self._make_sessions()
+        by_load = dict(self._add_types())
+        self.load_reports.switch(by_load)
+
+    def _make_views(self) -> None:
+        """Make the parts that keep views of the cluster."""
+        now = self.loop.time
+        self.view: MembershipView | None = None
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
-        self.lost_nodes = LostNodes()
-        self.recent_drops = RecentDrops(self._drops)
-        self.member_since: float | None = None
-        """When this node became a member, on the clock of the loop."""
         self._departed: dict[NodeId, None] = {}
         """Nodes that were members a moment ago, and may still forward messages."""
+        self.member_since: float | None = None
+        """When this node became a member, on the clock of the loop."""
+        self.recent_events, self.ages = RecentEvents(now), ViewAges(now())
+        self.subscriptions = Subscriptions(self.me, self.recent_events)
+        self.membership_store = MembershipStore(self.store, self._post, lambda: self.view)
+        who_listens = self.environment.network.who_listens
+        self._joins = JoinAttempts(
+            self.me.address, self.settings, self.store, self.loop, self._post,
+            lambda: self.is_member_yet, who_listens,
+        )  # fmt: skip
+        self._store_identity = ""
+
+    def _make_reports(self) -> None:
+        """Make the parts that count and keep what happens here."""
+        self.notes: dict[tuple[str, str], int] = {}
+        """Notes of the machines, counted by entity type and name."""
+        self.decisions = DowningLog()
+        self.refused = RefusedTells(self.types)
+        self.drops = DropTallies(partial(self.refused.record, "another node"))
+        self.letters = DeadLetters(self._sender_of, self.environment.wall_clock)
+        self.letters.keep_strangers(self.settings.sharding)
+        self.lost_nodes = LostNodes()
+        self.recent_drops = RecentDrops(self._drops)
+        self.stalled_peers = StalledPeers(self.settings.cluster.quarantine_after)
+        self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
+
+    def _make_services(self) -> None:
+        """Make the parts that do work beside the messages."""
+        self.gate = SuspensionGate(self.environment.clock)
+        self.phases = Phases(self.settings.shutdown)
+        self.pod_cost = self._make_pod_cost()
+        """None unless this node's pod gets a deletion cost."""
+        self.tracer = self._make_tracer()
+        """None unless tracing is enabled."""
+        self.rpc = NodeRpc(self._query_timeout, self._member_ids)
+        self.rpc.register(LINK_TEST, lambda: True)
+        self.vitals = VitalsSampler(
+            self.regions, self.environment, self.loop.time, self._publish_vitals
+        )
+        self.expiry = self._state_expiry()
+        self.store_reach = self._store_reach()
         self._claimed: dict[str, int] = {}
         """The epochs that coordinators here have claimed in this turn of the loop."""
         self._reassertions, self._link_tests = TaskSet(), TaskSet()
-        self._thread: MembershipRunner | None = None
-        self._discovery: Discovery | None = None
-        self.membership_store = MembershipStore(store, self._post, lambda: self.view)
-        self._rejoins_later: asyncio.TimerHandle | None = None
+
+    def _make_sessions(self) -> None:
+        """Make the parts that carry messages."""
+        uid, loop = self.me.uid, self.loop
+        self.dispatcher = self._make_dispatcher()
+        endpoint = self.endpoint = self._make_endpoint(uid)
+        self.rpc.start(self.me, endpoint)
+        self.dispatcher.attach(endpoint)
+        within = ATTEMPTS * self.settings.store.timeout
+        self.states = EntityStates(self.store, uid, within, endpoint.end_turn)
+        self.session_loss = SessionLoss(
+            self.regions, endpoint, self.dispatcher, self.rpc, self.drops, self.is_member, loop
+        )
+        limit = endpoint.send_buffer_limit
+        self.loopback = Loopback(
+            str(self.me), loop, endpoint.clock, self.dispatcher, limit, endpoint.sent
+        )
+        self.loopback.tag, self.loopback.mark = self.me, self.drops.own_mark
+        self.load_reports = LoadReports(
+            self.me, self.regions, self.environment, loop.time, self.send
+        )
+        self._ticker = Ticker(endpoint.clock, loop)
 
     def _make_dispatcher(self) -> Dispatcher:
         return Dispatcher(
@@ -202,64 +250,17 @@ class Node:
     # ---- start
 
     async def start(self) -> None:
-        """Open the store, listen, and create the regions; no shard runs yet.
+        """Open the store and listen; no shard runs yet.
 
         Raises:
-            ConfigError: a port is taken, or a setting is invalid.
+            ConfigError: a port is taken.
             StoreUnavailable: the store does not answer.
         """
         guard(self)
-        self.loop = asyncio.get_running_loop()
-        self.stopped: asyncio.Future[str] = self.loop.create_future()
-        self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
-        self.refusals: list[str] = []
-        self.joining = False
-        self.rejoining: Rejoining | None = None
-        self._join_waits = JoinWaits(self.environment.network.who_listens, self.loop)
-        self._seeds: set[Address] = set()
-        self._shares_store = False
-        """True if other processes can use the same store."""
-        self._denying: set[Address] = set()
-        """Seeds whose keys differ from those of this node."""
-        settings = self.settings.node
-        chosen = settings_by_type(self.types, self.settings)
-        uid = self.environment.uid
-        host, port = settings.host, settings.port
-        self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
-        self.pod_cost = self._make_pod_cost()
         await self.store.start()
         self._store_identity = await self.store.identity()
-        self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
-        self.recent_events, self.ages = RecentEvents(self.loop.time), ViewAges(self.loop.time())
-        self.subscriptions = Subscriptions(self.me, self.recent_events)
-        self.tracer = self._make_tracer()
-        self.endpoint = self._make_endpoint(uid)
-        within = ATTEMPTS * self.settings.store.timeout
-        self.states = EntityStates(self.store, uid, within, self.endpoint.end_turn)
-        self._ticker = Ticker(self.endpoint.clock, self.loop)
-        self.rpc.start(self.me, self.endpoint)
-        self.dispatcher.attach(self.endpoint)
-        self.session_loss = SessionLoss(
-            self.regions,
-            self.endpoint,
-            self.dispatcher,
-            self.rpc,
-            self.drops,
-            self.is_member,
-            self.loop,
-        )
-        self.endpoint.start(host, port)
-        clock, send_buffer_limit = self.endpoint.clock, self.endpoint.send_buffer_limit
-        self.loopback = Loopback(
-            str(self.me), self.loop, clock, self.dispatcher, send_buffer_limit, self.endpoint.sent
-        )
-        self.loopback.tag, self.loopback.mark = self.me, self.drops.own_mark
-        for name, entity_type in self.types.items():
-            self._add_type(name, entity_type, chosen[name])
-        self.load_reports = LoadReports(
-            self.me, self.regions, self.environment, self.loop.time, self.send
-        )
-        self.load_reports.switch(self._by_load)
+        self.started = True
+        self.endpoint.start(self.settings.node.host, self.settings.node.port)
         on_new_server(self.store, self._reassert)
         self.expiry.start()
         self.store_reach.start()
@@ -304,42 +305,46 @@ class Node:
         dice, outside = self.environment.dice, lambda: OWNER.get() is None
         return open_tracing(str(self.me), settings.ratio, dice, self.loop, outside, settings.limit)
 
-    def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
-        parent = entity_type.interface.within
-        within = self.regions[parent.name] if parent is not None else None
-        hosts = (
-            entity_type.hosted_by(chosen.role, self.settings.node)
-            if within is None
-            else within.hosts
-        )
-        strategy = strategy_for(
-            name, self.settings.sharding, chosen, entity_type.strategy, self._ring
-        )
+    def _add_types(self) -> Iterator[tuple[str, ShardingSettings]]:
+        """Make a region of each type, and the singleton of its coordinator. Yields the types whose
+        load is reported, with their settings."""
+        ring, chosen = Ring(), settings_by_type(self.types, self.settings)
         states = self.states if self.tracer is None else self.tracer.keeper(self.states)
-        region = RegionShell(
-            entity_type, chosen, self, states, self.ref, hosts=hosts, within=within
-        )
-        self.regions[name] = region
-        if within is not None:
-            return
-        instances = entity_type.interface.instances
-        by_load, threaded = isinstance(strategy, LeastLoad), may_block(strategy)
-        if by_load or threaded or (instances is not None and instances.follows_load):
-            self._by_load[name] = chosen
+        for name, entity_type in self.types.items():
+            settings, parent = chosen[name], entity_type.interface.within
+            within = self.regions[parent.name] if parent is not None else None
+            hosts = (
+                entity_type.hosted_by(settings.role, self.settings.node)
+                if within is None
+                else within.hosts
+            )
+            region = self.regions[name] = RegionShell(
+                entity_type, settings, self, states, self.ref, hosts=hosts, within=within
+            )
+            strategy = strategy_for(
+                name, self.settings.sharding, settings, entity_type.strategy, ring
+            )
+            if within is None:
+                self.singletons[name] = self._make_singleton(region, settings, strategy)
+                instances = entity_type.interface.instances
+                follows = instances is not None and instances.follows_load
+                if isinstance(strategy, LeastLoad) or may_block(strategy) or follows:
+                    yield name, settings
 
-        cluster_settings = self.settings.cluster
-        least = cluster_minimum(cluster_settings, chosen.role)
+    def _make_singleton(
+        self, region: RegionShell, settings: ShardingSettings, strategy: AllocationStrategy
+    ) -> SingletonShell:
+        own, interface = self.settings.cluster, region.entity_type.interface
+        name, margin = region.name, own.downing.down_removal_margin
+        least, threads = cluster_minimum(own, settings.role), may_block(strategy)
 
         def make() -> Coordinator:
-            layout = entity_type.interface.layout
-            instances = entity_type.interface.instances
+            layout, instances, me = interface.layout, interface.instances, self.me
             return Coordinator(
-                name, self.me, layout, chosen, strategy, instances, least, threaded=threaded
+                name, me, layout, settings, strategy, instances, least, threaded=threads
             )
 
-        margin = cluster_settings.downing.down_removal_margin
-        waits = cluster_settings.singleton
-        self.singletons[name] = SingletonShell(region, make, self, margin, waits)
+        return SingletonShell(region, make, self, margin, own.singleton)
 
     def _add_periodic_tasks(self) -> None:
         """Register what runs at every tick, and the sweeps that run once a second."""
@@ -383,13 +388,12 @@ class Node:
             features=(*FEATURES, *announced(self.types)),
         )
         shared = fingerprint(self.settings.cluster)
-        kind = shared["store.url"] = family(self.settings.store.url)
-        self._shares_store = kind != "memory"
-        if self._shares_store:
+        shared["store.url"] = family(self.settings.store.url)
+        if self._joins.shares_store:
             shared[STORE_IDENTITY] = self._store_identity
         for region in self.regions.values():
             shared |= region.shared
-        self._thread = self.cluster = self._make_membership(
+        self._thread = self._make_membership(
             member,
             self.cluster_name,
             self.settings.cluster,
@@ -406,46 +410,16 @@ class Node:
         self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
         self._ticker.add("joining", lambda tick: self._watch_joining(), SECOND)
-        known = parse_seeds(settings.seeds).addresses
-        self._watched = frozenset(known)
-        self.cluster.post(cluster.WatchSeeds(known))
-        if rejoins_by:
-            within = self.settings.cluster.rejoin_within
-            self.rejoining = Rejoining(rejoins_by, within, self.loop.time(), turn)
-            self._ticker.add("rejoining", lambda tick: self._log_rejoining(), SECOND)
-            ask = partial(self.join_by, rejoins_by, founds=False, within=within)
-            self._rejoins_later = self.loop.call_later(pause_before(turn), ask)
-        elif settings.join == "auto":
-            self.join_by(settings.seeds)
+        self._joins.begin(rejoins_by, turn)
 
-    def join_by(self, seeds: Iterable[str], *, founds: bool = True, within: float = 0.0) -> None:
-        """Begin to join through these seeds, in the forms of `node.seeds`; without any, found a
-        cluster. With `founds` False, never do, except by the store's claim, and give up after
-        `within` seconds; 0 is never."""
-        listed = parse_seeds(seeds)
-        addresses = listed.addresses
-        self.joining, self._denying = True, set()
-        self._seeds = {seed for seed in addresses if seed != self.me.address}
-        discovers, claims = listed.discovers, self._shares_store
-        by_seeds = cluster.JoinSeeds(addresses, founds, within, discovers, claims, listed.store)
-        self.cluster.post(by_seeds)
-        if listed.discovers:
-            self._discover(listed)
+    def join_by(self, seeds: Iterable[str], *, founds: bool = True) -> None:
+        """Begin to join through these seeds (`JoinAttempts.by`)."""
+        self._joins.by(seeds, founds=founds)
 
-    def _discover(self, seeds: SeedList) -> None:
-        """Look for contacts from now on."""
-        if self._discovery is None:
-            self._discovery = Discovery(
-                seeds, self.me.address, self.store, self.settings.cluster, self._contacts_found
-            )
-            self._discovery.start()
-
-    def _contacts_found(self, contacts: tuple[Address, ...]) -> bool:
-        """Join through these. Returns True while this node is no member."""
-        if not self.is_member_yet:
-            self._seeds = {one for one in contacts if one != self.me.address}
-            self.cluster.post(cluster.ContactsFound(contacts))
-        return not self.is_member_yet
+    @property
+    def joining(self) -> bool:
+        """True once this node has begun to join."""
+        return self._joins.began
 
     # ---- effects of membership
 
@@ -591,6 +565,12 @@ class Node:
         return failed_tasks(self.loop) + (self._thread.failed_tasks if self._thread else 0)
 
     @property
+    def cluster(self) -> MembershipRunner:
+        """The cluster thread of a node that has begun to join."""
+        assert self._thread is not None
+        return self._thread
+
+    @property
     def watching(self) -> MembershipRunner | None:
         """The cluster thread, once it runs."""
         return self._thread
@@ -602,14 +582,8 @@ class Node:
         return 0.0 if since is None else self.loop.time() - since
 
     def describe_joining(self) -> str:
-        """Return for what a node waits that is in no cluster, and which ways to others do not work;
-        empty once it is a member."""
-        if self.is_member_yet:
-            return ""
-        waits = self.membership_store.waits_for
-        if self.rejoining is not None:
-            waits = self.rejoining.describe(self.loop.time())
-        return "; ".join(filter(None, (waits, self._join_waits.describe())))
+        """Return for what a node waits that is in no cluster (`JoinAttempts.describe`)."""
+        return self._joins.describe(self.membership_store.waits_for)
 
     @property
     def is_member_yet(self) -> bool:
@@ -720,7 +694,7 @@ class Node:
     def _is_late(self, asked: Address) -> bool:
         """True if this node has no use for an answer from there: it does not join now, and that is
         no seed of it."""
-        watched = self._watched | self.membership_store.suspects
+        watched = self.membership_store.suspects.union(self._joins.watched)
         return self.view is not None and asked not in watched
 
     def _on_session_refused(self, reason: str, address: Address) -> None:
@@ -731,10 +705,7 @@ class Node:
 
     def _on_denied(self, address: Address, reason: str) -> None:
         """Stop a node that no seed can admit, because its secret differs from all of theirs."""
-        self._denying.add(address)
-        if self.is_member_yet or not self._seeds or not self._seeds <= self._denying:
-            return
-        if self.joining and not self.stopped.done():
+        if self._joins.denied(address) and not self.stopped.done():
             self.refusals.append(reason)
             self.stopped.set_result(f"join failed: {reason}")
 
@@ -877,18 +848,8 @@ class Node:
         with contextlib.suppress(RequestError):
             await self.rpc.ask(node, LINK_TEST)
 
-    def _log_rejoining(self) -> None:
-        if self.rejoining is None or self.is_member_yet or self.stopped.done():
-            return
-        if line := self.rejoining.line(self.loop.time()):
-            log.warning("%s", line, extra={"event": "rejoin_waits"})
-
     def _watch_joining(self) -> None:
-        """Log which ways to other nodes do not work, while this node is in no cluster."""
-        waits = not (self.is_member_yet or self.stopped.done())
-        waited = self._join_waits.update(self.cluster.overview.broken if waits else ())
-        if waited is not None:
-            log.warning("in no cluster after %.0f s: %s", waited, self._join_waits.describe())
+        self._joins.watch(self.cluster.overview.broken, ended=self.stopped.done())
 
     def _log_refused(self) -> None:
         if line := self.refused.log_line(self.loop.time()):
@@ -907,9 +868,6 @@ class Node:
         """Release everything at once. May be called at any time after `start`."""
         self.gate.end()
         self._ticker.stop()
-        self._join_waits.close()
-        if self._rejoins_later is not None:
-            self._rejoins_later.cancel()
         self.vitals.stop()
         self._reassertions.cancel()
         self._link_tests.cancel()
@@ -931,8 +889,7 @@ class Node:
         await asyncio.gather(*ends, *leases)
         if self._thread is not None:
             await self._thread.close()
-        if self._discovery is not None:
-            await self._discovery.close()
+        await self._joins.close()
         self.membership_store.close()
         if self._ends_the_cluster:
             await self.membership_store.release()

@@ -123,12 +123,11 @@ class ServedNode:
     async def close(self) -> None:
         """Close everything that `start` has opened, at whatever point it ended."""
         node = self.node
-        started = hasattr(node, "endpoint")
-        if started:
+        if node.started:
             await node.subscriptions.end(CALLBACKS_S)
         self.bus.attach(None)
         await self.server.stop()
-        if started:
+        if node.started:
             with contextlib.suppress(TimeoutError, ShardBusError):
                 async with asyncio.timeout(REMOVE_S):
                     await node_registry.remove(node.store, [node.me.address])

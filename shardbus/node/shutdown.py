@@ -47,10 +47,11 @@ class LeavingNode(Protocol):
     dispatcher: Dispatcher
     phases: Phases
     drops: DropTallies
-    cluster: MembershipRunner
     stopped: asyncio.Future[str]
     cluster_stops: asyncio.Future[None]
 
+    @property
+    def cluster(self) -> MembershipRunner: ...
     @property
     def regions(self) -> Mapping[str, RegionShell]: ...
     @property

@@ -393,7 +393,7 @@ class RegionShell:
             invoker = self.host.traced(invoker, message.trace, asked=asker is not None)
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
-        self._node.gate.is_shut()  # a start looks at the last check only
+        self._node.gate.close_if_due()  # a start looks at the last check only
         activation = self._find(message.id) or self._enter(session, message.id, message.chain)
         if activation is not None:
             self._mailbox_limits.arrives(False, owed=asker is None)

@@ -69,7 +69,7 @@ class Gate(Protocol):
     ended: bool
     """Nothing waits any more: the process ends."""
 
-    def is_shut(self) -> bool: ...
+    def close_if_due(self) -> bool: ...
     def opened(self) -> asyncio.Future[None]:
         """Return a future that is done once the gate is open."""
         ...
@@ -80,7 +80,7 @@ class OpenGate:
 
     ended = False
 
-    def is_shut(self) -> bool:
+    def close_if_due(self) -> bool:
         return False
 
     def opened(self) -> asyncio.Future[None]:
@@ -247,7 +247,7 @@ class EagerTask(LightFuture):
         runner, coroutine = self.runner, self.steps
         gate, loop = runner.gate, runner.loop
         self.awaits = None
-        if gate.is_shut() and not gate.ended:
+        if gate.close_if_due() and not gate.ended:
             gate.opened().add_done_callback(lambda _: self.step(future), context=runner.outside)
             return
         assert coroutine is not None

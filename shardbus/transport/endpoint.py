@@ -51,8 +51,8 @@ KEEP_ALIVE_S = 5.0
 
 
 class Endpoint:
-    """All connections and sessions of one process. Every method belongs to the event loop's
-    thread."""
+    """All connections and sessions of one process. Made in the running event loop; every method
+    belongs to its thread."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Endpoint:
         self.receiver, self.network = receiver, network
         self.tag = cluster_tag(cluster)
         self.clock = CoarseClock()
-        self.loop: asyncio.AbstractEventLoop
+        self.loop = asyncio.get_running_loop()
         self.send_buffer_limit = send_buffer_limit or SendBufferLimit()
         self.sent = SentMessages()
         self.departures = DepartureNotices(self)
@@ -111,7 +111,6 @@ class Endpoint:
         Raises:
             ConfigError: the port is taken.
         """
-        self.loop = asyncio.get_running_loop()
         self.network.open(self.loop)
         if host is not None:
             incoming = self.incoming

@@ -3,9 +3,11 @@
     annotate    a strategic merge patch of the pod's annotations
     revision    the pod's owner is a ReplicaSet, which has the revision of the Deployment
 
-Each request has a connection of its own, over TLS, and one deadline for all of it; nothing is kept
-between two requests. The token and the certificates of the API server are read from the files of
-the service account each time, because Kubernetes replaces them while the pod runs.
+Each request runs in a worker thread, with `http.client` over a TLS connection of its own, and has
+one deadline from the connection to the last byte. At the deadline the connection is shut down, so
+that the thread ends too. Nothing is kept between two requests. The token and the
+certificates of the API server are read from the files of the service account each time, because
+Kubernetes replaces them while the pod runs.
 
     answer                               failure
     2xx                                  none
@@ -25,25 +27,29 @@ import json
 import re
 import ssl
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
-from io import BytesIO
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from socket import SHUT_RDWR, socket
+from threading import Event
+from typing import Any
 
 from shardbus.config.settings import KubernetesSettings
 from shardbus.config.validation import KUBERNETES_NAME
 from shardbus.errors import ConfigError, ShardBusError
 from shardbus.ids import Address
 
-if TYPE_CHECKING:
-    from socket import socket
-
 ANSWER_WITHIN_S = 5.0
 """From the first byte of the connection to the last of the answer."""
-ANSWER_BYTES_MAX, READ_BYTES, FILE_BYTES_MAX = 2**20, 65_536, 65_536
+ANSWER_BYTES_MAX, FILE_BYTES_MAX = 2**20, 65_536
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-MERGE_PATCH = "application/strategic-merge-patch+json"
+HEADERS = {
+    "Accept": METADATA_ONLY,
+    "Content-Type": "application/strategic-merge-patch+json",
+    "User-Agent": "shardbus",
+    "Connection": "close",
+}
 REVISION = "deployment.kubernetes.io/revision"
 TEXT_MAX = 200
 BUSY = frozenset({408, 409, 429})
@@ -101,13 +107,11 @@ class PodApi:
     ) -> dict[str, Any] | ApiFailure:
         """Return the metadata of the object that the API server answers with."""
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
-                answer = await self._exchange(method, path, change)
-                response = _response(answer)
-                if not 200 <= response.status < 300:
-                    return self._failure(response, f"{method.lower()} {path.split('/')[-2]}")
-                found = json.loads(response.read())["metadata"]
-                return found if isinstance(found, dict) else {}
+            response, body = await self._exchange(method, path, change)
+            if not 200 <= response.status < 300:
+                return self._failure(response, body, f"{method.lower()} {path.split('/')[-2]}")
+            metadata = json.loads(body)["metadata"]
+            return metadata if isinstance(metadata, dict) else {}
         except TimeoutError:
             return ApiFailure(f"no answer of {self._api} within {ANSWER_WITHIN_S:g} s")
         except ShardBusError as error:
@@ -120,40 +124,37 @@ class PodApi:
         except OSError as error:
             return ApiFailure(f"cannot reach {self._api}: {error.strerror or error}")
 
-    async def _exchange(self, method: str, path: str, change: object) -> bytes:
-        """Return the whole answer, head and body, of at most `ANSWER_BYTES_MAX`."""
-        body = b"" if change is None else json.dumps(change).encode()
-        request, trusted = self._head(method, path, len(body)) + body, self._trusted()
-        reader, writer = await asyncio.open_connection(*self._api, ssl=trusted)
+    async def _exchange(self, method: str, path: str, change: object) -> tuple[HTTPResponse, bytes]:
+        """Return the answer, and of its body at most `ANSWER_BYTES_MAX`."""
+        connection = HTTPSConnection(*self._api, timeout=ANSWER_WITHIN_S, context=self._trusted())
+        headers = {"Authorization": f"Bearer {self._token()}", **HEADERS}
+        ended = Event()
+
+        def exchange() -> tuple[HTTPResponse, bytes]:
+            with closing(connection):
+                connection.connect()
+                if ended.is_set():
+                    raise TimeoutError
+                body = None if change is None else json.dumps(change)
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                return response, response.read(ANSWER_BYTES_MAX)
+
         try:
-            writer.write(request)
-            await writer.drain()
-            answer = bytearray()
-            while len(answer) < ANSWER_BYTES_MAX and (read := await reader.read(READ_BYTES)):
-                answer += read
-            return bytes(answer)
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await asyncio.to_thread(exchange)
         finally:
-            writer.transport.abort()
+            ended.set()
+            if (link := connection.sock) is not None:
+                with suppress(OSError):
+                    socket.shutdown(link, SHUT_RDWR)
 
-    def _head(self, method: str, path: str, length: int) -> bytes:
-        lines = [
-            f"{method} {path} HTTP/1.1",
-            f"Host: {self._api}",
-            f"Authorization: Bearer {self._token()}",
-            f"Accept: {METADATA_ONLY}",
-            "User-Agent: shardbus",
-            "Connection: close",
-        ]
-        if length:
-            lines += [f"Content-Type: {MERGE_PATCH}", f"Content-Length: {length}"]
-        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("ascii")
-
-    def _failure(self, response: HTTPResponse, asked: str) -> ApiFailure:
-        status, reason = response.status, _message(response)
+    def _failure(self, response: HTTPResponse, body: bytes, request: str) -> ApiFailure:
+        status, reason = response.status, _message(response, body)
         if status == 403:
             return ApiFailure(
                 f"the API server forbids it: {reason}; a Role must let the service account of "
-                f"this pod {asked} in namespace {self._namespace!r}, as those in "
+                f"this pod {request} in namespace {self._namespace!r}, as those in "
                 "deploy/kubernetes do"
             )
         if status == 401:
@@ -217,32 +218,14 @@ def _told(environ: Mapping[str, str]) -> Address:
     return Address.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
-class _Received:
-    """Bytes that were received, in place of a socket."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def makefile(self, mode: str) -> BytesIO:
-        return BytesIO(self._data)
-
-
-def _response(data: bytes) -> HTTPResponse:
-    response = HTTPResponse(cast("socket", _Received(data)))
-    response.begin()
-    return response
-
-
 def _list(metadata: dict[str, Any], key: str) -> list[dict[str, Any]]:
     found = metadata.get(key)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
-def _message(response: HTTPResponse) -> str:
-    """Return what the API server says, or the status' own words; one line."""
-    try:
-        found = json.loads(response.read())["message"]
-        text = found if isinstance(found, str) else response.reason
-    except (HTTPException, ValueError, LookupError, TypeError):
-        text = response.reason
+def _message(response: HTTPResponse, body: bytes) -> str:
+    """Return the reason in the API server's words, or in those of HTTP; one line."""
+    text = response.reason
+    with suppress(ValueError, LookupError, TypeError):
+        text = str(json.loads(body)["message"])
     return " ".join(text.split())[:TEXT_MAX] or "without a reason"

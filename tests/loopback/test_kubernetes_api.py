@@ -22,7 +22,7 @@ from shardbus.shells.pod_deletion_cost import ANNOTATION
 from shardbus.transport import kubernetes_api
 from shardbus.transport.kubernetes_api import ApiFailure, PodApi
 from tests.certificates import Certificates
-from tests.kubernetes_api import CARRY_OUT, NO_HTTP, SILENCE, KubernetesApi
+from tests.kubernetes_api import CARRY_OUT, DRIP, NO_HTTP, SILENCE, KubernetesApi
 from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
 
@@ -119,6 +119,17 @@ async def test_an_api_server_that_stays_silent(
     assert failure is not None
     assert failure.text == f"no answer of {api.address} within 0.2 s"
     assert not failure.final
+
+
+async def test_the_deadline_is_for_the_whole_answer_and_ends_the_connection(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api, "ANSWER_WITHIN_S", 1.0)
+    api.orders = [DRIP]
+    failure = await pod_of(api).annotate("x", "1")
+    assert failure is not None
+    assert failure.text == f"no answer of {api.address} within 1 s"
+    await until(lambda: api.cut_off, "the end of the connection")
 
 
 async def test_nothing_listens(api: KubernetesApi) -> None:

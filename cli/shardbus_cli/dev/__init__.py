@@ -26,12 +26,13 @@ kills its own process group, and so every process that the application started i
 
     cluster         the life of the nodes: a pure state machine
     layout          addresses, folder and settings of the nodes
-    node_process    one node's process, its socket and pipes
     node_main       what runs in a node's process
     source_files    notices changes of source files
     guide           what is printed: addresses, next commands
-    runner          carries out the effects of `cluster`
+    runner          settings of the nodes, and what is printed about them
     command         the options
+
+`shardbus_cli.children` starts and follows the processes.
 
 Source: docs/how-to/develop.md; docs/reference/cli.md.
 """

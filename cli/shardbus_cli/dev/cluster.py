@@ -1,4 +1,4 @@
-"""The life of the nodes of `shardbus dev`. Pure: `now` is passed in, in seconds.
+"""The life of the nodes of `shardbus dev`. Pure.
 
 A **run** is one process of a node. Runs belong to a generation: the source files as they were when
 its processes started.
@@ -24,15 +24,16 @@ The runs of the generation that serves are the nodes; a generation that has not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
+from shardbus_cli.children import group
+from shardbus_cli.children.group import ChildEffect, Word
+
 END_S = 10.0
 """For nodes to end: their entities stop, and the cluster agrees that it stops."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
-RAN_WELL_S = 60.0
-OK, FAILED = 0, 1
+LONGEST_PAUSE_S = 10.0
 FOUNDER = 1
 """The number of the node that founds the cluster."""
 
@@ -48,159 +49,16 @@ class DevStage(Enum):
     RESTING = "resting"
 
 
-class Word(Enum):
-    """A command to a node's process."""
-
-    LOAD = "load"
-    RUN = "run"
-    END = "end"
-
-
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class StartAll:
-    """Start the nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppLoaded:
-    """A run has loaded the application."""
-
-    run: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunServes:
-    """A run listens."""
-
-    run: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunReady:
-    """A run is Up, with its regions registered."""
-
-    run: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunExited:
-    """The process of a run has ended; a negative `code` is a signal."""
-
-    run: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class SourceChanged:
-    """Source files have changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupt:
-    """End; a second one kills the nodes."""
-
-
-DevEvent = StartAll | AppLoaded | RunServes | RunReady | RunExited | SourceChanged | Interrupt
-
-
-# Effects
-
-
-@dataclass(frozen=True, slots=True)
-class StartRun:
-    """Start a process for node `number`, which joins by `seeds` (numbers of nodes)."""
-
-    run: int
-    number: int
-    seeds: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommandRun:
-    """Send a word to the process of a run."""
-
-    run: int
-    word: Word
-
-
-@dataclass(frozen=True, slots=True)
-class KillRun:
-    """Kill the process of a run."""
-
-    run: int
-
-
-@dataclass(frozen=True, slots=True)
-class AllReady:
-    """Report that all nodes are ready. `generation` is 1 at the first start."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRestarts:
-    """Report that a node ended and starts again after `seconds`."""
-
-    number: int
-    code: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunBack:
-    """Report that a node that had ended is ready again."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunLeft:
-    """Report that a node left by order and stays away."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotLoaded:
-    """Report that a generation failed, and that the program waits for a change. `kept`: the nodes
-    of the earlier one still serve."""
-
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class EndDev:
-    """End the program with this exit code: no process is left."""
-
-    code: int
-
-
-DevEffect = (
-    StartRun
-    | CommandRun
-    | KillRun
-    | AllReady
-    | NodeRestarts
-    | RunBack
-    | RunLeft
-    | NotLoaded
-    | EndDev
-)
-
-
 @dataclass(slots=True)
 class DevNode:
-    """A node: its present run (0 between two runs), and how often it ended lately."""
+    """A node and its present run, 0 between two runs."""
 
     number: int
     run: int
     stage: DevStage = DevStage.LOADING
-    ends: int = 0
     ready_at: float = 0.0
     until: float = 0.0
+    pause: group.RestartPause = field(default_factory=lambda: group.RestartPause(LONGEST_PAUSE_S))
 
 
 class DevCluster:
@@ -217,7 +75,7 @@ class DevCluster:
         self._discarded: set[int] = set()
         self._founded = self._announced = False
         self._ending = self._interrupted = False
-        self._code = OK
+        self._code = group.OK
         self._deadline = 0.0
 
     @property
@@ -225,41 +83,53 @@ class DevCluster:
         """Return the stage of each node that serves, starts or ends."""
         return {number: node.stage for number, node in self._nodes.items()}
 
-    def handle(self, event: DevEvent, now: float) -> list[DevEffect]:
+    @property
+    def ending(self) -> list[int]:
+        """Return the numbers of the nodes that end."""
+        return [n for n, node in self._nodes.items() if node.stage is DevStage.ENDING]
+
+    @property
+    def ends_by(self) -> float:
+        """Return the time at which the nodes that end are killed."""
+        return self._deadline
+
+    def handle(self, event: group.ChildEvent, now: float) -> list[ChildEffect]:
         """Handle an event and return its effects."""
         match event:
-            case StartAll():
+            case group.StartAll():
                 return self._start_generation()
-            case AppLoaded(run):
+            case group.ChildLoaded(run):
                 return self._on_loaded(run, now)
-            case RunServes(run):
+            case group.ChildServes(run=run):
                 return self._on_serves(run)
-            case RunReady(run):
+            case group.ChildReady(run):
                 return self._on_ready(run, now)
-            case RunExited(run, code):
+            case group.ChildExited(run, code):
                 return [*self._on_exited(run, code, now), *self._settle()]
-            case SourceChanged():
+            case group.SourceChanged():
                 return self._on_changed()
-            case Interrupt():
+            case group.Interrupt():
                 return [*self._on_interrupt(now), *self._settle()]
+            case group.ChildClosed() | group.ChildLeaves():
+                return []  # of a unit of workers
             case _:
                 assert_never(event)
 
     def deadline(self) -> float | None:
         """Return the time at which `tick` is due, None if there is none."""
         due = [n.until for n in self._nodes.values() if n.stage is DevStage.RESTING]
-        if any(node.stage is DevStage.ENDING for node in self._nodes.values()):
+        if self.ending:
             due.append(self._deadline)
         return min(due, default=None)
 
-    def tick(self, now: float) -> list[DevEffect]:
+    def tick(self, now: float) -> list[ChildEffect]:
         """Start nodes whose pause is over; kill those that do not end."""
-        effects: list[DevEffect] = []
+        effects: list[ChildEffect] = []
         for node in self._nodes.values():
             if node.stage is DevStage.RESTING and node.until <= now:
                 effects += self._start_again(node)
             elif node.stage is DevStage.ENDING and self._deadline <= now:
-                effects.append(KillRun(node.run))
+                effects.append(group.KillChild(node.run))
         if self._deadline <= now:
             self._deadline = now + END_S
         return effects
@@ -275,42 +145,42 @@ class DevCluster:
 
     # ---- a generation
 
-    def _start_generation(self) -> list[DevEffect]:
+    def _start_generation(self) -> list[ChildEffect]:
         self._generation += 1
-        effects: list[DevEffect] = []
+        effects: list[ChildEffect] = []
         for number in self._numbers:
             node = self._fresh[number] = DevNode(number, self._next_run())
             seeds = () if number == FOUNDER else self._numbers
-            effects.append(StartRun(node.run, number, seeds))
-        return [*effects, CommandRun(self._fresh[FOUNDER].run, Word.LOAD)]
+            effects.append(group.SpawnChild(node.run, number, seeds))
+        return [*effects, group.CommandChild(self._fresh[FOUNDER].run, Word.LOAD)]
 
-    def _on_changed(self) -> list[DevEffect]:
+    def _on_changed(self) -> list[ChildEffect]:
         if self._ending:
             return []
         return [*self._discard(), *self._start_generation()]
 
-    def _discard(self) -> list[DevEffect]:
+    def _discard(self) -> list[ChildEffect]:
         """Drop the fresh generation."""
         dropped = [node.run for node in self._fresh.values() if node.run]
         self._fresh = {}
         self._discarded.update(dropped)
-        return [KillRun(run) for run in dropped]
+        return [group.KillChild(run) for run in dropped]
 
-    def _on_loaded(self, run: int, now: float) -> list[DevEffect]:
+    def _on_loaded(self, run: int, now: float) -> list[ChildEffect]:
         node = self._find(run)
         if node is None or node.stage is not DevStage.LOADING:
             return []
         node.stage = DevStage.LOADED
         if self._fresh.get(node.number) is not node:
             return self._start_loaded()
-        effects: list[DevEffect] = []
+        effects: list[ChildEffect] = []
         if node.number == FOUNDER:
             others = (n for n in self._fresh.values() if n.number != FOUNDER)
-            effects += [CommandRun(other.run, Word.LOAD) for other in others]
+            effects += [group.CommandChild(other.run, Word.LOAD) for other in others]
             effects += self._end_nodes(now)
         return [*effects, *self._promote()]
 
-    def _promote(self) -> list[DevEffect]:
+    def _promote(self) -> list[ChildEffect]:
         """Let the fresh runs be the nodes, if no other is left."""
         founder = self._fresh.get(FOUNDER)
         if self._nodes or founder is None or founder.stage is not DevStage.LOADED:
@@ -319,37 +189,37 @@ class DevCluster:
         self._founded = self._announced = False
         return self._start_loaded()
 
-    def _start_loaded(self) -> list[DevEffect]:
-        effects: list[DevEffect] = []
+    def _start_loaded(self) -> list[ChildEffect]:
+        effects: list[ChildEffect] = []
         for node in self._nodes.values():
             if node.stage is DevStage.LOADED and (self._founded or node.number == FOUNDER):
                 node.stage = DevStage.STARTING
-                effects.append(CommandRun(node.run, Word.RUN))
+                effects.append(group.CommandChild(node.run, Word.RUN))
         return effects
 
-    def _on_serves(self, run: int) -> list[DevEffect]:
+    def _on_serves(self, run: int) -> list[ChildEffect]:
         node = self._find(run)
         self._founded |= node is not None and node.stage is DevStage.STARTING
         return self._start_loaded()
 
-    def _on_ready(self, run: int, now: float) -> list[DevEffect]:
+    def _on_ready(self, run: int, now: float) -> list[ChildEffect]:
         node = self._find(run)
         if node is None or node.stage is not DevStage.STARTING:
             return []
         node.stage, node.ready_at = DevStage.READY, now
         if self._announced:
-            return [RunBack(node.number)]
+            return [group.ChildBack(node.number)]
         return self._announce()
 
-    def _announce(self) -> list[DevEffect]:
+    def _announce(self) -> list[ChildEffect]:
         if self._announced or set(self.stages.values()) != {DevStage.READY}:
             return []
         self._announced = True
-        return [AllReady(self._generation)]
+        return [group.AllReady(self._generation)]
 
     # ---- the end of a run
 
-    def _on_exited(self, run: int, code: int, now: float) -> list[DevEffect]:
+    def _on_exited(self, run: int, code: int, now: float) -> list[ChildEffect]:
         if run in self._discarded:
             self._discarded.discard(run)
             return []
@@ -362,69 +232,71 @@ class DevCluster:
         if node.stage is DevStage.ENDING:
             del self._nodes[node.number]
             return self._promote()
-        if code == OK and node.stage in (DevStage.STARTING, DevStage.READY):
+        if code == group.OK and node.stage in (DevStage.STARTING, DevStage.READY):
             del self._nodes[node.number]
-            return [RunLeft(node.number), *self._after_leaving()]
+            return [group.ChildLeft(node.number), *self._after_leaving()]
         if not self._announced:
             del self._nodes[node.number]
             return [*self._end_nodes(now, at_once=True), *self._on_failed(code)]
         return [self._rest(node, code, now)]
 
-    def _on_failed(self, code: int) -> list[DevEffect]:
+    def _on_failed(self, code: int) -> list[ChildEffect]:
         """A generation cannot run. The nodes of an earlier one stay, if there are any."""
         effects = self._discard()
         kept = any(node.stage is not DevStage.ENDING for node in self._nodes.values())
         if kept or self._reload:
-            return [*effects, *([] if self._ending else [NotLoaded(kept)])]
-        self._ending, self._code = True, code if code > 0 else FAILED
+            return [*effects, *([] if self._ending else [group.NotLoaded(kept)])]
+        self._ending, self._code = True, code if code > 0 else group.FAILED
         return effects
 
-    def _after_leaving(self) -> list[DevEffect]:
+    def _after_leaving(self) -> list[ChildEffect]:
         """End after the last node has left by order, unless a change can start others."""
         self._ending |= not (self._nodes or self._fresh or self._reload)
         return self._announce() if self._nodes else self._promote()
 
-    def _rest(self, node: DevNode, code: int, now: float) -> NodeRestarts:
-        if node.stage is DevStage.READY and now - node.ready_at >= RAN_WELL_S:
-            node.ends = 0
-        pause = min(FIRST_PAUSE_S * 2.0**node.ends, LONGEST_PAUSE_S)
-        node.ends += pause < LONGEST_PAUSE_S
+    def _rest(self, node: DevNode, code: int, now: float) -> group.RestartLater:
+        pause = node.pause.next(now - node.ready_at if node.stage is DevStage.READY else 0.0)
         node.stage, node.until = DevStage.RESTING, now + pause
-        return NodeRestarts(node.number, code, pause)
+        return group.RestartLater(node.number, code, pause)
 
-    def _start_again(self, node: DevNode) -> list[DevEffect]:
+    def _start_again(self, node: DevNode) -> list[ChildEffect]:
         node.run, node.stage = self._next_run(), DevStage.LOADING
         # All of them, in one order: so a node joins the others, and if all ended, the first founds.
         seeds = tuple(sorted(self._nodes))
-        return [StartRun(node.run, node.number, seeds), CommandRun(node.run, Word.LOAD)]
+        return [
+            group.SpawnChild(node.run, node.number, seeds),
+            group.CommandChild(node.run, Word.LOAD),
+        ]
 
     # ---- the end
 
-    def _end_nodes(self, now: float, *, at_once: bool = False) -> list[DevEffect]:
+    def _end_nodes(self, now: float, *, at_once: bool = False) -> list[ChildEffect]:
         """End every node. One that has not started yet is killed, as all are if `at_once`."""
-        effects: list[DevEffect] = []
+        effects: list[ChildEffect] = []
         for number, node in list(self._nodes.items()):
             if not node.run:
                 del self._nodes[number]
             elif node.stage is not DevStage.ENDING or at_once:
                 runs = node.stage in (DevStage.STARTING, DevStage.READY) and not at_once
                 node.stage = DevStage.ENDING
-                effects.append(CommandRun(node.run, Word.END) if runs else KillRun(node.run))
+                effects.append(
+                    group.CommandChild(node.run, Word.END) if runs else group.KillChild(node.run)
+                )
         if effects:
             self._deadline = now + END_S
         return effects
 
-    def _on_interrupt(self, now: float) -> list[DevEffect]:
+    def _on_interrupt(self, now: float) -> list[ChildEffect]:
         again, self._interrupted = self._interrupted, True
         self._ending = True
         if again:
-            self._code = max(self._code, FAILED)
-        return [*self._discard(), *self._end_nodes(now, at_once=again)]
+            self._code = max(self._code, group.FAILED)
+        return [group.Ending(), *self._discard(), *self._end_nodes(now, at_once=again)]
 
-    def _settle(self) -> list[DevEffect]:
+    def _settle(self) -> list[ChildEffect]:
         """End the program when no process is left."""
         if self._ending and not (self._nodes or self._fresh or self._discarded):
-            return [EndDev(self._code)]
+            return [group.EndAll(self._code)]
         return []
 
     # ---- small parts

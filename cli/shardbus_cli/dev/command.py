@@ -46,9 +46,11 @@ def dev(
 ) -> None:
     """Run a cluster on this machine, in one terminal, until Ctrl-C: several nodes over an embedded
     store. The state is kept in .shardbus of the current directory."""
+    import asyncio
+
     from shardbus_cli.app_loader import app_or_project
     from shardbus_cli.dev.layout import FOLDER, STATE, DevFolder, check_free, places
-    from shardbus_cli.dev.runner import DevOptions, DevRunner
+    from shardbus_cli.dev.runner import DevOptions, run_dev
 
     if demo and app is not None:
         raise CommandFailure(
@@ -73,4 +75,4 @@ def dev(
         sets=tuple(sets),
         reload=reload,
     )
-    raise SystemExit(DevRunner(found, folder, options).run())
+    raise SystemExit(asyncio.run(run_dev(found, folder, options)))

@@ -30,8 +30,8 @@ from shardbus.node.run import run_node
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus.store.urls import mask_url
 from shardbus_cli.app_loader import app_or_project, load_app
+from shardbus_cli.children.group import Word
 from shardbus_cli.config import checks_of, layers_of, settings_for
-from shardbus_cli.dev.cluster import Word
 from shardbus_cli.dev.guide import example_of, ways_to_other_shards
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.line_writer import Console

@@ -36,11 +36,11 @@ SIGTERM (`shardbus.node.supervisor_link`).
 
     plan             ports, seeds and arguments of each worker; pure
     worker_group     the stages of the workers: starts, restarts, the end; pure
-    process          one worker's process, its socket and pipes
-    prefixed_output  the output of the workers, each line with its worker's number
     http_front       the unit's HTTP
     exposition       metrics of all workers as one page; pure
-    supervisor       the loop that carries out the effects of worker_group
+    unit             the workers as the HTTP and the supervisor use them
+
+`shardbus_cli.children` starts and follows the processes.
 
 Source: docs/reference/cli.md; docs/how-to/operate.md; B.139.
 """

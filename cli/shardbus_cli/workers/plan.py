@@ -45,27 +45,26 @@ class WorkerPlan:
     arguments: tuple[str, ...]
     log_format: str
 
-    def command(self, number: int, fd: int, *, again: bool) -> list[str]:
-        """Return the arguments of `shardbus` for a worker. `again`: it ran before. `fd` is its end
-        of the socket to the supervisor."""
+    def command(self, number: int, fd: int, *, joins: bool) -> list[str]:
+        """Return the arguments of `shardbus` for a worker. `joins`: it does not found the cluster.
+        `fd` is its end of the socket to the supervisor."""
         worker = self.workers[number]
         own = {
             "node.port": worker.port,
             "node.gossip_port": worker.gossip_port,
             "node.advertise": worker.address,
             **({"node.advertise_gossip": worker.gossip} if worker.gossip is not None else {}),
-            "node.seeds": ",".join(self.seeds_of(number, again=again)),
+            "node.seeds": ",".join(self.seeds_of(joins=joins)),
             "http.port": worker.http_port,
             "log.format": self.log_format,
         }
         sets = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
         return [*self.arguments, *sets, "--leash-fd", str(fd)]
 
-    def seeds_of(self, number: int, *, again: bool) -> tuple[str, ...]:
-        """Return the user's seeds and all workers, so that a restarted worker finds the others.
-        Only the first start of worker 0, without seeds of the user, has none: it forms the
-        cluster."""
-        if number == 0 and not again and not self.seeds:
+    def seeds_of(self, *, joins: bool) -> tuple[str, ...]:
+        """Return the user's seeds and all workers, so that a restarted worker finds the others. The
+        founder, without seeds of the user, has none."""
+        if not (joins or self.seeds):
             return ()
         own = (str(worker.address) for worker in self.workers)
         return tuple(dict.fromkeys((*self.seeds, *own)))

@@ -1,4 +1,4 @@
-"""The stages of a unit's workers: starts, restarts and the end. Pure: `now` is passed in.
+"""The stages of a unit's workers: starts, restarts and the end. Pure.
 
     WAITING ──> STARTING ──> JOINING ──> READY          the process runs: loads, serves, is Up
                    ^  └─────────┴──────────┤
@@ -28,12 +28,14 @@ has not ended by the deadline is killed; workers state that deadline when they s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-RAN_WELL_S = 60.0
+from shardbus_cli.children import group
+from shardbus_cli.children.group import ChildEffect, Word
+
+LONGEST_PAUSE_S = 30.0
 CLOSE_S = 5.0
 """For all workers to close; a cluster with a silent member may not converge."""
 LEAVE_MARGIN_S = 5.0
@@ -41,7 +43,7 @@ LEAVE_MARGIN_S = 5.0
 LEAVE_AT_LEAST_S = 30.0
 STOP_S = 5.0
 """For workers to end after `stop`, or after they were killed."""
-OK, FAILED, NOT_DRAINED = 0, 1, 7
+NOT_DRAINED = 7
 PERMANENT = (2, 3)
 """Exit codes after which a restart is of no use: invalid settings, or a broken application."""
 
@@ -60,120 +62,14 @@ class WorkerStage(Enum):
 RUNNING = (WorkerStage.STARTING, WorkerStage.JOINING, WorkerStage.READY)
 
 
-# Events
-
-
-@dataclass(frozen=True, slots=True)
-class StartUnit:
-    """Start the unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerServing:
-    """A worker listens. `leave_within`: seconds within which it leaves or ends itself."""
-
-    worker: int
-    leave_within: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """A worker is Up, with its regions registered."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerClosed:
-    """A worker takes no more shards, and the whole cluster knows."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLeaves:
-    """A worker has begun to leave, or its membership has ended."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerExited:
-    """A worker's process has ended; a negative `code` is a signal."""
-
-    worker: int
-    code: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveUnit:
-    """Let the unit leave; a second one stops it at once."""
-
-
-Event = (
-    StartUnit | WorkerServing | WorkerReady | WorkerClosed | WorkerLeaves | WorkerExited | LeaveUnit
-)
-
-
-# Effects
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnWorker:
-    """Start a worker's process."""
-
-    worker: int
-    again: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CommandWorker:
-    """Send a worker "close", "leave" or "stop"."""
-
-    worker: int
-    word: str
-
-
-@dataclass(frozen=True, slots=True)
-class KillWorker:
-    """Kill a worker's process."""
-
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceReady:
-    """Announce that all workers are ready, for the first time."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestartLater:
-    """Log that a worker ended and is restarted after `seconds`."""
-
-    worker: int
-    code: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class EndUnit:
-    """End the unit with this exit code: no process is left."""
-
-    code: int
-
-
-Effect = SpawnWorker | CommandWorker | KillWorker | AnnounceReady | RestartLater | EndUnit
-
-
 @dataclass(slots=True)
 class WorkerState:
-    """One worker. `until` is the end of its pause; `ends` counts its ends since it last was READY
-    for RAN_WELL_S."""
+    """One worker. `until` is the end of its pause."""
 
     stage: WorkerStage = WorkerStage.WAITING
     ready_at: float = 0.0
     until: float = 0.0
-    ends: int = 0
+    pause: group.RestartPause = field(default_factory=lambda: group.RestartPause(LONGEST_PAUSE_S))
     starts: int = 0
     leaves: bool = False
     """It has reported that it leaves."""
@@ -188,7 +84,7 @@ class WorkerGroup:
         self.leaving = False
         self._asked = self._stopping = self._closing = False
         self._open: set[int] = set()
-        self._code = OK
+        self._code = group.OK
         self._deadline = 0.0
         self._leave_within = LEAVE_AT_LEAST_S
 
@@ -204,25 +100,32 @@ class WorkerGroup:
         leaving = self._leave_within + LEAVE_MARGIN_S if self._closing else 0.0
         return self._deadline + leaving
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    @property
+    def ending(self) -> list[int]:
+        """The workers whose processes run, while the unit leaves."""
+        return self._running() if self.leaving else []
+
+    def handle(self, event: group.ChildEvent, now: float) -> list[ChildEffect]:
         """Handle an event and return its effects."""
         match event:
-            case StartUnit():
+            case group.StartAll():
                 return [self._start(0)]
-            case WorkerServing(number, seconds):
+            case group.ChildServes(number, seconds):
                 return self._on_serving(number, seconds)
-            case WorkerReady(number):
+            case group.ChildReady(number):
                 return self._on_ready(number, now)
-            case WorkerClosed(number):
+            case group.ChildClosed(number):
                 self._open.discard(number)
                 return self._leave_if_closed(now)
-            case WorkerLeaves(number):
+            case group.ChildLeaves(number):
                 self.states[number].leaves = True
                 return []
-            case WorkerExited(number, code):
+            case group.ChildExited(number, code):
                 return self._on_exited(number, code, now)
-            case LeaveUnit():
+            case group.Interrupt():
                 return self._on_leave(now)
+            case group.ChildLoaded() | group.SourceChanged():
+                return []  # of `dev`
             case _:
                 assert_never(event)
 
@@ -231,7 +134,7 @@ class WorkerGroup:
         rests = [s.until for s in self.states if s.stage is WorkerStage.RESTING]
         return min(rests, default=None) if not self.leaving else self._deadline
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[ChildEffect]:
         """Restart workers whose pause is over; enforce the deadlines of leaving."""
         if self.leaving:
             if now < self._deadline:
@@ -239,8 +142,8 @@ class WorkerGroup:
             if self._closing:
                 return self._leave_now(now)
             self._deadline = now + STOP_S
-            self._code = max(self._code, FAILED if self._stopping else NOT_DRAINED)
-            return [KillWorker(n) for n in self._running()]
+            self._code = max(self._code, group.FAILED if self._stopping else NOT_DRAINED)
+            return [group.KillChild(n) for n in self._running()]
         rested = [
             n
             for n, s in enumerate(self.states)
@@ -262,13 +165,15 @@ class WorkerGroup:
     def _running(self) -> list[int]:
         return [n for n, s in enumerate(self.states) if s.stage in RUNNING]
 
-    def _start(self, number: int) -> SpawnWorker:
+    def _start(self, number: int) -> group.SpawnChild:
+        """Start a worker. All join by all, except worker 0 at its first start."""
         state = self.states[number]
         state.stage, state.starts = WorkerStage.STARTING, state.starts + 1
         state.leaves = False
-        return SpawnWorker(number, again=state.starts > 1)
+        peers = range(len(self.states)) if number or state.starts > 1 else ()
+        return group.SpawnChild(number, number, tuple(peers))
 
-    def _on_serving(self, number: int, seconds: float) -> list[Effect]:
+    def _on_serving(self, number: int, seconds: float) -> list[ChildEffect]:
         self.states[number].stage = WorkerStage.JOINING
         self._leave_within = max(self._leave_within, seconds)
         if self.leaving:
@@ -276,40 +181,37 @@ class WorkerGroup:
         waiting = [n for n, s in enumerate(self.states) if s.stage is WorkerStage.WAITING]
         return [self._start(n) for n in waiting]
 
-    def _on_ready(self, number: int, now: float) -> list[Effect]:
+    def _on_ready(self, number: int, now: float) -> list[ChildEffect]:
         state = self.states[number]
         state.stage, state.ready_at = WorkerStage.READY, now
         if self.announced or not self.ready:
             return []
         self.announced = True
-        return [AnnounceReady()]
+        return [group.AllReady()]
 
-    def _on_exited(self, number: int, code: int, now: float) -> list[Effect]:
+    def _on_exited(self, number: int, code: int, now: float) -> list[ChildEffect]:
         state = self.states[number]
         before, state.stage = state.stage, WorkerStage.GONE
         if self.leaving:
             self._open.discard(number)
-            return [*self._leave_if_closed(now), *self._on_gone(FAILED if code < 0 else code)]
-        if code == OK and before is WorkerStage.STARTING:
-            code = FAILED
-        if code == OK and state.leaves:
-            return self._on_gone(OK)
+            return [*self._leave_if_closed(now), *self._on_gone(group.FAILED if code < 0 else code)]
+        if code == group.OK and before is WorkerStage.STARTING:
+            code = group.FAILED
+        if code == group.OK and state.leaves:
+            return self._on_gone(group.OK)
         failed = before is WorkerStage.STARTING and code in PERMANENT
         if failed or (before is not WorkerStage.READY and code > 0 and not self.announced):
             self._code = code
             return self._all_leave(now)
-        if before is WorkerStage.READY and now - state.ready_at >= RAN_WELL_S:
-            state.ends = 0
-        rest = min(FIRST_PAUSE_S * 2.0**state.ends, LONGEST_PAUSE_S)
-        state.ends += rest < LONGEST_PAUSE_S
+        rest = state.pause.next(now - state.ready_at if before is WorkerStage.READY else 0.0)
         state.stage, state.until = WorkerStage.RESTING, now + rest
-        return [RestartLater(number, code, rest)]
+        return [group.RestartLater(number, code, rest)]
 
-    def _on_gone(self, code: int) -> list[Effect]:
+    def _on_gone(self, code: int) -> list[ChildEffect]:
         self._code = max(self._code, code)
         if any(state.stage is not WorkerStage.GONE for state in self.states):
-            return [AnnounceReady()] if self._first_ready() else []
-        return [EndUnit(self._code)]
+            return [group.AllReady()] if self._first_ready() else []
+        return [group.EndAll(self._code)]
 
     def _first_ready(self) -> bool:
         """True if the unit is ready for the first time, because the missing worker has left."""
@@ -319,18 +221,18 @@ class WorkerGroup:
 
     # ---- the end
 
-    def _on_leave(self, now: float) -> list[Effect]:
+    def _on_leave(self, now: float) -> list[ChildEffect]:
         first, self._asked = not self._asked, True
         if not self.leaving:
-            return self._all_leave(now)
+            return [group.Ending(), *self._all_leave(now)]
         if first or self._stopping:
             return []
         self._stopping, self._closing = True, False
         self._deadline = now + STOP_S
-        self._code = max(self._code, FAILED)
-        return [CommandWorker(n, "stop") for n in self._running()]
+        self._code = max(self._code, group.FAILED)
+        return [group.CommandChild(n, Word.STOP) for n in self._running()]
 
-    def _all_leave(self, now: float) -> list[Effect]:
+    def _all_leave(self, now: float) -> list[ChildEffect]:
         """Start to leave. A worker that does not serve yet has nothing to close."""
         self.leaving = self._closing = True
         self._deadline = now + CLOSE_S
@@ -339,17 +241,19 @@ class WorkerGroup:
                 state.stage = WorkerStage.GONE
         running = self._running()
         if not running:
-            return [EndUnit(self._code)]
+            return [group.EndAll(self._code)]
         starting = [n for n in running if self.states[n].stage is WorkerStage.STARTING]
         self._open = set(running) - set(starting)
-        told: list[Effect] = [CommandWorker(n, "close") for n in sorted(self._open)]
-        told += [CommandWorker(n, "leave") for n in starting]
-        return [*told, *self._leave_if_closed(now)]
+        commands: list[ChildEffect] = [
+            group.CommandChild(n, Word.CLOSE) for n in sorted(self._open)
+        ]
+        commands += [group.CommandChild(n, Word.LEAVE) for n in starting]
+        return [*commands, *self._leave_if_closed(now)]
 
-    def _leave_if_closed(self, now: float) -> list[Effect]:
+    def _leave_if_closed(self, now: float) -> list[ChildEffect]:
         return self._leave_now(now) if self._closing and not self._open else []
 
-    def _leave_now(self, now: float) -> list[Effect]:
+    def _leave_now(self, now: float) -> list[ChildEffect]:
         self._closing = False
         self._deadline = now + self._leave_within + LEAVE_MARGIN_S
-        return [CommandWorker(n, "leave") for n in self._running()]
+        return [group.CommandChild(n, Word.LEAVE) for n in self._running()]

@@ -595,12 +595,15 @@ class Coordinator:
         self._starts.forget(shard)
         self._moves.drop_planned(shard)
         registered = self._registry.registered
-        if purpose is not HandoffPurpose.STOP and self._direct.takes(shard):
+        stops = purpose is HandoffPurpose.STOP
+        if not stops and self._direct.takes(shard):
             if target is None and self.rebalancing.calls is None:
                 target = (self._targets_of([shard], home.node, now) or {}).get(shard)
             if target is not None and target != home.node:
                 self._direct.begin(home, target, purpose.value, registered, now)
                 return
+        if not stops:
+            self._direct.forget_refusal(shard)
         if purpose is not HandoffPurpose.REBALANCE:
             target = None
         self._moves.begin(home, purpose, target, registered, now)

@@ -190,10 +190,11 @@ class DirectMoves:
 
     def takes(self, shard: str) -> bool:
         """True if the next move of the shard is a direct one. After a refusal, one is not."""
-        if shard in self._refused:
-            del self._refused[shard]
-            return False
-        return self.used
+        return self.used and shard not in self._refused
+
+    def forget_refusal(self, shard: str) -> None:
+        """Let the move after the one that begins now be direct."""
+        self._refused.pop(shard, None)
 
     def deadline(self) -> float | None:
         """Return when `tick` is due."""

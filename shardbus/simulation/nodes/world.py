@@ -169,17 +169,13 @@ class SimNode(SimProcess):
         # As if no process shared the store: it is this world that decides who founds.
         settings = replace(settings, store=replace(settings.store, url="memory://"))
         self.hosts = True
-        self.node = Node(
-            world.cluster,
-            world.types if types is None else types,
-            settings,
-            SimStore(world.store, self.loop, lambda: self.process.id),
-            environment=self.environment,
-            membership=self._membership,
-        )
+        self.node: Node
+        """Made by `_live`, which begins at once."""
         self._leave_requested = asyncio.Event()
         self.process: Process
-        self.life = self.loop.create_task(self._live())
+        self.life = self.loop.create_task(
+            self._live(world.types if types is None else types, settings)
+        )
         self.loop.run_now()
 
     def _membership(
@@ -221,9 +217,16 @@ class SimNode(SimProcess):
     async def on_end(self) -> None:
         """End the application, in the node's loop: the node closes next."""
 
-    async def _live(self) -> None:
+    async def _live(self, types: Mapping[str, EntityType], settings: Settings) -> None:
         """Run the node as `node.run` does."""
-        node = self.node
+        node = self.node = Node(
+            self.world.cluster,
+            types,
+            settings,
+            SimStore(self.world.store, self.loop, lambda: self.process.id),
+            environment=self.environment,
+            membership=self._membership,
+        )
         await node.start()
         self.on_listening()
         node.join(f"{self.name}:0")

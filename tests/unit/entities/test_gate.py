@@ -312,6 +312,8 @@ def test_the_gate_says_why_it_is_shut() -> None:
     gate.confirmed(1.0)
     b_now[0] = 2.0
     assert gate.is_shut()
+    assert gate.describe() == "", "a question closes nothing"
+    assert gate.close_if_due()
     assert gate.describe() == "suspended, because membership has not confirmed this node lately"
     gate.suspended("no consent of b; keep-majority: minority")
     gate.suspended("no consent of b and c; keep-majority: minority")

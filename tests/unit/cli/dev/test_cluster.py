@@ -5,33 +5,31 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbus_cli.dev.cluster import (
-    END_S,
+from shardbus_cli.children.group import (
     FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
     RAN_WELL_S,
     AllReady,
-    AppLoaded,
-    CommandRun,
-    DevCluster,
-    DevEffect,
-    DevEvent,
-    DevStage,
-    EndDev,
+    ChildBack,
+    ChildEffect,
+    ChildEvent,
+    ChildExited,
+    ChildLeft,
+    ChildLoaded,
+    ChildReady,
+    ChildServes,
+    CommandChild,
+    EndAll,
+    Ending,
     Interrupt,
-    KillRun,
-    NodeRestarts,
+    KillChild,
     NotLoaded,
-    RunBack,
-    RunExited,
-    RunLeft,
-    RunReady,
-    RunServes,
+    RestartLater,
     SourceChanged,
+    SpawnChild,
     StartAll,
-    StartRun,
     Word,
 )
+from shardbus_cli.dev.cluster import END_S, LONGEST_PAUSE_S, DevCluster, DevStage
 
 SIGKILL = -9
 
@@ -48,28 +46,28 @@ class Lab:
         self.ended: int | None = None
         self.seeds: dict[int, tuple[int, ...]] = {}
 
-    def do(self, event: DevEvent) -> list[DevEffect]:
+    def do(self, event: ChildEvent) -> list[ChildEffect]:
         return self._note(self.machine.handle(event, self.now))
 
-    def wait(self, seconds: float) -> list[DevEffect]:
+    def wait(self, seconds: float) -> list[ChildEffect]:
         self.now += seconds
         return self._note(self.machine.tick(self.now))
 
-    def exit(self, run: int, code: int = 0) -> list[DevEffect]:
+    def exit(self, run: int, code: int = 0) -> list[ChildEffect]:
         del self.live[run]
-        return self.do(RunExited(run, code))
+        return self.do(ChildExited(run, code))
 
-    def _note(self, effects: list[DevEffect]) -> list[DevEffect]:
+    def _note(self, effects: list[ChildEffect]) -> list[ChildEffect]:
         self.machine.check()
         for effect in effects:
             match effect:
-                case StartRun(run, number, seeds):
+                case SpawnChild(run, number, seeds):
                     self.live[run], self.words[run], self.seeds[run] = number, [], seeds
-                case CommandRun(run, word):
+                case CommandChild(run, word):
                     self.words[run].append(word)
-                case KillRun(run):
+                case KillChild(run):
                     self.killed.add(run)
-                case EndDev(code):
+                case EndAll(code):
                     assert self.ended is None
                     assert not self.live, "a process is left"
                     self.ended = code
@@ -82,13 +80,13 @@ class Lab:
     def load(self) -> list[int]:
         runs = self.generation()
         for run in runs:
-            self.do(AppLoaded(run))
+            self.do(ChildLoaded(run))
         return runs
 
     def serve(self, runs: list[int]) -> None:
         for run in runs:
-            self.do(RunServes(run))
-            self.do(RunReady(run))
+            self.do(ChildServes(run, 3.0))
+            self.do(ChildReady(run))
 
 
 def running(nodes: int = 3, *, reload: bool = True) -> tuple[Lab, list[int]]:
@@ -104,13 +102,13 @@ def test_node_1_loads_first_and_founds_the_cluster() -> None:
     lab.do(StartAll())
     assert lab.words == {1: [Word.LOAD], 2: [], 3: []}
     assert lab.seeds == {1: (), 2: (1, 2, 3), 3: (1, 2, 3)}
-    assert lab.do(AppLoaded(1)) == [
-        CommandRun(2, Word.LOAD), CommandRun(3, Word.LOAD), CommandRun(1, Word.RUN),
+    assert lab.do(ChildLoaded(1)) == [
+        CommandChild(2, Word.LOAD), CommandChild(3, Word.LOAD), CommandChild(1, Word.RUN),
     ]  # fmt: skip
-    assert lab.do(AppLoaded(2)) == [], "it waits for node 1 to serve"
-    assert lab.do(RunServes(1)) == [CommandRun(2, Word.RUN)]
-    assert lab.do(AppLoaded(3)) == [CommandRun(3, Word.RUN)]
-    assert [lab.do(RunReady(run)) for run in (1, 2, 3)] == [[], [], [AllReady(1)]]
+    assert lab.do(ChildLoaded(2)) == [], "it waits for node 1 to serve"
+    assert lab.do(ChildServes(1, 3.0)) == [CommandChild(2, Word.RUN)]
+    assert lab.do(ChildLoaded(3)) == [CommandChild(3, Word.RUN)]
+    assert [lab.do(ChildReady(run)) for run in (1, 2, 3)] == [[], [], [AllReady(1)]]
 
 
 def test_a_change_starts_new_processes_and_the_nodes_end_once_one_has_loaded() -> None:
@@ -119,19 +117,19 @@ def test_a_change_starts_new_processes_and_the_nodes_end_once_one_has_loaded() -
     new = lab.generation()
     assert not set(new) & set(old)
     assert all(Word.END not in lab.words[run] for run in old)
-    lab.do(AppLoaded(new[0]))
+    lab.do(ChildLoaded(new[0]))
     assert all(lab.words[run][-1] is Word.END for run in old)
     assert Word.RUN not in lab.words[new[0]]
-    lab.do(AppLoaded(new[1]))
+    lab.do(ChildLoaded(new[1]))
     for run in old[:-1]:
         assert lab.exit(run) == []
-    assert lab.exit(old[-1]) == [CommandRun(new[0], Word.RUN)], "the ports are free now"
-    lab.do(AppLoaded(new[2]))
-    lab.do(RunServes(new[0]))
+    assert lab.exit(old[-1]) == [CommandChild(new[0], Word.RUN)], "the ports are free now"
+    lab.do(ChildLoaded(new[2]))
+    lab.do(ChildServes(new[0], 3.0))
     assert lab.words[new[2]] == [Word.LOAD, Word.RUN]
     for run in new[:-1]:
-        assert lab.do(RunReady(run)) == []
-    assert lab.do(RunReady(new[-1])) == [AllReady(2)]
+        assert lab.do(ChildReady(run)) == []
+    assert lab.do(ChildReady(new[-1])) == [AllReady(2)]
 
 
 def test_code_that_cannot_be_loaded_stops_nothing() -> None:
@@ -152,7 +150,7 @@ def test_code_that_only_another_node_cannot_load_waits_for_a_change() -> None:
     lab, old = running()
     lab.do(SourceChanged())
     new = lab.generation()
-    lab.do(AppLoaded(new[0]))
+    lab.do(ChildLoaded(new[0]))
     assert NotLoaded(kept=False) in lab.exit(new[1], 3)
     for run in [*old, new[0], new[2]]:
         lab.exit(run, 0)
@@ -166,13 +164,13 @@ def test_a_second_change_discards_the_first() -> None:
     lab, old = running()
     lab.do(SourceChanged())
     first = lab.generation()
-    lab.do(AppLoaded(first[0]))
+    lab.do(ChildLoaded(first[0]))
     lab.do(SourceChanged())
     second = lab.generation()
     assert lab.killed == set(first)
     for run in first:
         lab.exit(run, SIGKILL)
-    lab.do(AppLoaded(second[0]))
+    lab.do(ChildLoaded(second[0]))
     for run in old:
         lab.exit(run)
     assert lab.words[second[0]] == [Word.LOAD, Word.RUN]
@@ -198,14 +196,14 @@ def test_with_reload_it_waits_for_a_change_instead() -> None:
     assert lab.ended is None
     lab.do(SourceChanged())
     assert len(lab.live) == 3
-    assert lab.do(Interrupt()) == [KillRun(run) for run in lab.generation()]
+    assert lab.do(Interrupt()) == [Ending(), *map(KillChild, lab.generation())]
 
 
 def test_a_node_that_fails_before_all_were_ready_ends_its_generation() -> None:
     lab = Lab(reload=False)
     lab.do(StartAll())
     lab.load()
-    lab.do(RunServes(1))
+    lab.do(ChildServes(1, 3.0))
     lab.exit(2, 2)
     assert lab.killed == {1, 3}
     for run in (1, 3):
@@ -217,23 +215,23 @@ def test_a_node_that_is_killed_comes_back_after_a_pause_that_doubles() -> None:
     lab, runs = running()
     run, pause = runs[1], FIRST_PAUSE_S
     for _ in range(8):
-        assert lab.exit(run, SIGKILL) == [NodeRestarts(2, SIGKILL, pause)]
+        assert lab.exit(run, SIGKILL) == [RestartLater(2, SIGKILL, pause)]
         assert lab.machine.deadline() == lab.now + pause
         assert lab.wait(pause / 2) == []
         lab.wait(pause / 2)
         run = lab.generation()[-1]
         assert lab.seeds[run] == (1, 2, 3)
         assert lab.words[run] == [Word.LOAD]
-        assert lab.do(AppLoaded(run)) == [CommandRun(run, Word.RUN)]
-        assert lab.do(RunReady(run)) == [RunBack(2)]
+        assert lab.do(ChildLoaded(run)) == [CommandChild(run, Word.RUN)]
+        assert lab.do(ChildReady(run)) == [ChildBack(2)]
         pause = min(2 * pause, LONGEST_PAUSE_S)
     lab.wait(RAN_WELL_S)
-    assert lab.exit(run, SIGKILL) == [NodeRestarts(2, SIGKILL, FIRST_PAUSE_S)]
+    assert lab.exit(run, SIGKILL) == [RestartLater(2, SIGKILL, FIRST_PAUSE_S)]
 
 
 def test_a_node_that_left_by_order_stays_away_until_the_next_reload() -> None:
     lab, runs = running()
-    assert lab.exit(runs[2]) == [RunLeft(3)]
+    assert lab.exit(runs[2]) == [ChildLeft(3)]
     assert lab.machine.deadline() is None
     lab.do(SourceChanged())
     assert len(lab.generation()) == 3
@@ -249,10 +247,11 @@ def test_dev_ends_when_its_last_node_has_left() -> None:
 def test_ctrl_c_ends_the_nodes_and_a_second_one_kills_them() -> None:
     lab, runs = running()
     lab.exit(runs[2], SIGKILL)
-    assert lab.do(Interrupt()) == [CommandRun(run, Word.END) for run in runs[:2]]
+    ends = [CommandChild(run, Word.END) for run in runs[:2]]
+    assert lab.do(Interrupt()) == [Ending(), *ends]
     assert lab.do(SourceChanged()) == []
     lab.exit(runs[0])
-    assert lab.do(Interrupt()) == [KillRun(runs[1])]
+    assert lab.do(Interrupt()) == [Ending(), KillChild(runs[1])]
     lab.exit(runs[1], SIGKILL)
     assert lab.ended == 1
 
@@ -263,7 +262,7 @@ def test_ctrl_c_is_exit_code_0_and_nodes_that_do_not_end_are_killed() -> None:
     for run in runs[:2]:
         lab.exit(run)
     assert lab.machine.deadline() == lab.now + END_S
-    assert lab.wait(END_S) == [KillRun(runs[2])]
+    assert lab.wait(END_S) == [KillChild(runs[2])]
     lab.exit(runs[2], SIGKILL)
     assert lab.ended == 0
 
@@ -272,7 +271,7 @@ def test_ctrl_c_without_a_process_ends_at_once() -> None:
     lab = Lab(1)
     lab.do(StartAll())
     lab.exit(1, 3)
-    assert EndDev(0) in lab.do(Interrupt())
+    assert EndAll(0) in lab.do(Interrupt())
 
 
 KINDS = ("loaded", "serves", "ready", "exit", "change", "tick", "stop")
@@ -297,11 +296,11 @@ def test_whatever_happens_each_run_is_in_one_place_and_no_process_is_left(
         run = sorted(lab.live)[drawn % len(lab.live)] if lab.live else 0
         match kind:
             case "loaded":
-                lab.do(AppLoaded(run))
+                lab.do(ChildLoaded(run))
             case "serves":
-                lab.do(RunServes(run))
+                lab.do(ChildServes(run, 3.0))
             case "ready":
-                lab.do(RunReady(run))
+                lab.do(ChildReady(run))
             case "exit" if run:
                 lab.exit(run, drawn % 4)
             case "change":

@@ -9,9 +9,9 @@ import pytest
 
 from shardbus.config.loading import from_assignments, load
 from shardbus.errors import ConfigError
+from shardbus_cli.children.prefixed_output import marked
 from shardbus_cli.workers.exposition import merged
 from shardbus_cli.workers.plan import WorkerPlan, plan_of
-from shardbus_cli.workers.prefixed_output import marked
 
 
 def planned(*assignments: str, workers: int = 3) -> WorkerPlan:
@@ -19,9 +19,9 @@ def planned(*assignments: str, workers: int = 3) -> WorkerPlan:
     return plan_of(settings, workers, ["node", "start", "app:bus"], "json")
 
 
-def told(plan: WorkerPlan, number: int, *, again: bool = False) -> Any:
+def told(plan: WorkerPlan, number: int, *, joins: bool = True) -> Any:
     """The settings that a worker ends up with."""
-    words = plan.command(number, 9, again=again)
+    words = plan.command(number, 9, joins=joins)
     assert words[:3] == ["node", "start", "app:bus"]
     assert words[-2:] == ["--leash-fd", "9"]
     assignments = words[3:-2]
@@ -50,9 +50,9 @@ def test_free_ports_of_http_stay_free() -> None:
 
 def test_without_seeds_worker_0_founds_the_cluster_and_only_once() -> None:
     plan, own = planned(), ("127.0.0.1:7355", "127.0.0.1:7357", "127.0.0.1:7359")
-    assert told(plan, 0).node.seeds == ()
+    assert told(plan, 0, joins=False).node.seeds == ()
     assert told(plan, 1).node.seeds == own
-    assert told(plan, 0, again=True).node.seeds == own
+    assert told(plan, 0).node.seeds == own
 
 
 def test_seeds_of_the_user_come_first_and_are_not_said_twice() -> None:

@@ -118,7 +118,9 @@ def test_a_refused_move_removes_its_intent_and_the_next_one_is_not_direct() -> N
     bench.moves.on_refused(A, move)
     assert "17" not in bench.moves
     assert bench.write() == {INTENT_MARK + "17": None}
-    assert [bench.moves.takes("17") for _ in range(2)] == [False, True]
+    assert [bench.moves.takes("17") for _ in range(2)] == [False, False]
+    bench.moves.forget_refusal("17")
+    assert bench.moves.takes("17")
 
 
 def test_the_new_home_gets_the_shard_of_an_old_home_that_died() -> None:

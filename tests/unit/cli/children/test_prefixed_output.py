@@ -1,4 +1,4 @@
-"""What workers print, as the supervisor passes it on: `shardbus_cli.workers.prefixed_output`."""
+"""The output of children, as the supervisor prints it: `shardbus_cli.children.prefixed_output`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardbus_cli.workers.prefixed_output import LINE_BYTES_MAX, PrefixedOutput
+from shardbus_cli.children.prefixed_output import LINE_BYTES_MAX, PrefixedOutput
 
 
 class Stage:
@@ -22,7 +22,8 @@ class Stage:
     def worker(self, number: int) -> tuple[int, int]:
         """The pipes of a worker, to write to."""
         (out, into_out), (err, into_err) = os.pipe(), os.pipe()
-        self.prefixed_output.add(number, out=out, err=err)
+        files = [os.fdopen(fd, "rb", buffering=0) for fd in (out, err)]
+        self.prefixed_output.add(number, out=files[0], err=files[1])
         return into_out, into_err
 
     def line(self) -> bytes:

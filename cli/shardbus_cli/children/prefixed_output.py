@@ -21,6 +21,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import IO
 
 from shardbus_cli.line_writer import write_all
 
@@ -34,7 +35,7 @@ class _Pipe:
     """One pipe. `held` is the start of an incomplete line."""
 
     worker: int
-    fd: int
+    file: IO[bytes]
     held: bytes = b""
 
 
@@ -56,7 +57,7 @@ class PrefixedOutput:
         self._out.start()
         self._err.start()
 
-    def add(self, worker: int, *, out: int, err: int) -> None:
+    def add(self, worker: int, *, out: IO[bytes], err: IO[bytes]) -> None:
         """Read these pipes of a worker until they end, then close them."""
         self._out.add(worker, out)
         self._err.add(worker, err)
@@ -89,9 +90,9 @@ class _Relay:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread.start()
 
-    def add(self, worker: int, fd: int) -> None:
+    def add(self, worker: int, file: IO[bytes]) -> None:
         """Read this pipe until it ends, then close it."""
-        self._new.append(_Pipe(worker, fd))
+        self._new.append(_Pipe(worker, file))
         self._wake()
 
     def close(self) -> None:
@@ -123,11 +124,11 @@ class _Relay:
                 self._read_pipe(pipe)
         while self._new:
             added = self._new.popleft()
-            self._selector.register(added.fd, selectors.EVENT_READ, added)
+            self._selector.register(added.file, selectors.EVENT_READ, added)
         return bool(ready)
 
     def _read_pipe(self, pipe: _Pipe) -> None:
-        data = os.read(pipe.fd, LINE_BYTES_MAX)
+        data = os.read(pipe.file.fileno(), LINE_BYTES_MAX)
         *lines, rest = (pipe.held + data).split(b"\n")
         if not data or len(rest) > LINE_BYTES_MAX:
             lines, rest = ([*lines, rest] if rest else lines), b""
@@ -136,5 +137,5 @@ class _Relay:
             text = b"".join(marked(pipe.worker, line) + b"\n" for line in lines)
             write_all(self._target, text)
         if not data:
-            self._selector.unregister(pipe.fd)
-            os.close(pipe.fd)
+            self._selector.unregister(pipe.file)
+            pipe.file.close()
