@@ -34,6 +34,36 @@ def test_a_handler_cannot_have_the_name_of_something_else(bus: ShardBus, name: s
         bus.entity()(cls)
 
 
+def test_the_decorator_needs_no_parentheses(bus: ShardBus) -> None:
+    @bus.entity
+    class Bare(Counter): ...
+
+    assert bus.types["bare"].cls is Bare
+
+
+@pytest.mark.parametrize("parentheses", [False, True])
+def test_the_decorator_stands_over_a_class_of_entities(bus: ShardBus, parentheses: bool) -> None:
+    def function() -> None: ...
+
+    class NoEntity: ...
+
+    decorate: Any = bus.entity() if parentheses else bus.entity
+    with pytest.raises(ConfigError, match=r"over function, which is no class; write it over class"):
+        decorate(function)
+    with pytest.raises(ConfigError, match=r"NoEntity must be a subclass of .*NoEntity\(Entity\)"):
+        decorate(NoEntity)
+    assert bus.types == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("remeber", "remember"), ("mesages", "messages"), ("nam", "name")]
+)
+def test_an_unknown_argument_gets_a_suggestion(bus: ShardBus, wrong: str, right: str) -> None:
+    options: dict[str, Any] = {wrong: True}
+    with pytest.raises(ConfigError, match=f"unknown argument '{wrong}'.*did you mean {right}"):
+        declared(bus, Counter, "counter", **options)
+
+
 def test_settings_are_declared_by_their_names(bus: ShardBus) -> None:
     kind = declared(bus, Counter, shards=7, remember=True, passivate_after=5, mailbox=3)
     assert (kind.interface.shards, kind.interface.layout) == (7, "crc32/7")
