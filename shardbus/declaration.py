@@ -38,6 +38,7 @@ from shardbus.handlers import (
     check_sync,
     described,
     handlers_of,
+    no_handlers_of,
     own_annotations,
 )
 from shardbus.ids import check_id
@@ -223,7 +224,8 @@ def interface_of(
     receive = receive_of(cls)
     with _of_class(cls):
         messages = message_decoders(receive and described(receive), ())
-    return Interface(name, shards, layout, methods, messages, shard_of)
+    no_handlers = no_handlers_of(cls)
+    return Interface(name, shards, layout, methods, messages, shard_of, no_handlers=no_handlers)
 
 
 def parent_of(

@@ -95,6 +95,28 @@ def _check_name(cls: type, name: str) -> None:
         raise ConfigError(f"{where}: it is a name of Entity", hint=own)
 
 
+def no_handlers_of(cls: type) -> dict[str, str]:
+    """Return the public names of a class that are no handlers, each with a hint for the caller of a
+    reference that uses it."""
+    hints: dict[str, str] = {}
+    for name in (*dir(cls), "context", "state"):
+        if name.startswith("_"):
+            continue
+        owner, value = _attribute(cls, name)
+        place = f"{owner.__name__}.{name}"
+        if isinstance(value, Handler):
+            continue
+        if name == "receive" or hasattr(value, BEHAVIOUR_MARK):
+            hints[name] = f"messages reach {place} by ref.ask(message) and ref.tell(message)"
+        elif name in OF_ENTITIES or name == "state":
+            hints[name] = f"a reference has handlers only: use self.{name} within one"
+        elif callable(value):
+            hints[name] = f"{place} has no @handler: write it over def {name}"
+        else:
+            hints[name] = f"{place} is no method: write a handler that returns it"
+    return hints
+
+
 def own_annotations(cls: type) -> dict[str, Any]:
     """Return the annotations of the class itself, as they are written: from 3.14 on, those with a
     name that is not known at run time must not be evaluated."""

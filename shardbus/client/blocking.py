@@ -34,6 +34,7 @@ from shardbus.routing.region import Region
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
+from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import Decode, Interface, Method, decode_value
 
 E = TypeVar("E")
@@ -452,12 +453,15 @@ class BlockingRef(Addressed):
     def _address(self) -> tuple[Any, ...]:
         return self._bridge, *address_of(self._router), self.entity_id
 
+    def __dir__(self) -> list[str]:
+        return [*self._interface.methods, "to"]
+
     def __getattr__(self, name: str) -> BlockingCall:
         if name.startswith("_"):
             raise AttributeError(name)
         method = self._interface.methods.get(name)
         if method is None:
-            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
+            raise no_attribute(self._interface, name)
         call = BlockingCall(self._bridge, self._router, self.entity_id, method, self._timeout_ms)
         setattr(self, name, call)
         return call

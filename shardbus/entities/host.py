@@ -476,7 +476,7 @@ class Host:
             StaleActivation: the object that saves is over. Nothing was written.
             StateTooLarge: the store was not asked.
         """
-        activation = context.acting("save")
+        activation = context._acting("save")
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)

@@ -33,6 +33,37 @@ def refusal(cls: type, **options: Any) -> str:
     return f"{caught.value.message} | {caught.value.hint}"
 
 
+class Named(Entity):
+    limit = 3
+
+    @handler
+    def add(self) -> None: ...
+
+    def total(self) -> None: ...
+
+    @behaviour
+    def closed(self, message: object) -> None: ...
+
+    def receive(self, message: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("total", "Named.total has no @handler: write it over def total"),
+        ("limit", "Named.limit is no method: write a handler that returns it"),
+        ("save", "a reference has handlers only: use self.save within one"),
+        ("context", "a reference has handlers only: use self.context within one"),
+        ("receive", "messages reach Named.receive by ref.ask(message) and ref.tell(message)"),
+        ("closed", "messages reach Named.closed by ref.ask(message) and ref.tell(message)"),
+    ],
+)
+def test_a_name_that_is_no_handler_has_a_hint(name: str, hint: str) -> None:
+    hints = declare(Named).interface.no_handlers
+    assert hints[name] == hint
+    assert "add" not in hints
+
+
 def passing(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **named: Any) -> Any:

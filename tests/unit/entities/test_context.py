@@ -12,6 +12,7 @@ import pytest
 
 from shardbus import Directive, Entity, ShardBus, StopReason, handler
 from shardbus.entities.activation import LifeState
+from shardbus.entities.context import Context
 from shardbus.errors import EntityFailed, StaleActivation, StaleFence, StateChanged, StoreError
 from shardbus.sharding.instances import INSTANCE_MARK
 from shardbus.store.entity_state import EntityStates
@@ -153,7 +154,7 @@ async def replaced(b: Bench, cls: type[Keeper]) -> None:
 ENDS = [passivated, stopped, failed, failed_to_start, cut_off, replaced]
 
 ACTS: dict[str, Callable[[Any], Any]] = {
-    "save": lambda context: context.save(b""),
+    "_save": lambda context: context._save(b""),
     "ref": lambda context: context.ref("other", "x"),
     "child": lambda context: context.child("other", "x"),
     "passivate": lambda context: context.passivate(),
@@ -177,6 +178,22 @@ async def attempt(act: Callable[[Any], Any], context: Any) -> None:
         await outcome
 
 
+@pytest.mark.parametrize("end", [None, failed])
+async def test_a_context_lists_its_public_api(end: Any) -> None:
+    b, cls, _ = bench()
+    await b.ask("e", "read")
+    if end is not None:
+        await end(b, cls)
+    await b.ask("e", "read")
+    names = dir(cls.made[-1].context)
+    assert names == sorted(name for name in vars(Context) if not name.startswith("_"))
+    acts = {name.strip() for name in ACTS} - {"_save"}
+    tells = {"entity_id", "entity_type", "fence", "instance", "node", "sender", "shard_id"}
+    assert set(names) == acts | tells
+    for name in names:
+        assert getattr(Context, name).__doc__, name
+
+
 @pytest.mark.parametrize("end", ENDS)
 async def test_what_is_over_refuses_to_act_and_still_tells_who_it_is(end: Any) -> None:
     b, cls, store = bench()
@@ -192,7 +209,7 @@ async def test_what_is_over_refuses_to_act_and_still_tells_who_it_is(end: Any) -
         for name, act in ACTS.items():
             with warnings.catch_warnings(), pytest.raises(StaleActivation) as refused:
                 await attempt(act, context)
-            assert refused.value.what == name.strip()
+            assert refused.value.what == name.strip(" _")
             assert "of 'keeper' 'e' has ended" in str(refused.value)
     before.state.n = 77
     sent = len(store.sent)
