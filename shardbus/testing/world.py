@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, cast
+from weakref import WeakSet
 
 from shardbus.admin.pages import administer
 from shardbus.app import ShardBus
@@ -128,6 +129,7 @@ class ClusterWorld(NodeWorld):
         super().__init__(f"test {seed}", settings.cluster, settings.sharding, {}, cluster)
         self.trace: Transcript = Transcript()
         self.store: WatchedStore = WatchedStore(self, Random(f"store {seed}"))
+        self.answers = WeakSet()
         self.here = NodeHere()
         self.applications: dict[ShardBus, None] = {}
         self._held: dict[NodeId, list[ev.Event]] = {}
@@ -191,3 +193,5 @@ class ClusterWorld(NodeWorld):
             node.loop.discard()
         for bus in self.applications:
             bus.attach(None)
+        for answer in list(self.answers or ()):
+            answer.warn_if_unused()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
+from pathlib import Path
 
 import pytest
 
-from shardbus import StoreUnavailable
+from shardbus import Entity, ShardBus, StoreUnavailable, handler
 from shardbus.errors import EntityFailed
 from shardbus.testing import EntityProbe
 from tests.unit.testing.shop import (
@@ -131,3 +133,35 @@ async def test_settings_of_a_probe() -> None:
         await probe.ask("total")
         await probe.advance(15)
         assert not probe.running
+
+
+async def test_an_ask_that_an_entity_forgets_to_await_warns_with_its_line() -> None:
+    bus = ShardBus("forgetful")
+
+    @bus.entity
+    class Forgetful(Entity):
+        @handler
+        async def remind(self, later: bool) -> None:
+            other = self.context.ref(Forgetful, "other")
+            if later:
+                await asyncio.gather(other.note(), other.note())
+            else:
+                other.note()
+
+        @handler
+        def note(self) -> int:
+            return 1
+
+    async def run(later: bool) -> None:
+        async with EntityProbe(Forgetful, "e") as probe:
+            await probe.ref.remind(later)
+            await probe.advance(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await run(True)
+    with pytest.warns(RuntimeWarning, match="was never awaited") as warned:
+        await run(False)
+    [warning] = warned
+    line = Path(__file__).read_text().splitlines()[warning.lineno - 1]
+    assert (warning.filename, line.strip()) == (__file__, "other.note()")
