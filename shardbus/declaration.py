@@ -40,6 +40,7 @@ from shardbus.handlers import (
     handlers_of,
     no_handlers_of,
     own_annotations,
+    without_handler,
 )
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import NEAREST, choice_of
@@ -113,12 +114,15 @@ def entity_type_of(
     invokers = invokers_of(
         cls, interface, [*classes_of(name, options.get("messages", ())), *messages]
     )
+    shape = checked_shape(cls, name, settings, options.get("state_version", 1))
+    if invokers.keys() == {START} and not shape["starts"]:
+        raise without_handler(cls)
     return EntityType(
         cls=cls,
         interface=interface,
         invokers=invokers,
         declared=declared,
-        **checked_shape(cls, name, settings, options.get("state_version", 1)),
+        **shape,
         supervision=supervision_of(options.get("supervision")),
         strategy=strategy_of(cls, options.get("allocation")),
         behaviours=all_behaviours(cls),

@@ -11,7 +11,7 @@ import pytest
 from shardbus import Directive, Entity, Instances, ShardBus, handler
 from shardbus.errors import ConfigError
 from shardbus.routing.refs import START
-from tests.unit.declaring import Counter, Hit, Ledger, NoDefault, Opaque, declared
+from tests.unit.declaring import Anything, Counter, Hit, Ledger, NoDefault, Opaque, declared
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_messages_come_from_the_annotation_the_declaration_and_the_bus(bus: Shar
     assert set(declared(ShardBus("other"), Counter).invokers) == {"add", START}
 
 
-class WithState(Entity):
+class WithState(Anything):
     state: Ledger
 
 
@@ -248,7 +248,7 @@ def test_wrong_instances_are_refused_in_one_line(
 
 
 def test_state_with_instances_is_refused_with_its_reason(bus: ShardBus) -> None:
-    class Kept(Entity):
+    class Kept(Anything):
         state: Ledger
 
     class Merged(Kept):

@@ -64,6 +64,47 @@ def test_a_name_that_is_no_handler_has_a_hint(name: str, hint: str) -> None:
     assert "add" not in hints
 
 
+class WithoutHandler(Entity):
+    state: Ledger
+
+    def total(self) -> int:
+        return self.state.total
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [(WithoutHandler, "def total(self, ...)"), (type("Empty", (Entity,), {}), "a method")],
+)
+def test_a_class_that_no_message_reaches_is_refused(cls: type, method: str) -> None:
+    assert refusal(cls) == (
+        f"{cls.__name__} has no handler and no receive, so no message reaches it"
+        f" | write @handler over {method}, or def receive(self, message)"
+    )
+
+
+def test_a_class_that_works_once_it_starts_needs_no_handler() -> None:
+    class Worker(Entity):
+        async def on_start(self) -> None: ...
+
+    assert declare(Worker).starts
+
+
+def test_what_is_not_there_yet_or_cannot_be_made_says_what_to_write() -> None:
+    class Arguments(Entity):
+        def __init__(self, size: int) -> None: ...
+
+        @handler
+        def add(self) -> None: ...
+
+    class Stream(Entity):
+        @handler
+        async def ticks(self) -> AsyncIterator[int]:
+            yield 1
+
+    assert "self.context.entity_id" in refusal(Arguments)
+    assert "returns one value, such as a list" in refusal(Stream)
+
+
 def passing(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **named: Any) -> Any:

@@ -33,6 +33,8 @@ class Lines:
 class Cart(Entity):
     state: Lines
 
+    def receive(self, message): ...
+
 @bus.entity("plain")
 class Plain(Entity):
     @handler
