@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
@@ -53,6 +54,7 @@ class ContextHost(Protocol):
     deferred: DeferredWork
     stopper: Stopper
     passivator: Passivator
+    wall_clock: Callable[[], float]
 
     def save(self, context: Context, data: bytes | None) -> Coroutine[Any, Any, None]: ...
     def timer_cause(self) -> str: ...
@@ -134,6 +136,11 @@ class Context:
         except StaleActivation:
             return None
         return None if message is None or message[2] is None else message[2].name
+
+    def now(self) -> datetime:
+        """Return the date and the time, in UTC: the wall clock of this node. In the test kit it is
+        virtual time, which `advance` moves. So a deadline that the state keeps can be tested."""
+        return datetime.fromtimestamp(self._host.wall_clock(), UTC)
 
     @overload
     def ref(self, entity_type: type[E], entity_id: str) -> E: ...

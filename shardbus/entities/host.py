@@ -16,6 +16,7 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -91,6 +92,8 @@ class Host:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self._compresses = settings.state_compression != "none"
         self.name, self.ref = kind.name, ref
+        self.wall_clock: Callable[[], float] = time.time
+        """Seconds since 1970, for `context.now`."""
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
         """Seconds that an entity has to stop before it is cut off."""
         self.stopper = Stopper(kind, self.patience, self._gone)

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from random import Random
 from typing import Any, cast
 from weakref import WeakSet
@@ -37,6 +38,8 @@ from shardbus.testing.virtual_time import log_failure
 
 LINES_MAX = 10_000
 """Lines that a transcript keeps."""
+WALL_BEGINNING = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+"""What the wall clock shows when a test cluster begins, as seconds since 1970."""
 FOREVER_S = 1e9
 """Seconds for which a process is paused until it is resumed."""
 
@@ -87,6 +90,8 @@ class AppNode(SimNode):
 
     def on_listening(self) -> None:
         self.pages = administer(self.node)
+        for region in self.node.regions.values():
+            region.host.wall_clock = self.world.wall_clock
         self.world.here.nodes[self.loop] = self.node
         self.bus.attach(cast("RunningNode", self.world.here))
 
@@ -134,6 +139,10 @@ class ClusterWorld(NodeWorld):
         self.applications: dict[ShardBus, None] = {}
         self._held: dict[NodeId, list[ev.Event]] = {}
         """The events that wait for paused processes."""
+
+    def wall_clock(self) -> float:
+        """Return the time of day of the cluster, as seconds since 1970."""
+        return WALL_BEGINNING + self.now - BEGINNING
 
     def start_node(
         self, name: str, settings: Settings, bus: ShardBus, types: Mapping[str, EntityType]

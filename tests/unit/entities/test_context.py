@@ -6,6 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -188,7 +189,7 @@ async def test_a_context_lists_its_public_api(end: Any) -> None:
     names = dir(cls.made[-1].context)
     assert names == sorted(name for name in vars(Context) if not name.startswith("_"))
     acts = {name.strip() for name in ACTS} - {"_save"}
-    tells = {"entity_id", "entity_type", "fence", "instance", "node", "sender", "shard_id"}
+    tells = {"entity_id", "entity_type", "fence", "instance", "node", "now", "sender", "shard_id"}
     assert set(names) == acts | tells
     for name in names:
         assert getattr(Context, name).__doc__, name
@@ -240,6 +241,16 @@ async def test_the_successor_acts(end: Any) -> None:
     await until(lambda: b.activation("e") is None, "the end")
     assert entity.heard[-1] is StopReason.PASSIVATION
     assert await b.ask("e", "read") == 105, "on_stop has saved"
+
+
+async def test_now_is_the_wall_clock_in_utc() -> None:
+    b, cls, _ = bench()
+    await b.ask("e", "read")
+    b.host.wall_clock = lambda: 1_767_225_600.25
+    context = cls.made[0].context
+    assert context.now() == datetime(2026, 1, 1, microsecond=250_000, tzinfo=UTC)
+    await passivated(b, cls)
+    assert context.now().tzinfo is UTC, "what is over may still look at the clock"
 
 
 async def test_each_restart_ends_one_object_more() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,44 @@ async def test_settings_of_a_probe() -> None:
         await probe.ask("total")
         await probe.advance(15)
         assert not probe.running
+
+
+@dataclass
+class Terms:
+    until: datetime | None = None
+
+
+offers = ShardBus("offers")
+
+
+@offers.entity
+class Offer(Entity):
+    state: Terms
+
+    @handler
+    async def open(self, hours: int) -> datetime:
+        self.state.until = self.context.now() + timedelta(hours=hours)
+        await self.save()
+        return self.state.until
+
+    @handler
+    def is_open(self) -> bool:
+        return self.state.until is not None and self.context.now() < self.state.until
+
+
+async def test_a_deadline_in_the_state_passes_in_virtual_time() -> None:
+    async with EntityProbe(Offer, "e") as probe:
+        began = probe.cluster.wall_clock
+        until = await probe.ref.open(2)
+        assert timedelta(0) <= until - began - timedelta(hours=2) < timedelta(seconds=1)
+        await probe.advance(7100)
+        assert await probe.ask("is_open")
+        await probe.crash()
+        assert await probe.ask("is_open")
+        await probe.advance(100)
+        assert not await probe.ask("is_open")
+        assert probe.saved == Terms(until)
+        assert (began.year, began.tzinfo) == (2026, UTC)
 
 
 async def test_an_ask_that_an_entity_forgets_to_await_warns_with_its_line() -> None:
