@@ -74,6 +74,9 @@ class Host:
     """The shards and activations of one type. `on_down(shard)` is called when the last entity of a
     stopping shard has stopped."""
 
+    wall_clock: Callable[[], float] = staticmethod(time.time)
+    """Returns the seconds since 1970, for `context.now`."""
+
     def __init__(
         self,
         kind: EntityType,
@@ -92,8 +95,6 @@ class Host:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self._compresses = settings.state_compression != "none"
         self.name, self.ref = kind.name, ref
-        self.wall_clock: Callable[[], float] = time.time
-        """Seconds since 1970, for `context.now`."""
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
         """Seconds that an entity has to stop before it is cut off."""
         self.stopper = Stopper(kind, self.patience, self._gone)
