@@ -29,6 +29,12 @@ def test_check_examines_everything_and_starts_nothing(shell, apps):
     assert failed == ["exposure", "store"]
 
 
+def test_check_takes_a_store(shell, apps):
+    assert shell("check", "good_app", "--store", "memory://") == ExitCode.OK
+    assert "memory://" in shell.out
+    assert shell("check", "good_app", "--store", "nope://x") == ExitCode.UNHEALTHY
+
+
 def test_check_finds_a_stored_table_of_another_number_of_shards(shell, apps):
     (apps / "cut_app.py").write_text(CUT)
     path = apps / "s.db"
