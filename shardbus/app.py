@@ -44,6 +44,10 @@ K = TypeVar("K", bound=Callable[[], Any])
 M = TypeVar("M", bound=Callable[[Any], Any])
 
 
+MYPY = False
+"""mypy takes it for true."""
+
+
 class ShardBus:
     """An application: a cluster name and the entity types of that cluster."""
 
@@ -79,52 +83,64 @@ class ShardBus:
         self._messages.append(cls)
         return cls
 
-    @overload
-    def entity(self, cls: C, /) -> C: ...
-    @overload
-    def entity(
-        self, name: str | None = None, **options: Unpack[EntityOptions]
-    ) -> Callable[[C], C]: ...
-    def entity(self, name: Any = None, **options: Unpack[EntityOptions]) -> Any:
-        """Declare a class as an entity type: `@bus.entity`, or `@bus.entity(...)` with arguments.
+    if MYPY:  # its error for an overloaded function would list every option
 
-        Args:
-            name: the type's name on the wire and in the store; the class name in lower case by
-            default.
-            messages: classes that `receive` takes.
-            supervision: exception type to `resume`, `restart` or `stop`, or a function of it.
-            allocation: an allocation strategy, or the name of one; least shards by default.
-            Section `sharding.types` of the settings wins over either.
-            passivation: when entities leave memory; after 120 idle seconds by default.
-            stop_message: sent to an entity that must stop, which it does by `context.stop()`. A
-            text that names a handler without parameters calls that handler; anything else is
-            passed to `receive`.
-            extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
-            (entity id, message for the entity), which unwraps an envelope; None for a message that
-            it does not know [S2.12].
-            extract_shard_id: entity id to shard id, instead of crc32; the same in all processes.
-            instances: how many instances each entity has, on as many nodes; or an `Instances`,
-            which computes it. The coordinator's own declaration rules.
-            router: how a sender chooses among the instances: nearest (the default), round-robin,
-            random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
-            within: the class of their parents, with which they live and move [S3.4-S3.6].
-            carry: entities take what they have in memory along when their shard moves [S3.80].
-            state_version: the version of the class of `state`; see `migrate`.
-            options: any sharding setting by its name, besides those above. `handoff` may also be a
-            `Handoff`.
+        def entity(  # pyright: ignore[reportRedeclaration]
+            self, name: str | type | None = None, **options: Unpack[EntityOptions]
+        ) -> Callable[[C], C]: ...
 
-        Raises:
-            ConfigError: an invalid declaration, with its place.
-        """
+    else:
 
-        def decorate(cls: C) -> C:
-            self._declare(cls, name, options)
-            return cls
+        @overload
+        def entity(self, cls: C, /) -> C: ...
+        @overload
+        def entity(
+            self, name: str | None = None, **options: Unpack[EntityOptions]
+        ) -> Callable[[C], C]: ...
+        def entity(self, name: Any = None, **options: Unpack[EntityOptions]) -> Any:
+            """Declare a class as an entity type: by `@bus.entity`, or `@bus.entity(...)` with
+            arguments.
 
-        if not callable(name):
-            return decorate
-        decorated, name = name, None
-        return decorate(decorated)
+            Args:
+                name: the type's name on the wire and in the store; the class name in lower case by
+                default.
+                messages: classes that `receive` takes.
+                supervision: exception type to `resume`, `restart` or `stop`, or a function of it.
+                allocation: an allocation strategy, or the name of one; least shards by default.
+                Section `sharding.types` of the settings wins over either.
+                passivation: when entities leave memory; after 120 idle seconds by default.
+                stop_message: sent to an entity that must stop, which it does by `context.stop()`. A
+                text that names a handler without parameters calls that handler; anything else is
+                passed to `receive`.
+                extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or
+                to (entity id, message for the entity), which unwraps an envelope; None for a
+                message that it does not know [S2.12].
+                extract_shard_id: entity id to shard id, instead of crc32; the same in all
+                processes.
+                instances: how many instances each entity has, on as many nodes; or an
+                `Instances`, which computes it. The coordinator's own declaration rules.
+                router: how a sender chooses among the instances: nearest (the default),
+                round-robin, random, least-busy, hash, all or first. A sender may choose another by
+                `ref.to`.
+                within: the class of their parents, with which they live and move [S3.4-S3.6].
+                carry: entities take what they have in memory along when their shard moves
+                [S3.80].
+                state_version: the version of the class of `state`; see `migrate`.
+                options: any sharding setting by its name, besides those above. `handoff` may also
+                be a `Handoff`.
+
+            Raises:
+                ConfigError: an invalid declaration, with its place.
+            """
+
+            def decorate(cls: C) -> C:
+                self._declare(cls, name, options)
+                return cls
+
+            if not callable(name):
+                return decorate
+            decorated, name = cast("Any", name), None
+            return decorate(decorated)
 
     def _declare(self, cls: Any, name: str | None, options: EntityOptions) -> None:
         check_class(cls)

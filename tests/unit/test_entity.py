@@ -164,6 +164,8 @@ def test_type_checkers_refuse_options_of_entities_that_do_not_exist(tmp_path: Pa
     for name in ("remeber", "shards", "handoff", "passivate_after", "router"):
         assert name in said
     assert said.count("error:") == 5, said
+    assert "overload" not in said, "the text for an overload lists every option"
+    assert 'Unexpected keyword argument "remeber" for "entity"' in said
 
 
 def test_type_checkers_find_an_ask_that_is_not_awaited(tmp_path: Path) -> None:
