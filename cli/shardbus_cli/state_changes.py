@@ -134,7 +134,9 @@ def export(
     """Print every stored state as a line of JSON, and the entities that are remembered."""
     import asyncio
 
-    bus = _app(application)
+    from shardbus_cli.app_loader import project_app
+
+    bus = _app(application or (project_app() if every else None))
     names = list(types or ())
     if every and bus is not None:
         names = [name for name, known in bus.types.items() if known.states is not None]

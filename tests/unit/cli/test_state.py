@@ -313,3 +313,14 @@ def test_without_a_project_the_cluster_must_be_named(
     monkeypatch.chdir(tmp_path)
     assert run(["state", "list", "cart", "--store", url]) == ExitCode.USAGE
     assert "give --cluster NAME, or run this beside a pyproject.toml" in capsys.readouterr().err
+
+
+def test_all_types_of_a_project_are_exported(
+    url: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["state", "export", "--all", "--store", url]) == 0
+    assert {json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()} == {
+        "a/1",
+        "a/2",
+        "b/1",
+    }
