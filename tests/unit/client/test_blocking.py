@@ -127,8 +127,8 @@ def test_a_client_without_with_opens_at_its_first_use(use: Any) -> None:
         assert client._thread is thread
         [registered] = ends.register.call_args.args
         assert registered == client.close
-        with suppress(UnknownEntityType):
-            client.close()
+        with suppress(UnknownEntityType), client as entered:
+            assert entered._thread is thread, "it is open already"
         assert counting.closed == 1  # type: ignore[attr-defined]
         assert not thread.is_alive()
         assert ends.unregister.call_args.args == (client.close,)
