@@ -299,6 +299,11 @@ class FirstContext(Activation, Context):
         return self
 
     @property
+    def _host(self) -> ContextHost:  # as in `Context`, for each save without a call
+        host: ContextHost = self.shard.host
+        return host
+
+    @property
     def entity_id(self) -> str:
         """The entity's id."""
         return self.key
