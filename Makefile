@@ -161,29 +161,30 @@ clean:
 
 # For the demo, the newest packages that fit; to develop and test, exactly those of the lock.
 .venv/examples.stamp: pyproject.toml
-	$(NEW_VENV)
+	$(call NEW_VENV,.venv)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples]'
 	@touch $@
 
 .venv/all.stamp: pyproject.toml requirements.lock
-	$(NEW_VENV)
+	$(call NEW_VENV,.venv)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # The site's generator has an environment of its own: nothing else needs it.
 .venv-docs/stamp: requirements-docs.lock
-	@$(PYTHON) -m venv .venv-docs
+	$(call NEW_VENV,.venv-docs)
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
 .venv-dist/stamp:
-	@$(PYTHON) -m venv .venv-dist
+	$(call NEW_VENV,.venv-dist)
 	@.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check 'twine>=6' 'check-wheel-contents>=0.6'
 	@touch $@
 
 define NEW_VENV
-	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or later; install one, or name it: make PYTHON=...' >&2; exit 1; }
-	@echo 'setting up .venv with $(PYTHON)'
-	@$(PYTHON) -m venv .venv
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or later: name it, as in make PYTHON=python3.13, or install it; on Debian and Ubuntu: apt install python3 python3-venv' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo 'make: $(PYTHON) has no venv, or no pip for it; on Debian and Ubuntu: apt install $(notdir $(PYTHON))-venv' >&2; exit 1; }
+	@echo 'setting up $(1) with $(PYTHON)'
+	@$(PYTHON) -m venv $(1)
 endef

@@ -82,7 +82,7 @@ class Asks:
         return [1000 * (took - usual) for took in longest.values()]
 
 
-def application(mode: str, asks: Asks) -> ShardBus:
+def application(mode: Any, asks: Asks) -> ShardBus:
     """Return an application whose things move in this mode. A caller asks them from its node."""
     bus = ShardBus("bench")
 

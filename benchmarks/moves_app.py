@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import time
+from typing import Any
 
 from shardbus import Entity, ShardBus, handler
 
@@ -35,13 +36,15 @@ class Book:
 
 
 book = Book()
+mode: Any = os.environ.get("BENCH_HANDOFF", "buffer")
+homes: Any = os.environ.get("BENCH_HOMES", "ask")
 
 
 @bus.entity(
     "thing",
     shards=SHARDS,
-    handoff=os.environ.get("BENCH_HANDOFF", "buffer"),
-    homes=os.environ.get("BENCH_HOMES", "ask"),
+    handoff=mode,
+    homes=homes,
 )
 class Thing(Entity):
     """Answer under a number as its id."""

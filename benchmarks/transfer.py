@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import emit
 from benchmarks.listing import LongestCallback
-from shardbus import Entity, ShardBus
+from shardbus import Entity, ShardBus, handler
 from shardbus.ids import shard_of
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import Save
@@ -53,6 +53,10 @@ class CartState:
 @bus.entity("cart", shards=SHARDS)
 class Cart(Entity):
     state: CartState
+
+    @handler
+    def pieces(self) -> int:
+        return sum(self.state.items.values())
 
 
 class Ended(NamedTuple):

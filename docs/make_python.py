@@ -61,7 +61,6 @@ BESIDE: dict[str, tuple[type, ...]] = {
 
 FOR_THE_NODE: dict[str, frozenset[str]] = {
     "ShardBus": frozenset({"attach", "set_away"}),
-    "Context": frozenset({"acting", "save"}),
     "AsyncClient": frozenset({
         "busy", "contact", "on_asks", "on_control", "on_flush", "on_relayed", "on_tells",
         "router_of", "to_contact",

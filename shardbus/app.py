@@ -7,18 +7,18 @@ Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from shardbus.admin.shard_control import ShardControl
 from shardbus.cluster import Cluster, RunningNode
 from shardbus.config.loading import for_types, from_environment, load, nested_at
 from shardbus.config.options import closest, read, unknown
 from shardbus.config.settings import Settings, ShardingSettings
-from shardbus.declaration import EntityOptions, Supervision, entity_type_of
+from shardbus.declaration import check_class, entity_type_of
+from shardbus.entities.entity_options import EntityOptions
 from shardbus.entities.entity_type import EntityType
-from shardbus.entities.passivation_settings import Passivation
 from shardbus.errors import ConfigError, LocalProtocolError, NodeLost, Rejection
 from shardbus.ids import check_id
 from shardbus.node.app_version import VersionSource
@@ -28,11 +28,8 @@ from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.region import Region
 from shardbus.routing.sent import Sent, awaited
-from shardbus.sharding.allocation.strategies import AllocationStrategy
-from shardbus.sharding.instances import Instances
 from shardbus.wire.rejections import check_rejection
 from shardbus.wire.schema import (
-    Extractor,
     Interface,
     check_type,
     is_message_class,
@@ -45,6 +42,10 @@ C = TypeVar("C", bound=type)
 E = TypeVar("E")
 K = TypeVar("K", bound=Callable[[], Any])
 M = TypeVar("M", bound=Callable[[Any], Any])
+
+
+MYPY = False
+"""mypy takes it for true."""
 
 
 class ShardBus:
@@ -82,72 +83,73 @@ class ShardBus:
         self._messages.append(cls)
         return cls
 
-    def entity(
-        self,
-        name: str | None = None,
-        *,
-        messages: Iterable[type] = (),
-        supervision: Supervision | None = None,
-        allocation: AllocationStrategy | str | None = None,
-        passivation: Passivation | None = None,
-        stop_message: object = None,
-        extract_entity_id: Extractor | None = None,
-        extract_shard_id: Callable[[str], str] | None = None,
-        instances: int | Instances = 1,
-        router: str | None = None,
-        within: type | None = None,
-        carry: bool = False,
-        state_version: int = 1,
-        **own: object,
-    ) -> Callable[[C], C]:
-        """Declare a class as an entity type.
+    if MYPY:  # its error for an overloaded function would list every option
 
-        Args:
-            name: the type's name on the wire and in the store; the class name in lower case by
-            default.
-            messages: classes that `receive` takes.
-            supervision: exception type to `resume`, `restart` or `stop`, or a function of it.
-            allocation: an allocation strategy, or the name of one; least shards by default.
-            Section `sharding.types` of the settings wins over either.
-            passivation: when entities leave memory; after 120 idle seconds by default.
-            stop_message: sent to an entity that must stop, which it does by `context.stop()`. A
-            text that names a handler without parameters calls that handler; anything else is
-            passed to `receive`.
-            extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
-            (entity id, message for the entity), which unwraps an envelope; None for a message that
-            it does not know [S2.12].
-            extract_shard_id: entity id to shard id, instead of crc32; the same in all processes.
-            instances: how many instances each entity has, on as many nodes; or an `Instances`,
-            which computes it. The coordinator's own declaration rules.
-            router: how a sender chooses among the instances: nearest (the default), round-robin,
-            random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
-            within: the class of their parents, with which they live and move [S3.4-S3.6].
-            carry: entities take what they have in memory along when their shard moves [S3.80].
-            state_version: the version of the class of `state`; see `migrate`.
-            own: any sharding setting by its name. `handoff` may also be a `Handoff`.
+        def entity(  # pyright: ignore[reportRedeclaration]
+            self, name: str | type | None = None, **options: Unpack[EntityOptions]
+        ) -> Callable[[C], C]: ...
 
-        Raises:
-            ConfigError: an invalid declaration, with its place.
-        """
+    else:
 
-        given = EntityOptions(
-            messages, supervision, allocation, passivation, stop_message, extract_entity_id,
-            extract_shard_id, instances, router, within, carry, state_version, own,
-        )  # fmt: skip
+        @overload
+        def entity(self, cls: C, /) -> C: ...
+        @overload
+        def entity(
+            self, name: str | None = None, **options: Unpack[EntityOptions]
+        ) -> Callable[[C], C]: ...
+        def entity(self, name: Any = None, **options: Unpack[EntityOptions]) -> Any:
+            """Declare a class as an entity type: by `@bus.entity`, or `@bus.entity(...)` with
+            arguments.
 
-        def decorate(cls: C) -> C:
-            self._declare(cls, name or cls.__name__.lower(), given)
-            return cls
+            Args:
+                name: the type's name on the wire and in the store; the class name in lower case by
+                default.
+                messages: classes that `receive` takes.
+                supervision: exception type to `resume`, `restart` or `stop`, or a function of it.
+                allocation: an allocation strategy, or the name of one; least shards by default.
+                Section `sharding.types` of the settings wins over either.
+                passivation: when entities leave memory; after 120 idle seconds by default.
+                stop_message: sent to an entity that must stop, which it does by `context.stop()`. A
+                text that names a handler without parameters calls that handler; anything else is
+                passed to `receive`.
+                extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or
+                to (entity id, message for the entity), which unwraps an envelope; None for a
+                message that it does not know [S2.12].
+                extract_shard_id: entity id to shard id, instead of crc32; the same in all
+                processes.
+                instances: how many instances each entity has, on as many nodes; or an
+                `Instances`, which computes it. The coordinator's own declaration rules.
+                router: how a sender chooses among the instances: nearest (the default),
+                round-robin, random, least-busy, hash, all or first. A sender may choose another by
+                `ref.to`.
+                within: the class of their parents, with which they live and move [S3.4-S3.6].
+                carry: entities take what they have in memory along when their shard moves
+                [S3.80].
+                state_version: the version of the class of `state`; see `migrate`.
+                options: any sharding setting by its name, besides those above. `handoff` may also
+                be a `Handoff`.
 
-        return decorate
+            Raises:
+                ConfigError: an invalid declaration, with its place.
+            """
 
-    def _declare(self, cls: Any, name: str, given: EntityOptions) -> None:
-        kind = check_id("an entity type", name)
+            def decorate(cls: C) -> C:
+                self._declare(cls, name, options)
+                return cls
+
+            if not callable(name):
+                return decorate
+            decorated, name = cast("Any", name), None
+            return decorate(decorated)
+
+    def _declare(self, cls: Any, name: str | None, options: EntityOptions) -> None:
+        check_class(cls)
+        kind = check_id("an entity type", name or cls.__name__.lower())
         if kind.startswith("$"):
             raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
         if kind in self.types:
             raise ConfigError(f"there are two entity types called {kind!r}")
-        declared = entity_type_of(cls, kind, given, self._messages, self.types)
+        declared = entity_type_of(cls, kind, options, self._messages, self.types)
         self.types[kind] = declared
         cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface
         cls.__shardbus_states__ = declared.states

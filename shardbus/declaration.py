@@ -11,10 +11,11 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from shardbus.config.options import closest, unknown
 from shardbus.config.settings import ShardingSettings
+from shardbus.entities.entity_options import ARGUMENTS, EntityOptions, Supervision
 from shardbus.entities.entity_type import (
     Directive,
     EntityType,
@@ -37,7 +38,9 @@ from shardbus.handlers import (
     check_sync,
     described,
     handlers_of,
+    no_handlers_of,
     own_annotations,
+    without_handler,
 )
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import NEAREST, choice_of
@@ -46,10 +49,9 @@ from shardbus.routing.refs import NO_ARGUMENTS, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.handoff_modes import HandoffMode, check_mode
-from shardbus.sharding.instances import Instances, instances_of, layout_with
+from shardbus.sharding.instances import instances_of, layout_with
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
-    Extractor,
     Interface,
     check_type,
     decoder,
@@ -61,32 +63,31 @@ from shardbus.wire.schema import (
 from shardbus.wire.stored_state import VERSION_MAX, StateCodec
 
 RECEIVE = "def receive(self, message)"
-Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
 
 
-@dataclass(frozen=True, slots=True)
-class EntityOptions:
-    """The arguments of `@bus.entity`, but for the name."""
+def check_class(cls: object) -> None:
+    """Check that `@bus.entity` stands over a class of entities.
 
-    messages: Iterable[object]
-    supervision: Supervision | None
-    allocation: AllocationStrategy | str | None
-    passivation: Passivation | None
-    stop_message: object
-    extract_entity_id: Extractor | None
-    extract_shard_id: Callable[[str], str] | None
-    instances: int | Instances
-    router: str | None
-    within: type | None
-    carry: bool
-    state_version: int
-    own: Mapping[str, Any]
+    Raises:
+        ConfigError: it does not.
+    """
+    if not isinstance(cls, type):
+        name = getattr(cls, "__name__", repr(cls))
+        raise ConfigError(
+            f"@bus.entity stands over {name:.60}, which is no class",
+            hint="write it over class Name(Entity)",
+        )
+    if not issubclass(cls, Entity):
+        raise ConfigError(
+            f"{cls.__name__} must be a subclass of shardbus.Entity",
+            hint=f"write class {cls.__name__}(Entity)",
+        )
 
 
 def entity_type_of(
     cls: type,
     name: str,
-    given: EntityOptions,
+    options: EntityOptions,
     messages: Iterable[type],
     types: Mapping[str, EntityType],
 ) -> EntityType:
@@ -95,30 +96,38 @@ def entity_type_of(
     Raises:
         ConfigError: an invalid declaration, with its place.
     """
-    declared = declared_settings(name, given.own, given.allocation, given.passivation)
+    declared = declared_settings(name, options)
     settings = ShardingSettings().for_type(name, declared)
-    check_extractors(name, given.extract_entity_id, given.extract_shard_id)
-    parent = parent_of(name, given, types, declared)
-    interface = interface_of(cls, name, settings.shards, given.extract_shard_id)
-    interface.extract_entity_id = given.extract_entity_id
-    declare_instances(cls, interface, given.instances, given.router, settings)
+    entity_id_of, shard_of = options.get("extract_entity_id"), options.get("extract_shard_id")
+    check_extractors(name, entity_id_of, shard_of)
+    parent = parent_of(name, options, types, declared)
+    interface = interface_of(cls, name, settings.shards, shard_of)
+    interface.extract_entity_id = entity_id_of
+    instances, router = options.get("instances", 1), options.get("router")
+    declare_instances(cls, interface, instances, router, settings)
     if parent is not None:
         interface = placed_within(interface, parent)
     outermost = interface if parent is None else ancestors(interface)[-1]
     mode = settings.handoff if parent is None else handoff_of(types[outermost.name])
-    check_carrying(cls, name, given.carry, mode, settings)
-    invokers = invokers_of(cls, interface, [*classes_of(name, given.messages), *messages])
+    carries = options.get("carry", False)
+    check_carrying(cls, name, carries, mode, settings)
+    invokers = invokers_of(
+        cls, interface, [*classes_of(name, options.get("messages", ())), *messages]
+    )
+    shape = checked_shape(cls, name, settings, options.get("state_version", 1))
+    if invokers.keys() == {START} and not shape["starts"]:
+        raise without_handler(cls)
     return EntityType(
         cls=cls,
         interface=interface,
         invokers=invokers,
         declared=declared,
-        **checked_shape(cls, name, settings, given.state_version),
-        supervision=supervision_of(given.supervision),
-        strategy=strategy_of(cls, given.allocation),
+        **shape,
+        supervision=supervision_of(options.get("supervision")),
+        strategy=strategy_of(cls, options.get("allocation")),
         behaviours=all_behaviours(cls),
-        stop_message=stop_message_of(name, invokers, given.stop_message),
-        carries=given.carry,
+        stop_message=stop_message_of(name, invokers, options.get("stop_message")),
+        carries=carries,
     )
 
 
@@ -162,24 +171,32 @@ def check_carrying(
     check_sync(cls, "rehydrate", "def rehydrate(self, data: bytes) -> None", b"")
 
 
-def declared_settings(
-    name: str,
-    own: Mapping[str, Any],
-    allocation: AllocationStrategy | str | None,
-    passivation: Passivation | None,
-) -> dict[str, object]:
-    """Return the settings of a declaration: its own, the names of a strategy and of a hand-off, and
-    those of its passivation."""
-    if passivation is not None and not isinstance(passivation, Passivation):
+def declared_settings(name: str, options: EntityOptions) -> dict[str, object]:
+    """Return the settings of a declaration, with the names of a strategy and of a hand-off, and
+    those of its passivation.
+
+    Raises:
+        ConfigError: there is no such argument, or two arguments set the same.
+    """
+    for key in options:
+        if key not in EntityOptions.__annotations__:
+            nearest = closest(key, (*EntityOptions.__annotations__, "name"))
+            raise unknown("argument", key, nearest, f"@bus.entity of {name!r}")
+    settings = {key: value for key, value in options.items() if key not in ARGUMENTS}
+    if not isinstance(settings.get("allocation", ""), str):
+        del settings["allocation"]
+    if isinstance(mode := settings.get("handoff"), HandoffMode):
+        settings["handoff"] = mode.text
+    passivation = options.get("passivation")
+    if passivation is None:
+        return settings
+    if not isinstance(passivation, Passivation):
         raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
-    chosen = passivation.settings() if passivation is not None else {}
+    chosen = passivation.settings()
     for key in chosen:
-        if key in own:
+        if key in settings:
             raise ConfigError(f"{name!r}: passivation sets {key} already: set it once")
-    named = {"allocation": allocation} if isinstance(allocation, str) else {}
-    if isinstance(own.get("handoff"), HandoffMode):
-        named["handoff"] = own["handoff"].text
-    return {**own, **named, **chosen}
+    return {**settings, **chosen}
 
 
 def stop_message_of(
@@ -199,8 +216,6 @@ def interface_of(
 ) -> Interface:
     """Return the interface of a type: its handlers, its messages, and the shards of its ids."""
     check_id("an entity type", name)
-    if not issubclass(cls, Entity):
-        raise ConfigError(f"{cls.__name__} must be a subclass of shardbus.Entity")
     methods = {}
     for attribute, value in handlers_of(cls).items():
         check_handler(cls, attribute, value)
@@ -213,12 +228,13 @@ def interface_of(
     receive = receive_of(cls)
     with _of_class(cls):
         messages = message_decoders(receive and described(receive), ())
-    return Interface(name, shards, layout, methods, messages, shard_of)
+    no_handlers = no_handlers_of(cls)
+    return Interface(name, shards, layout, methods, messages, shard_of, no_handlers=no_handlers)
 
 
 def parent_of(
     name: str,
-    given: EntityOptions,
+    options: EntityOptions,
     types: Mapping[str, EntityType],
     declared: Mapping[str, object],
 ) -> Interface | None:
@@ -227,7 +243,7 @@ def parent_of(
     Raises:
         ConfigError: it is no type of this application, or the declaration places shards itself.
     """
-    within = given.within
+    within = options.get("within")
     if within is None:
         return None
     found = getattr(within, "__shardbus_interface__", None)
@@ -241,7 +257,7 @@ def parent_of(
             f"{name!r}: within is {shown}, which is no entity type of this application",
             hint="give a class that is decorated with @bus.entity above",
         )
-    placed = {"allocation": given.allocation, "extract_shard_id": given.extract_shard_id}
+    placed = {key: options.get(key) for key in ("allocation", "extract_shard_id")}
     for key, value in {**placed, **declared}.items():
         if value is not None and (key in TABLE_SETTINGS or key in placed):
             raise ConfigError(

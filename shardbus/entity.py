@@ -255,11 +255,11 @@ class Entity:
                 catches this, the entity starts again with the stored value.
         """
         codec: StateCodec = self.__shardbus_states__  # type: ignore[attr-defined]
-        return self.context.save(codec.write(self.state))  # type: ignore[attr-defined]
+        return self.context._save(codec.write(self.state))  # type: ignore[attr-defined]
 
     def clear(self) -> Coroutine[Any, Any, None]:
         """Remove the stored state. Raises as `save` does."""
-        return self.context.save(None)
+        return self.context._save(None)
 
     def unhandled(self, message: object) -> NoReturn:
         """Decline the message: it is counted, and its asker gets Unhandled, which is not definite,

@@ -48,6 +48,7 @@ NOT_POSITIONAL: dict[Any, str] = {
     inspect.Parameter.KEYWORD_ONLY: "write it without the * before it; a call may still name it",
 }
 """Kinds of parameters that a message cannot fill, and what to write instead."""
+INIT = "def __init__(self): self.context.entity_id is there, and on_start may load the rest"
 HOOKS: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("on_start", (), "async def on_start(self) -> None"),
     ("on_stop", (None,), "async def on_stop(self, reason: StopReason) -> None"),
@@ -93,6 +94,44 @@ def _check_name(cls: type, name: str) -> None:
     if name in OF_ENTITIES or is_state:
         own = "write it without @handler, or rename it"
         raise ConfigError(f"{where}: it is a name of Entity", hint=own)
+
+
+def no_handlers_of(cls: type) -> dict[str, str]:
+    """Return the public names of a class that are no handlers, each with a hint for the caller of a
+    reference that uses it."""
+    hints: dict[str, str] = {}
+    for name in (*dir(cls), "context", "state"):
+        if name.startswith("_"):
+            continue
+        owner, value = _attribute(cls, name)
+        place = f"{owner.__name__}.{name}"
+        if isinstance(value, Handler):
+            continue
+        if name == "receive" or hasattr(value, BEHAVIOUR_MARK):
+            hints[name] = f"messages reach {place} by ref.ask(message) and ref.tell(message)"
+        elif name in OF_ENTITIES or name == "state":
+            hints[name] = f"a reference has handlers only: use self.{name} within one"
+        elif callable(value):
+            hints[name] = f"{place} has no @handler: write it over def {name}"
+        else:
+            hints[name] = f"{place} is no method: write a handler that returns it"
+    return hints
+
+
+def without_handler(cls: type) -> ConfigError:
+    """Return the error for a class that no message reaches."""
+    methods = [
+        name
+        for base in cls.__mro__
+        if base not in (Entity, object)
+        for name, value in vars(base).items()
+        if inspect.isfunction(value) and not name.startswith("_") and name not in OF_ENTITIES
+    ]
+    method = f"def {methods[0]}(self, ...)" if methods else "a method"
+    return ConfigError(
+        f"{cls.__name__} has no handler and no receive, so no message reaches it",
+        hint=f"write @handler over {method}, or def receive(self, message)",
+    )
 
 
 def own_annotations(cls: type) -> dict[str, Any]:
@@ -235,7 +274,7 @@ def check_hooks(cls: type) -> None:
             f"{cls.__name__} is abstract: it has no {missing[0]}",
             hint=f"write def {missing[0]}, or declare the subclass that has it",
         )
-    check_sync(cls, "__init__", "def __init__(self)")
+    check_sync(cls, "__init__", INIT)
     for name, arguments, write in HOOKS:
         where = f"{cls.__name__}.{name}"
         hook = inspect.getattr_static(cls, name)

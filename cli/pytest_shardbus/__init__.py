@@ -13,8 +13,9 @@
                       of `TestCluster`
     shardbus_client   its client
 
-An async test that uses one of them runs in virtual time itself, unless another plugin runs it, as
-`pytest-asyncio` does with a mark or in mode `auto`. A failure shows the seed and the last events;
+An async test that uses one of them runs in virtual time itself, any other one in a loop of asyncio,
+so `async def test_...` needs no mark and no setting. A test that another plugin runs is left to it,
+as by `pytest-asyncio` with a mark or in mode `auto`. A failure shows the seed and the last events;
 `--shardbus-seed` chooses another seed.
 
 pytest imports this module in every run, so it stands outside of the package `shardbus`, and imports
@@ -25,7 +26,10 @@ Source: docs/how-to/test-entities.md.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import sys
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import chdir
 from typing import TYPE_CHECKING, Any
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 MARK = "shardbus"
 RUNNERS = ("asyncio", "anyio", "trio")
 """Marks of tests that other plugins run."""
+UNSET = 'The configuration option "asyncio_default_fixture_loop_scope" is unset'
+"""How a warning of pytest-asyncio begins, which each run without that option gives."""
 SUITES = ("shardbus.testing.store_suite", "shardbus.testing.allocation_suite")
 
 _cluster = pytest.StashKey["TestCluster"]()
@@ -55,8 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark, and the assertions of the suites."""
+    """Register the mark, and the assertions of the suites. Silence the warning that pytest-asyncio,
+    which comes with the extra `testing`, gives in a project that does not use it."""
+    warnings.filterwarnings("ignore", UNSET)
     arguments = "nodes=3, seed=0, settings=..., fakes=..."
     config.addinivalue_line("markers", f"{MARK}({arguments}): arguments of shardbus_cluster")
     pytest.register_assert_rewrite(*SUITES)
@@ -97,14 +106,19 @@ def shardbus_client(shardbus_cluster: TestCluster) -> AsyncClient:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test of a cluster in the cluster's time."""
-    cluster = pyfuncitem.stash.get(_cluster, None)
-    if cluster is None or not inspect.iscoroutinefunction(pyfuncitem.obj):
+    """Run an async test that no other plugin runs: one of a cluster in the cluster's time, any
+    other one of a project that has imported shardbus in a loop of its own."""
+    if "shardbus" not in sys.modules or not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     if any(pyfuncitem.get_closest_marker(runner) for runner in RUNNERS):
         return None
+    cluster = pyfuncitem.stash.get(_cluster, None)
     names = inspect.signature(pyfuncitem.obj).parameters
-    cluster.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if cluster is None:
+        asyncio.run(test)
+    else:
+        cluster.run(test)
     return True
 
 

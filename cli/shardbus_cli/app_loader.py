@@ -61,6 +61,14 @@ def app_or_project(app: str | None) -> str:
     return f"{file.parent / where}{colon}{attribute}" if inside else named
 
 
+def project_app() -> str | None:
+    """Return the application of the nearest `pyproject.toml`, None if no file names one."""
+    try:
+        return app_or_project(None)
+    except CommandFailure:
+        return None
+
+
 def _named_in(file: Path) -> str:
     """Return `app` of `[tool.shardbus]`."""
     import tomllib

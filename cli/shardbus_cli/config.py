@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardbus_cli import output
+from shardbus_cli import node_flags, output
 from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.parameters import App, Assignments, ConfigFile
 
@@ -144,6 +144,7 @@ def show(
 def check(
     app: App = None,
     file: ConfigFile = None,
+    store: node_flags.Store = None,
     assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -153,7 +154,8 @@ def check(
     from shardbus_cli.app_loader import app_or_project, load_app
 
     bus = load_app(app_or_project(app))
-    settings = settings_for(layers_of(file, [], assignments), bus)
+    flags = node_flags.layers({"--store": store})
+    settings = settings_for(layers_of(file, flags, assignments), bus)
     checks = asyncio.run(_checks(bus, settings))
     good = all(found["ok"] for found in checks.values())
     if as_json:

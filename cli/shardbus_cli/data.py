@@ -47,7 +47,9 @@ StoreUrl = Annotated[
 Cluster = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="NAME", help="Name of the cluster; by default the node's cluster."
+        "--cluster",
+        metavar="NAME",
+        help="Name of the cluster. Default: of the node, or of the application in pyproject.toml.",
     ),
 ]
 
@@ -63,7 +65,7 @@ def show(
     """Show the stored shard tables of some types."""
     import asyncio
 
-    name = cluster or running_cluster(node) or no_name()
+    name = cluster or running_cluster(node) or project_cluster()
     tables = asyncio.run(_load(store, name, types))
     answer = {"cluster": name, "types": [_described(kind, tables[kind]) for kind in types]}
     if as_json:
@@ -80,7 +82,7 @@ def remove(
     import asyncio
 
     running = running_cluster(node)
-    name = cluster or running or no_name()
+    name = cluster or running or project_cluster()
     if running == name:
         raise runs(name, node)
     for kind, removed in asyncio.run(_remove(store, name, types)).items():
@@ -102,7 +104,7 @@ def repair(
     import asyncio
 
     running = running_cluster(node)
-    name = cluster or running or no_name()
+    name = cluster or running or project_cluster()
     if running == name and not dry_run:
         raise runs(name, node)
     found = asyncio.run(_repair(store, name, types, write=not dry_run))
@@ -137,7 +139,7 @@ def migrate(
         bus = load_app(application)
         cluster, declared = cluster or bus.name, _declared(bus)
     running = running_cluster(node)
-    name = cluster or running or no_name()
+    name = cluster or running or project_cluster()
     if running == name and not dry_run:
         raise runs(name, node)
     found = asyncio.run(_migrate(store, name, declared, write=not dry_run))
@@ -150,11 +152,24 @@ def migrate(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-def no_name() -> str:
-    """Refuse a command that was given no cluster, while no node runs."""
-    raise CommandFailure(
-        "the name of the cluster is unknown", "give --cluster NAME", code=ExitCode.USAGE
-    )
+def project_cluster() -> str:
+    """Return the cluster of the application that the nearest `pyproject.toml` names: for a command
+    that was given none, while no node runs.
+
+    Raises:
+        CommandFailure: there is no such file, or the application cannot be loaded.
+    """
+    from shardbus_cli.app_loader import load_app, project_app
+
+    app = project_app()
+    if app is None:
+        raise CommandFailure(
+            "the name of the cluster is unknown",
+            'give --cluster NAME, or run this beside a pyproject.toml with `app = "app:bus"` below'
+            " `[tool.shardbus]`",
+            code=ExitCode.USAGE,
+        )
+    return load_app(app).name
 
 
 def runs(name: str, where: str) -> CommandFailure:

@@ -11,12 +11,13 @@ Source: docs/how-to/keep-state.md.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from shardbus_cli import output, state_changes
-from shardbus_cli.data import Cluster, StoreUrl, no_name, opened, running_cluster
+from shardbus_cli.data import Cluster, StoreUrl, opened, project_cluster, running_cluster
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, App, NodeUrl
@@ -66,6 +67,8 @@ def list_(
     import asyncio
 
     if store is None:
+        store, cluster = _stopped(node, cluster)
+    if store is None:
         _list_by_node(node, kind, as_json, shard=shard, prefix=prefix, limit=limit, cursor=cursor)
         return
     if shard or cursor:
@@ -112,6 +115,8 @@ def show(
     """Show the stored state of one entity, as JSON; through a node with the operator's token."""
     import asyncio
 
+    if store is None:
+        store, cluster = _stopped(node, cluster)
     if store is None:
         asked = NodeHttp(node)
         text = asked.get("v1", "state", kind, entity_id)
@@ -231,5 +236,24 @@ async def _with_store(url: str, cluster: str, read: Callable[[StateStore], Await
         await store.close()
 
 
+def _stopped(node: str, cluster: str | None) -> tuple[str | None, str | None]:
+    """Return the store and the name of a project's cluster that does not run here; without a store
+    if a node is to be asked: one that was named, or one that answers."""
+    from shardbus.store.urls import default_url
+    from shardbus_cli.app_loader import project_app
+
+    if node != NODE_URL or running_cluster(node) is not None:
+        return None, cluster
+    if cluster is None:
+        if project_app() is None:
+            return None, None
+        cluster = project_cluster()
+    url = default_url(cluster)
+    if not Path(url.removeprefix("sqlite:///")).is_file():
+        return None, cluster
+    output.note(f"no node answers at {node}: this is read from {url}")
+    return url, cluster
+
+
 def _name(node: str) -> str:
-    return running_cluster(node) or no_name()
+    return running_cluster(node) or project_cluster()

@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.data import Cluster, no_name, opened, refuse_if_running, running_cluster, runs
+from shardbus_cli.data import (
+    Cluster,
+    opened,
+    project_cluster,
+    refuse_if_running,
+    running_cluster,
+    runs,
+)
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl
@@ -127,7 +134,9 @@ def export(
     """Print every stored state as a line of JSON, and the entities that are remembered."""
     import asyncio
 
-    bus = _app(application)
+    from shardbus_cli.app_loader import project_app
+
+    bus = _app(application or (project_app() if every else None))
     names = list(types or ())
     if every and bus is not None:
         names = [name for name, known in bus.types.items() if known.states is not None]
@@ -135,7 +144,7 @@ def export(
         raise CommandFailure(
             "give TYPE..., or --all with --app; --after is for one type", code=ExitCode.USAGE
         )
-    name = cluster or (bus.name if bus is not None else running_cluster(node)) or no_name()
+    name = cluster or (bus.name if bus is not None else running_cluster(node)) or project_cluster()
 
     async def print_all() -> int:
         found, count = await opened(store, name), 0
@@ -175,7 +184,7 @@ def import_(
     if replace and skip:
         raise CommandFailure("--replace or --skip-existing, not both", code=ExitCode.USAGE)
     bus = _app(application)
-    name = cluster or (bus.name if bus is not None else running_cluster(node)) or no_name()
+    name = cluster or (bus.name if bus is not None else running_cluster(node)) or project_cluster()
     if not dry_run and running_cluster(node) == name:
         raise runs(name, node)
     existing = "replace" if replace else "skip" if skip else "refuse"
@@ -360,7 +369,7 @@ def _write_here(
     from shardbus.store.transfer import write_states
 
     running = running_cluster(node)
-    name = cluster or (bus.name if bus is not None else running) or no_name()
+    name = cluster or (bus.name if bus is not None else running) or project_cluster()
     if running == name:
         raise runs(name, node)
 

@@ -8,12 +8,13 @@ Source: docs/how-to/send.md.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
 from shardbus.client.stored import PAGE, ForEach, call_each_here
@@ -34,15 +35,21 @@ from shardbus.routing.region import Region
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
+from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import Decode, Interface, Method, decode_value
 
 E = TypeVar("E")
 T = TypeVar("T")
 
 
+SET_BY_OPENING = ("_bridge", "_client", "_routers")
+"""The attributes of a client that it has once it is open."""
+
+
 class Client:
     """Send to entities from any thread; use it as `with Client("tcp://host:port",
-    cluster="shop") as client`. Threads may share it. The arguments are those of `AsyncClient`; with
+    cluster="shop") as client`. Without `with` it opens at its first use, and closes by `close` or
+    at the end of the process. Threads may share it. The arguments are those of `AsyncClient`; with
     `tracing`, the span of the calling thread is the parent of what it sends."""
 
     def __init__(
@@ -65,20 +72,40 @@ class Client:
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._timeout_ms = milliseconds(ASK_TIMEOUT_S if timeout is None else timeout)
-        self._loop = asyncio.new_event_loop()
-        self._bridge = ThreadBridge(self._loop, self._timeout_ms / 1000)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="shardbus", daemon=True)
+        self._opening, self._opened = threading.Lock(), False
 
     def __enter__(self) -> Client:
-        self._thread.start()
-        try:
-            self._client = self._run(self._open)
-            self._bridge.tracer = self._client.tracer
-            self._routers = self._client.routers
-        except BaseException:
-            self._stop()
-            raise
+        self._open_once()
         return self
+
+    def _open_once(self) -> None:
+        """Connect, unless that has succeeded before."""
+        with self._opening:
+            if self._opened:
+                return
+            self._loop = asyncio.new_event_loop()
+            bridge = ThreadBridge(self._loop, self._timeout_ms / 1000)
+            run = self._loop.run_forever
+            self._thread = threading.Thread(target=run, name="shardbus", daemon=True)
+            self._thread.start()
+            try:
+                client = bridge.run(self._open)
+            except BaseException:
+                self._stop(bridge)
+                raise
+            bridge.tracer = client.tracer
+            self._bridge, self._client, self._routers = bridge, client, client.routers
+            self._opened = True
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Open a client that is used without `with`."""
+            if name not in SET_BY_OPENING:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self._open_once()
+            atexit.register(self.close)
+            return vars(self)[name]
 
     def __exit__(
         self,
@@ -93,9 +120,10 @@ class Client:
 
         Raises the error of an earlier tell that could not be sent; the client is closed then, too.
         """
-        if self._thread.is_alive():
+        if self._opened and self._thread.is_alive():
+            atexit.unregister(self.close)
             self._bridge.run(self._client.close, last=True)
-            self._stop()
+            self._stop(self._bridge)
             self._bridge.raise_error()
 
     async def _open(self) -> AsyncClient:
@@ -113,8 +141,8 @@ class Client:
         )
         return await client.__aenter__()
 
-    def _stop(self) -> None:
-        self._bridge.close()
+    def _stop(self, bridge: ThreadBridge) -> None:
+        bridge.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -452,12 +480,15 @@ class BlockingRef(Addressed):
     def _address(self) -> tuple[Any, ...]:
         return self._bridge, *address_of(self._router), self.entity_id
 
+    def __dir__(self) -> list[str]:
+        return [*self._interface.methods, "to"]
+
     def __getattr__(self, name: str) -> BlockingCall:
         if name.startswith("_"):
             raise AttributeError(name)
         method = self._interface.methods.get(name)
         if method is None:
-            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
+            raise no_attribute(self._interface, name)
         call = BlockingCall(self._bridge, self._router, self.entity_id, method, self._timeout_ms)
         setattr(self, name, call)
         return call

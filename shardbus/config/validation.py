@@ -101,17 +101,17 @@ def check(settings: Settings) -> None:
 
 def _check_ports(node: NodeSettings, http: HttpSettings) -> None:
     """Check that the ports of one node differ."""
-    gossip = node.gossip_port or node.port + 1
-    named = "node.gossip_port" if node.gossip_port else "the default of node.gossip_port, port + 1"
+    differ = "each of the three ports of a node needs a number of its own"
+    gossip, named, hint = node.gossip_port, "node.gossip_port", differ
+    if not gossip:
+        gossip, named = node.port + 1, "the port of gossip, which is node.port + 1 by default,"
+        hint = "set http.port (--http-port) or node.gossip_port (--gossip-port) to another number"
     if node.port == node.gossip_port:
         raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
     together = node.host == http.host or {node.host, http.host} & set(WILDCARDS)
-    for setting, port in (("node.port", node.port), (named, gossip)):
+    for setting, port, what in (("node.port", node.port, differ), (named, gossip, hint)):
         if together and port == http.port:
-            raise ConfigError(
-                f"http.port and {setting} are both {port}",
-                hint="each of the three ports of a node needs a number of its own",
-            )
+            raise ConfigError(f"http.port and {setting} are both {port}", hint=what)
     for setting, text in (
         ("node.advertise", node.advertise),
         ("node.advertise_gossip", node.advertise_gossip),

@@ -19,10 +19,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
-from shardbus.entities.activation import Activation, LifeState, Shard
+from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
 from shardbus.entities.passivation import Passivator
@@ -53,6 +54,7 @@ class ContextHost(Protocol):
     deferred: DeferredWork
     stopper: Stopper
     passivator: Passivator
+    wall_clock: Callable[[], float]
 
     def save(self, context: Context, data: bytes | None) -> Coroutine[Any, Any, None]: ...
     def timer_cause(self) -> str: ...
@@ -73,11 +75,14 @@ class Context:
 
     __slots__ = ()
 
-    key: str
-    """The id under which its messages arrive: the entity's, with the instance if there is one."""
-    shard: Shard
+    def __dir__(self) -> list[str]:
+        return [name for name in vars(Context) if not name.startswith("_")]
 
-    def acting(self, what: str) -> Activation:
+    def _of(self) -> Activation:
+        """Return the activation, also if the object is over."""
+        raise NotImplementedError
+
+    def _acting(self, what: str) -> Activation:
         """Return the activation, for an act that `what` names.
 
         Raises:
@@ -88,13 +93,13 @@ class Context:
     @property
     def _host(self) -> ContextHost:
         """Return what serves the entities of this type here."""
-        host: ContextHost = self.shard.host
+        host: ContextHost = self._of().shard.host
         return host
 
     @property
     def entity_id(self) -> str:
         """The entity's id."""
-        return self.key
+        return self._of().key
 
     @property
     def instance(self) -> int:
@@ -109,7 +114,7 @@ class Context:
     @property
     def shard_id(self) -> str:
         """The entity's shard."""
-        return self.shard.shard
+        return self._of().shard.shard
 
     @property
     def node(self) -> str:
@@ -120,17 +125,22 @@ class Context:
     def fence(self) -> int:
         """The number of this shard's allocation; it only grows. A write to another system that
         carries it can be distinguished from a predecessor's."""
-        return self.shard.fence
+        return self._of().shard.fence
 
     @property
     def sender(self) -> str | None:
         """The routing name of the node or client that asked; None for a tell, and once the
         activation has ended."""
         try:
-            message = self._host.runner.handling(self.acting("sender"))
+            message = self._host.runner.handling(self._acting("sender"))
         except StaleActivation:
             return None
         return None if message is None or message[2] is None else message[2].name
+
+    def now(self) -> datetime:
+        """Return the date and the time, in UTC: the wall clock of this node. In the test kit it is
+        virtual time, which `advance` moves. So a deadline that the state keeps can be tested."""
+        return datetime.fromtimestamp(self._host.wall_clock(), UTC)
 
     @overload
     def ref(self, entity_type: type[E], entity_id: str) -> E: ...
@@ -138,7 +148,7 @@ class Context:
     def ref(self, entity_type: str, entity_id: str) -> Any: ...
     def ref(self, entity_type: Any, entity_id: str) -> Any:
         """Return a reference to another entity, typed if its class is given."""
-        self.acting("ref")
+        self._acting("ref")
         return self._host.ref(entity_type, entity_id)
 
     @overload
@@ -152,10 +162,10 @@ class Context:
         Raises:
             ConfigError: the id is invalid.
         """
-        self.acting("child")
+        self._acting("child")
         return self._host.ref(entity_type, child_id(self.entity_id, own_id))
 
-    def save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
+    def _save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
         """Write these bytes as the entity's state. `Entity.save` calls it."""
         return self._host.save(self, data)
 
@@ -170,7 +180,7 @@ class Context:
         Raises:
             ConfigError: no handler takes the stop message. Nothing has changed.
         """
-        activation = self.acting("passivate")
+        activation = self._acting("passivate")
         if stop_message is None:
             self._host.stopper.leave(activation, StopReason.PASSIVATION)
         else:
@@ -179,7 +189,7 @@ class Context:
     def stop(self) -> None:
         """Stop this entity after its current message. If a stop message asked for it, the reason is
         the one of that request; otherwise it is STOPPED."""
-        self._host.stopper.leave(self.acting("stop"), StopReason.STOPPED)
+        self._host.stopper.leave(self._acting("stop"), StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
         """Send `message`, as it is now, to this entity in `delay` seconds: a text that names a
@@ -190,7 +200,7 @@ class Context:
             SchemaError: the message cannot be encoded. ConfigError: nothing takes it. Nothing was
                 scheduled.
         """
-        activation, host = self.acting("schedule_once"), self._host
+        activation, host = self._acting("schedule_once"), self._host
         method, payload = self._addressed(message)
         fires = partial(host.tell_self, activation, method, payload, host.timer_cause(), delay)
         timer = host.loop.call_later(delay, fires, context=host.outside)
@@ -199,7 +209,7 @@ class Context:
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
         Otherwise as `schedule_once`."""
-        activation, host = self.acting("schedule"), self._host
+        activation, host = self._acting("schedule"), self._host
         (method, payload), cause = self._addressed(message), host.timer_cause()
 
         def begin() -> None:
@@ -224,11 +234,11 @@ class Context:
         Raises:
             LocalProtocolError: no message is being handled.
         """
-        self._host.deferred.stash(self.acting("stash"))
+        self._host.deferred.stash(self._acting("stash"))
 
     def unstash_all(self) -> None:
         """Handle the stashed messages next, in the order of their arrival."""
-        self._host.deferred.unstash_all(self.acting("unstash_all"))
+        self._host.deferred.unstash_all(self._acting("unstash_all"))
 
     def pipe_to_self(self, work: Awaitable[object], *, answer: bool = False) -> None:
         """Run this work beside the messages. `receive` gets its outcome, a value or an exception,
@@ -243,7 +253,7 @@ class Context:
             LocalProtocolError: there is no `receive`, or no message to answer later.
         """
         try:
-            activation = self.acting("pipe_to_self")
+            activation = self._acting("pipe_to_self")
         except StaleActivation:
             if asyncio.iscoroutine(work):
                 work.close()
@@ -257,7 +267,7 @@ class Context:
         Raises:
             LocalProtocolError: it is not this entity's `receive`, nor a method marked `@behaviour`.
         """
-        self.acting("become")
+        self._acting("become")
         entity: Any = getattr(behaviour, "__self__", None)
         function = getattr(behaviour, "__func__", None)
         if (
@@ -275,7 +285,7 @@ class Context:
         Raises:
             ConfigError: it is no duration. Nothing has changed.
         """
-        activation = self.acting("set_idle_timeout")
+        activation = self._acting("set_idle_timeout")
         activation.more().idle_timeout = idle_timeout(seconds)
         self._host.passivator.own_idle_timeout(activation)
 
@@ -285,7 +295,20 @@ class FirstContext(Activation, Context):
 
     __slots__ = ()
 
-    def acting(self, what: str) -> Activation:
+    def _of(self) -> Activation:
+        return self
+
+    @property
+    def _host(self) -> ContextHost:  # as in `Context`, for each save without a call
+        host: ContextHost = self.shard.host
+        return host
+
+    @property
+    def entity_id(self) -> str:
+        """The entity's id."""
+        return self.key
+
+    def _acting(self, what: str) -> Activation:
         if self.state is GONE or (self.extras is not None and self.extras.objects_ended):
             raise _stale(self, what)
         return self
@@ -314,11 +337,13 @@ class InstanceContext(FirstContext):
 class LaterContext(Context):
     """The context of an object that an activation has made after it ended a former one."""
 
-    __slots__ = ("_activation", "_number", "key", "shard")
+    __slots__ = ("_activation", "_number")
 
     def __init__(self, activation: FirstContext) -> None:
         self._activation, self._number = activation, activation.objects_ended
-        self.key, self.shard = activation.key, activation.shard
+
+    def _of(self) -> Activation:
+        return self._activation
 
     @property
     def entity_id(self) -> str:
@@ -330,12 +355,17 @@ class LaterContext(Context):
         """The number of this instance, from 1, of a type with instances; 0 of any other type."""
         return self._activation.instance
 
-    def acting(self, what: str) -> Activation:
+    def _acting(self, what: str) -> Activation:
         activation = self._activation
         if activation.state is GONE or activation.objects_ended != self._number:
             raise _stale(self, what)
         return activation
 
 
+def key_of(context: Context) -> str:
+    """Return the id under which the entity's messages arrive: with the instance if it has one."""
+    return context._of().key
+
+
 def _stale(context: Context, what: str) -> StaleActivation:
-    return StaleActivation(context.entity_type, context.key, context.fence, what)
+    return StaleActivation(context.entity_type, key_of(context), context.fence, what)

@@ -17,6 +17,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from shardbus.config.options import closest
 from shardbus.config.settings import NodeSettings
 from shardbus.entities.unfinished_work import finishing
 from shardbus.error_text import described, is_a, shown, text_of
@@ -158,7 +159,9 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
             invoker.one(payload)
             return invoker, payload
         why = "there is no receive" if named is None else "that handler needs arguments"
-        hint = "name a handler without arguments, or write a receive"
+        near = closest(message, invokers) if isinstance(message, str) and named is None else ""
+        suggestion = f"did you mean {near}? " if near else ""
+        hint = f"{suggestion}name a handler without arguments, or write a receive"
     except Exception as e:
         why = text_of(e)
     raise ConfigError(f"no handler takes {shown(message)}: {why}"[:300], hint=hint)

@@ -16,6 +16,7 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -72,6 +73,9 @@ INDEX_S = 10.0
 class Host:
     """The shards and activations of one type. `on_down(shard)` is called when the last entity of a
     stopping shard has stopped."""
+
+    wall_clock: Callable[[], float] = staticmethod(time.time)
+    """Returns the seconds since 1970, for `context.now`."""
 
     def __init__(
         self,
@@ -476,7 +480,7 @@ class Host:
             StaleActivation: the object that saves is over. Nothing was written.
             StateTooLarge: the store was not asked.
         """
-        activation = context.acting("save")
+        activation = context._acting("save")
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)

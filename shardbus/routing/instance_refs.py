@@ -28,6 +28,7 @@ from shardbus.routing.refs import (
     without_instances,
 )
 from shardbus.routing.router import Router, ShardRoute
+from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import Interface, Method
 
 AnySender = Router | InstanceSender
@@ -204,7 +205,7 @@ class InstanceRef(Ref):
             raise AttributeError(name)
         method = self._interface.methods.get(name)
         if method is None:
-            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
+            raise no_attribute(self._interface, name)
         kind = InstanceCall if self._sender.router.tracing is None else TracedInstanceCall
         call = kind(self._sender, self.entity_id, self._picked, method, self._timeout_ms)
         setattr(self, name, call)

@@ -21,6 +21,7 @@ from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router, Sender, ShardRoute, check_room
 from shardbus.routing.traced_sending import TracedSending
 from shardbus.transport.asks import Key, set_error
+from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import (
     Decode,
     Interface,
@@ -238,12 +239,15 @@ class Ref(Addressed):
     def _address(self) -> tuple[Any, ...]:
         return self._router, self.entity_id
 
+    def __dir__(self) -> list[str]:
+        return [*self._interface.methods, "to"]
+
     def __getattr__(self, name: str) -> Call:
         if name == "_interface":  # of a reference that was not made by its class
             raise AttributeError(name)
         method = self._interface.methods.get(name)
         if method is None:
-            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
+            raise no_attribute(self._interface, name)
         router = self._router
         kind = Call if router.tracing is None else TracedCall
         call = kind(router, self.entity_id, self._route, method, self._timeout_ms)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Protocol
 
 from shardbus.errors import BufferFull
@@ -30,6 +29,7 @@ from shardbus.sharding import events
 from shardbus.sharding.messages import CarriedEntity, MoveAck
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.sharding.region.route import REJECT_EXPIRED, Absence, BufferedMessage
+from shardbus.tasks.answers import answers_of
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
@@ -183,7 +183,7 @@ class Router:
         self._numbered: dict[int, ShardRoute] = {}
         """The routes by the number of the default shard function, so that no text is built."""
         self._owner, self._loop, self._clock = owner, loop, clock
-        self._create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=loop)
+        self._create_future = answers_of(loop)
         self.done = loop.create_future()
         """What a tell returns while there is room: one finished future for all."""
         self.done.set_result(None)

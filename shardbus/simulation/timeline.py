@@ -11,6 +11,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import count
+from weakref import WeakSet
+
+from shardbus.tasks.answers import WatchedAnswer
 
 
 class Timeline:
@@ -20,6 +23,8 @@ class Timeline:
         self.now = now
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
+        self.answers: WeakSet[WatchedAnswer] | None = None
+        """The answers of the asks on this timeline, if those that nothing awaits are sought."""
 
     @property
     def empty(self) -> bool:

@@ -25,8 +25,10 @@ from contextlib import suppress
 from contextvars import Context
 from threading import Thread
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from shardbus.simulation.timeline import ProcessClock, Timeline
+from shardbus.tasks.answers import WatchedAnswer
 from shardbus.tasks.internals import (
     enter_task,
     leave_task,
@@ -254,6 +256,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def get_debug(self) -> bool:
         return False
+
+    @property
+    def answers(self) -> WeakSet[WatchedAnswer] | None:
+        """The answers of asks, for `tasks.answers`."""
+        return self.timeline.answers
 
     def is_running(self) -> bool:
         return not self.dead

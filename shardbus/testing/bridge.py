@@ -49,6 +49,9 @@ class Bridge:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def __dir__(self) -> list[str]:
+        return dir(self.__dict__["_target"])
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Bridge):
             return NotImplemented

@@ -7,6 +7,7 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from random import Random
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -403,6 +404,12 @@ class TestCluster:
     def now(self) -> float:
         """Virtual seconds since the cluster began."""
         return self.world.now - BEGINNING
+
+    @property
+    def wall_clock(self) -> datetime:
+        """What `self.context.now()` returns in every entity. A cluster begins on 1 January 2026,
+        0:00 UTC."""
+        return datetime.fromtimestamp(self.world.wall_clock(), UTC)
 
     async def advance(self, seconds: float) -> None:
         """Let that much virtual time pass."""

@@ -11,8 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from random import Random
 from typing import Any, cast
+from weakref import WeakSet
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.page_table import answer_questions
@@ -37,6 +39,8 @@ from shardbus.testing.virtual_time import log_failure
 
 LINES_MAX = 10_000
 """Lines that a transcript keeps."""
+WALL_BEGINNING = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+"""What the wall clock shows when a test cluster begins, as seconds since 1970."""
 FOREVER_S = 1e9
 """Seconds for which a process is paused until it is resumed."""
 
@@ -88,6 +92,8 @@ class AppNode(SimNode):
     def on_listening(self) -> None:
         self.admin = Administration(self.node)
         answer_questions(self.admin)
+        for region in self.node.regions.values():
+            region.host.wall_clock = self.world.wall_clock
         self.world.here.nodes[self.loop] = self.node
         self.bus.attach(cast("RunningNode", self.world.here))
 
@@ -130,10 +136,15 @@ class ClusterWorld(NodeWorld):
         super().__init__(f"test {seed}", settings.cluster, settings.sharding, {}, cluster)
         self.trace: Transcript = Transcript()
         self.store: WatchedStore = WatchedStore(self, Random(f"store {seed}"))
+        self.answers = WeakSet()
         self.here = NodeHere()
         self.applications: dict[ShardBus, None] = {}
         self._held: dict[NodeId, list[ev.Event]] = {}
         """The events that wait for paused processes."""
+
+    def wall_clock(self) -> float:
+        """Return the time of day of the cluster, as seconds since 1970."""
+        return WALL_BEGINNING + self.now - BEGINNING
 
     def start_node(
         self, name: str, settings: Settings, bus: ShardBus, types: Mapping[str, EntityType]
@@ -193,3 +204,5 @@ class ClusterWorld(NodeWorld):
             node.loop.discard()
         for bus in self.applications:
             bus.attach(None)
+        for answer in list(self.answers or ()):
+            answer.warn_if_unused()

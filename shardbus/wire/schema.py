@@ -475,6 +475,8 @@ class Interface:
     """How senders choose among the instances; empty without instances."""
     within: Interface | None = None
     """The type whose entities the entities of this type live within (`routing.paths`)."""
+    no_handlers: Mapping[str, str] = field(default_factory=dict)
+    """Public names of the class that are no handlers, each with a hint for the caller's error."""
 
 
 def message_decoders(

@@ -30,6 +30,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.loopback.nodes import QUICK, Nodes
 from tests.ports import free_port
+from tests.unit.declaring import Anything
 from tests.waiting import until
 
 GRACEFUL = "succession oldest: the oldest, and no older one rules"
@@ -280,7 +281,7 @@ async def test_B60_any_node_may_coordinate_a_type_with_a_role(nodes: Nodes) -> N
 async def test_S2_80_the_settings_of_a_node_are_those_of_its_singletons() -> None:
     """The wait for a node that leaves, and the margin after one that was cut off and downed."""
     bus, _ = application()
-    bus.entity("other")(type("Other", (Entity,), {}))
+    bus.entity("other")(type("Other", (Anything,), {}))
     settings = Settings(
         node=NodeSettings(port=free_port(), gossip_port=free_port()),
         cluster=ClusterSettings(

@@ -16,6 +16,7 @@ from shardbus.ids import NodeId
 from shardbus.node.node import Node
 from shardbus.task_set import TaskSet
 from tests.loopback.nodes import Nodes, http
+from tests.unit.declaring import Anything
 from tests.waiting import until
 
 IDS = [f"page-{i}" for i in range(40)]
@@ -167,8 +168,8 @@ async def test_B85_a_limit_is_set_on_one_node_on_all_and_from_inside(nodes: Node
 
 async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(nodes: Nodes) -> None:
     bus = application()
-    bus.entity("meter", remember=True)(type("Meter", (Entity,), {}))
-    bus.entity("gpu", role="gpu")(type("Gpu", (Entity,), {}))
+    bus.entity("meter", remember=True)(type("Meter", (Anything,), {}))
+    bus.entity("gpu", role="gpu")(type("Gpu", (Anything,), {}))
     bus.attach(node := await nodes.start(bus))
     admin = Administration(node)
     with pytest.raises(Refused, match="remembered"):

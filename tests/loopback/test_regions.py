@@ -20,6 +20,7 @@ from shardbus import (
 )
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, blocking_client, hosts, http, ready
+from tests.unit.declaring import Anything
 from tests.waiting import PATIENCE_S, until
 
 SHARDS = 10
@@ -205,7 +206,7 @@ async def test_S2_37_an_application_declares_before_its_start_that_it_only_sends
     assert await visit(proxy) == {str(host.me)}
     assert bus.start_proxy(Counter) is not None
     bus.attach(host)
-    bus.entity("other")(type("Other", (Entity,), {}))
+    bus.entity("other")(type("Other", (Anything,), {}))
     with pytest.raises(LocalProtocolError, match="'other' cannot become a proxy now"):
         bus.start_proxy("other")
     bus.attach(None)
@@ -213,7 +214,7 @@ async def test_S2_37_an_application_declares_before_its_start_that_it_only_sends
 
 async def test_S2_37_a_node_may_host_nothing_at_all(nodes: Nodes) -> None:
     bus = application()
-    bus.entity("other")(type("Other", (Entity,), {}))
+    bus.entity("other")(type("Other", (Anything,), {}))
     nodes.own = {"proxies": ("*",)}
     proxy = await nodes.start(bus)
     assert [kind.hosts for kind in proxy.regions.values()] == [False, False]

@@ -34,3 +34,6 @@ class Customer(Entity):
 @bus.entity("uncoordinated", shards=8)
 class Uncoordinated(Entity):
     """A type for which a setting may leave no coordinator."""
+
+    @handler
+    def hit(self) -> None: ...

@@ -34,6 +34,12 @@ def declared(bus: ShardBus, cls: type, *args: Any, **options: Any) -> EntityType
     return next(iter(bus.types.values()))
 
 
+class Anything(Entity):
+    """The least that a type needs: it takes every message."""
+
+    def receive(self, message: object) -> None: ...
+
+
 class Counter(Entity):
     @handler
     def add(self, amount: int = 1) -> int:

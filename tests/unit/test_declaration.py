@@ -11,7 +11,7 @@ import pytest
 from shardbus import Directive, Entity, Instances, ShardBus, handler
 from shardbus.errors import ConfigError
 from shardbus.routing.refs import START
-from tests.unit.declaring import Counter, Hit, Ledger, NoDefault, Opaque, declared
+from tests.unit.declaring import Anything, Counter, Hit, Ledger, NoDefault, Opaque, declared
 
 
 @pytest.fixture
@@ -32,6 +32,36 @@ def test_a_handler_cannot_have_the_name_of_something_else(bus: ShardBus, name: s
     cls = type("Bad", (Entity,), {name: handler(function)})
     with pytest.raises(ConfigError, match=f"Bad: a handler cannot be called '{name}'"):
         bus.entity()(cls)
+
+
+def test_the_decorator_needs_no_parentheses(bus: ShardBus) -> None:
+    @bus.entity
+    class Bare(Counter): ...
+
+    assert bus.types["bare"].cls is Bare
+
+
+@pytest.mark.parametrize("parentheses", [False, True])
+def test_the_decorator_stands_over_a_class_of_entities(bus: ShardBus, parentheses: bool) -> None:
+    def function() -> None: ...
+
+    class NoEntity: ...
+
+    decorate: Any = bus.entity() if parentheses else bus.entity
+    with pytest.raises(ConfigError, match=r"over function, which is no class; write it over class"):
+        decorate(function)
+    with pytest.raises(ConfigError, match=r"NoEntity must be a subclass of .*NoEntity\(Entity\)"):
+        decorate(NoEntity)
+    assert bus.types == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("remeber", "remember"), ("mesages", "messages"), ("nam", "name")]
+)
+def test_an_unknown_argument_gets_a_suggestion(bus: ShardBus, wrong: str, right: str) -> None:
+    options: dict[str, Any] = {wrong: True}
+    with pytest.raises(ConfigError, match=f"unknown argument '{wrong}'.*did you mean {right}"):
+        declared(bus, Counter, "counter", **options)
 
 
 def test_settings_are_declared_by_their_names(bus: ShardBus) -> None:
@@ -104,7 +134,7 @@ def test_messages_come_from_the_annotation_the_declaration_and_the_bus(bus: Shar
     assert set(declared(ShardBus("other"), Counter).invokers) == {"add", START}
 
 
-class WithState(Entity):
+class WithState(Anything):
     state: Ledger
 
 
@@ -218,7 +248,7 @@ def test_wrong_instances_are_refused_in_one_line(
 
 
 def test_state_with_instances_is_refused_with_its_reason(bus: ShardBus) -> None:
-    class Kept(Entity):
+    class Kept(Anything):
         state: Ledger
 
     class Merged(Kept):

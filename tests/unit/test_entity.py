@@ -94,19 +94,56 @@ async def misuse_blocking(client: Client) -> None:
     ref.add.tell("x")
     ref.to("nowhere")
 """
+OPTIONS = """
+from shardbus import Handoff, LeastShard, Passivation
 
 
-def mypy(path: Path, extra: str) -> tuple[int, str]:
+@bus.entity
+class Bare(Counter):
+    @handler
+    def twice(self, amount: int) -> int:
+        return 2 * amount
+
+
+@bus.entity("full", shards=7, remember=True, passivate_after="10m", handoff=Handoff(), role="web")
+class Full(Counter): ...
+
+
+@bus.entity(state_ttl=None, allocation=LeastShard(), passivation=Passivation.never(), instances=2)
+class Other(Counter): ...
+
+
+async def use_bare(client: AsyncClient) -> None:
+    assert_type(await client.ref(Bare, "page-7").twice(1), int)
+"""
+WRONG_OPTIONS = """
+bus.entity(remeber=True)
+bus.entity(shards="many")
+bus.entity(handoff="orderly")
+bus.entity(passivate_after=[1])
+
+
+@bus.entity(router="neerest")
+class Wrong(Counter): ...
+"""
+FORGOTTEN = """
+async def forget(client: AsyncClient) -> None:
+    client.ref(Counter, "page-7").add(2)
+    client.ref(Counter, "page-7").add.tell_nowait(2)
+"""
+
+
+def mypy(path: Path, extra: str, *options: str) -> tuple[int, str]:
     file = path / "typed.py"
     file.write_text(TYPED + extra)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file="]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "tests"), str(file)]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "tests"), *options, str(file)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
 def test_type_checkers_know_handlers(tmp_path: Path) -> None:
-    code, said = mypy(tmp_path, "")
+    code, said = mypy(tmp_path, OPTIONS)
     assert (code, said) == (0, "")
 
 
@@ -121,6 +158,23 @@ def test_type_checkers_refuse_what_does_not_fit(tmp_path: Path) -> None:
     ], said
 
 
+def test_type_checkers_refuse_options_of_entities_that_do_not_exist(tmp_path: Path) -> None:
+    code, said = mypy(tmp_path, WRONG_OPTIONS)
+    assert code == 1
+    for name in ("remeber", "shards", "handoff", "passivate_after", "router"):
+        assert name in said
+    assert said.count("error:") == 5, said
+    assert "overload" not in said, "the text for an overload lists every option"
+    assert 'Unexpected keyword argument "remeber" for "entity"' in said
+
+
+def test_type_checkers_find_an_ask_that_is_not_awaited(tmp_path: Path) -> None:
+    code, said = mypy(tmp_path, FORGOTTEN, "--enable-error-code=unused-awaitable")
+    assert code == 1
+    assert said.count("error:") == 1, said
+    assert "[unused-awaitable]" in said
+
+
 @pytest.mark.long
 def test_another_type_checker_agrees(tmp_path: Path) -> None:
     file = tmp_path / "typed.py"
@@ -133,8 +187,10 @@ def test_another_type_checker_agrees(tmp_path: Path) -> None:
         found = json.loads(done.stdout)["generalDiagnostics"]
         return [row.get("rule", row["message"]) for row in found if row["severity"] == "error"]
 
-    file.write_text(TYPED)
+    file.write_text(TYPED + OPTIONS)
     assert rules() == []
+    file.write_text(TYPED + WRONG_OPTIONS)
+    assert rules() == ["reportCallIssue", *["reportArgumentType"] * 4]
     file.write_text(TYPED + MISUSE)
     assert rules() == [
         *("reportArgumentType", "reportAssignmentType", "reportAttributeAccessIssue"),

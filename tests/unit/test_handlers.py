@@ -33,6 +33,78 @@ def refusal(cls: type, **options: Any) -> str:
     return f"{caught.value.message} | {caught.value.hint}"
 
 
+class Named(Entity):
+    limit = 3
+
+    @handler
+    def add(self) -> None: ...
+
+    def total(self) -> None: ...
+
+    @behaviour
+    def closed(self, message: object) -> None: ...
+
+    def receive(self, message: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("total", "Named.total has no @handler: write it over def total"),
+        ("limit", "Named.limit is no method: write a handler that returns it"),
+        ("save", "a reference has handlers only: use self.save within one"),
+        ("context", "a reference has handlers only: use self.context within one"),
+        ("receive", "messages reach Named.receive by ref.ask(message) and ref.tell(message)"),
+        ("closed", "messages reach Named.closed by ref.ask(message) and ref.tell(message)"),
+    ],
+)
+def test_a_name_that_is_no_handler_has_a_hint(name: str, hint: str) -> None:
+    hints = declare(Named).interface.no_handlers
+    assert hints[name] == hint
+    assert "add" not in hints
+
+
+class WithoutHandler(Entity):
+    state: Ledger
+
+    def total(self) -> int:
+        return self.state.total
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [(WithoutHandler, "def total(self, ...)"), (type("Empty", (Entity,), {}), "a method")],
+)
+def test_a_class_that_no_message_reaches_is_refused(cls: type, method: str) -> None:
+    assert refusal(cls) == (
+        f"{cls.__name__} has no handler and no receive, so no message reaches it"
+        f" | write @handler over {method}, or def receive(self, message)"
+    )
+
+
+def test_a_class_that_works_once_it_starts_needs_no_handler() -> None:
+    class Worker(Entity):
+        async def on_start(self) -> None: ...
+
+    assert declare(Worker).starts
+
+
+def test_what_is_not_there_yet_or_cannot_be_made_says_what_to_write() -> None:
+    class Arguments(Entity):
+        def __init__(self, size: int) -> None: ...
+
+        @handler
+        def add(self) -> None: ...
+
+    class Stream(Entity):
+        @handler
+        async def ticks(self) -> AsyncIterator[int]:
+            yield 1
+
+    assert "self.context.entity_id" in refusal(Arguments)
+    assert "returns one value, such as a list" in refusal(Stream)
+
+
 def passing(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def wrapper(*args: Any, **named: Any) -> Any:

@@ -168,7 +168,8 @@ class SimApplication:
     ) -> tuple[dict[str, type], dict[str, HandoffMode | None]]:
         """Declare the types; return their classes and the modes of their hand-offs."""
         entity, limit = partial(self.bus.entity, shards=load.shards), load.limit
-        mode, other = load.handoff, load.handoff_of(stateful=True)
+        mode: Any = load.handoff
+        other: Any = load.handoff_of(stateful=True)
         classes = {
             PLAIN: entity(PLAIN, active_entity_limit=limit, handoff=mode)(plain),
             KEPT: entity(KEPT, handoff=other, carry=other == "ordered")(kept),

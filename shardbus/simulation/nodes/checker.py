@@ -43,7 +43,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardbus.entities.activation import LifeState
-from shardbus.entities.context import Context
+from shardbus.entities.context import Context, key_of
 from shardbus.errors import RequestError
 from shardbus.ids import NodeId
 from shardbus.membership.member import Status
@@ -185,10 +185,10 @@ class DeliveryChecker:
 
     def on_started(self, activation: Context) -> None:
         """Record that an entity's object was made."""
-        self.unsaved.discard((activation.entity_type, activation.key))
+        self.unsaved.discard((activation.entity_type, key_of(activation)))
         self.activations += 1
         self._note(activation, "started")
-        key = (activation.entity_type, activation.key)
+        key = (activation.entity_type, key_of(activation))
         node = NodeId.parse(activation.node)
         if self._removed(node):
             return
@@ -287,7 +287,7 @@ class DeliveryChecker:
             if sim_node.ended_at is not None or sim_node.process.id == node:
                 continue
             kind = sim_node.node.regions[activation.entity_type]
-            other = kind.host.find(activation.key, activation.shard_id)
+            other = kind.host.find(key_of(activation), activation.shard_id)
             if other is not None and other.state < LifeState.REFUSING:
                 yield sim_node.process.id
 

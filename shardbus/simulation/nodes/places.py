@@ -29,7 +29,7 @@ from collections.abc import Callable, Container
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from shardbus.entities.context import Context
+from shardbus.entities.context import Context, key_of
 from shardbus.simulation.membership.checks import Violation
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class OnePlace:
         Raises:
             Violation: another activation handles messages.
         """
-        key = (activation.entity_type, activation.key)
+        key = (activation.entity_type, key_of(activation))
         latest = self._latest.get(key)
         if latest is not activation and latest is not None:
             former = self._former.setdefault(key, {})
@@ -79,7 +79,7 @@ class OnePlace:
         Raises:
             Violation: another activation has handled a message since.
         """
-        latest = self._latest.get((activation.entity_type, activation.key), activation)
+        latest = self._latest.get((activation.entity_type, key_of(activation)), activation)
         if latest is not activation:
             self._two(activation, latest, "continues a handler")
 
@@ -101,7 +101,7 @@ class OnePlace:
 
     def _two(self, former: Context, latest: Context, what: str) -> None:
         if former.entity_type not in self._overlap and not self._excused(former):
-            key = (former.entity_type, former.key)
+            key = (former.entity_type, key_of(former))
             raise self._broken(
                 "place", f"{key} {what} at {former.node}, its place is {latest.node}"
             )
@@ -129,7 +129,7 @@ class OpenHandler:
     ) -> None:
         self._places, self._task = places, task
         self.activation = activation
-        self.key: EntityKey = (activation.entity_type, activation.key)
+        self.key: EntityKey = (activation.entity_type, key_of(activation))
 
     @property
     def cancelled(self) -> bool:

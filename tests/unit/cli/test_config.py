@@ -29,6 +29,12 @@ def test_check_examines_everything_and_starts_nothing(shell, apps):
     assert failed == ["exposure", "store"]
 
 
+def test_check_takes_a_store(shell, apps):
+    assert shell("check", "good_app", "--store", "memory://") == ExitCode.OK
+    assert "memory://" in shell.out
+    assert shell("check", "good_app", "--store", "nope://x") == ExitCode.UNHEALTHY
+
+
 def test_check_finds_a_stored_table_of_another_number_of_shards(shell, apps):
     (apps / "cut_app.py").write_text(CUT)
     path = apps / "s.db"
@@ -51,17 +57,21 @@ CUT = """
 from shardbus import Entity, ShardBus
 bus = ShardBus("shop")
 @bus.entity(name="cart", shards=80)
-class Cart(Entity): ...
+class Cart(Entity):
+    def receive(self, message): ...
 """
 TYPED = """
 from shardbus import Entity, ShardBus
 bus = ShardBus("shop")
 @bus.entity(name="Cart")
-class Cart(Entity): ...
+class Cart(Entity):
+    def receive(self, message): ...
 @bus.entity(name="page", use_lease="shards")
-class Page(Entity): ...
+class Page(Entity):
+    def receive(self, message): ...
 @bus.entity(name="kept", remember=True)
-class Kept(Entity): ...
+class Kept(Entity):
+    def receive(self, message): ...
 """
 
 

@@ -33,6 +33,8 @@ class Lines:
 class Cart(Entity):
     state: Lines
 
+    def receive(self, message): ...
+
 @bus.entity("plain")
 class Plain(Entity):
     @handler
@@ -271,3 +273,54 @@ def test_an_export_goes_on_at_a_page(
     rest = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["id"] for row in rest] == ["b/1"]
     assert run([*export, "raw", "--after", rows[2]["page"]]) == ExitCode.USAGE
+
+
+@pytest.fixture
+def project(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose application is `app`, and no node at the default address."""
+    (tmp_path / "pyproject.toml").write_text('[tool.shardbus]\napp = "shopping.py:bus"\n')
+    monkeypatch.setattr("shardbus_cli.state.running_cluster", lambda node: None)
+    monkeypatch.delenv("SHARDBUS_NODE_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_project_names_the_cluster(
+    url: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["state", "list", "cart", "--store", url]) == 0
+    assert "a/1" in capsys.readouterr().out
+
+
+def test_the_default_store_of_a_project_is_read_while_no_node_answers(
+    url: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "state" / "shardbus").mkdir(parents=True)
+    (project / "store.db").rename(project / "state" / "shardbus" / "shop.db")
+    assert run(["state", "list", "cart"]) == 0
+    said = capsys.readouterr()
+    assert "a/1" in said.out
+    assert "no node answers at http://127.0.0.1:8558: this is read from sqlite:///" in said.err
+    assert run(["state", "show", "cart", "a/2", "--cluster", "shop"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "a/2"
+
+
+def test_without_a_project_the_cluster_must_be_named(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shardbus_cli.state.running_cluster", lambda node: None)
+    monkeypatch.chdir(tmp_path)
+    assert run(["state", "list", "cart", "--store", url]) == ExitCode.USAGE
+    assert "give --cluster NAME, or run this beside a pyproject.toml" in capsys.readouterr().err
+
+
+def test_all_types_of_a_project_are_exported(
+    url: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["state", "export", "--all", "--store", url]) == 0
+    assert {json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()} == {
+        "a/1",
+        "a/2",
+        "b/1",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -103,6 +104,50 @@ def test_close_closes_once_and_joins_the_thread() -> None:
         client.close()
         assert counting.closed == 1  # type: ignore[attr-defined]
         assert not client._thread.is_alive()
+
+
+FIRST_USES: dict[str, Any] = {
+    "lost_messages": lambda client: client.lost_messages,
+    "flush": lambda client: client.flush(),
+    "tell": lambda client: client.tell("page", "x", 1),
+    "tell_nowait": lambda client: client.tell_nowait("page", "x", 1),
+    "to": lambda client: client.to("all"),
+    "ref": lambda client: client.ref("page", "x"),
+}
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES)
+def test_a_client_without_with_opens_at_its_first_use(use: Any) -> None:
+    counting = type("Counting", (FakeAsyncClient,), {"closed": 0, "to": lambda *_, **__: None})
+    with patch.object(blocking, "AsyncClient", counting), patch.object(blocking, "atexit") as ends:
+        client = Client("tcp://h:1", cluster="shop")
+        use(client)
+        thread = client._thread
+        _ = client.refused_messages
+        assert client._thread is thread
+        [registered] = ends.register.call_args.args
+        assert registered == client.close
+        with suppress(UnknownEntityType), client as entered:
+            assert entered._thread is thread, "it is open already"
+        assert counting.closed == 1  # type: ignore[attr-defined]
+        assert not thread.is_alive()
+        assert ends.unregister.call_args.args == (client.close,)
+
+
+def test_a_client_that_was_never_used_has_nothing_to_close() -> None:
+    client = Client("tcp://h:1", cluster="shop")
+    client.close()
+    assert not hasattr(client, "no_such_attribute")
+
+
+def test_a_first_use_that_fails_may_be_repeated() -> None:
+    failing = type("Failing", (FakeAsyncClient,), {"error": NodeLost("no node answers")})
+    client = Client("tcp://h:1", cluster="shop")
+    with patch.object(blocking, "AsyncClient", failing), pytest.raises(NodeLost):
+        client.flush()
+    with patch.object(blocking, "AsyncClient", FakeAsyncClient):
+        client.flush()
+        client.close()
 
 
 def test_options_reach_the_asynchronous_client() -> None:

@@ -78,6 +78,10 @@ def test_the_longest_and_the_shortest_suspension_are_taken():
     [
         (["node.port=7000", "node.gossip_port=7000"], ("node.port", "node.gossip_port")),
         (["node.port=65535"], ("node.port", "node.gossip_port")),
+        (
+            ["node.port=7455", "http.port=7456"],
+            ("both 7456", "node.port + 1 by default", "--http-port", "--gossip-port"),
+        ),
         (["node.host=0.0.0.0"], ("node.host", "node.advertise")),
         (["http.write=on"], ("http.write", "http.token")),
         (

@@ -6,12 +6,14 @@ import asyncio
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from shardbus import Directive, Entity, ShardBus, StopReason, handler
 from shardbus.entities.activation import LifeState
+from shardbus.entities.context import Context
 from shardbus.errors import EntityFailed, StaleActivation, StaleFence, StateChanged, StoreError
 from shardbus.sharding.instances import INSTANCE_MARK
 from shardbus.store.entity_state import EntityStates
@@ -153,7 +155,7 @@ async def replaced(b: Bench, cls: type[Keeper]) -> None:
 ENDS = [passivated, stopped, failed, failed_to_start, cut_off, replaced]
 
 ACTS: dict[str, Callable[[Any], Any]] = {
-    "save": lambda context: context.save(b""),
+    "_save": lambda context: context._save(b""),
     "ref": lambda context: context.ref("other", "x"),
     "child": lambda context: context.child("other", "x"),
     "passivate": lambda context: context.passivate(),
@@ -177,6 +179,22 @@ async def attempt(act: Callable[[Any], Any], context: Any) -> None:
         await outcome
 
 
+@pytest.mark.parametrize("end", [None, failed])
+async def test_a_context_lists_its_public_api(end: Any) -> None:
+    b, cls, _ = bench()
+    await b.ask("e", "read")
+    if end is not None:
+        await end(b, cls)
+    await b.ask("e", "read")
+    names = dir(cls.made[-1].context)
+    assert names == sorted(name for name in vars(Context) if not name.startswith("_"))
+    acts = {name.strip() for name in ACTS} - {"_save"}
+    tells = {"entity_id", "entity_type", "fence", "instance", "node", "now", "sender", "shard_id"}
+    assert set(names) == acts | tells
+    for name in names:
+        assert getattr(Context, name).__doc__, name
+
+
 @pytest.mark.parametrize("end", ENDS)
 async def test_what_is_over_refuses_to_act_and_still_tells_who_it_is(end: Any) -> None:
     b, cls, store = bench()
@@ -192,7 +210,7 @@ async def test_what_is_over_refuses_to_act_and_still_tells_who_it_is(end: Any) -
         for name, act in ACTS.items():
             with warnings.catch_warnings(), pytest.raises(StaleActivation) as refused:
                 await attempt(act, context)
-            assert refused.value.what == name.strip()
+            assert refused.value.what == name.strip(" _")
             assert "of 'keeper' 'e' has ended" in str(refused.value)
     before.state.n = 77
     sent = len(store.sent)
@@ -223,6 +241,16 @@ async def test_the_successor_acts(end: Any) -> None:
     await until(lambda: b.activation("e") is None, "the end")
     assert entity.heard[-1] is StopReason.PASSIVATION
     assert await b.ask("e", "read") == 105, "on_stop has saved"
+
+
+async def test_now_is_the_wall_clock_in_utc() -> None:
+    b, cls, _ = bench()
+    await b.ask("e", "read")
+    b.host.wall_clock = lambda: 1_767_225_600.25
+    context = cls.made[0].context
+    assert context.now() == datetime(2026, 1, 1, microsecond=250_000, tzinfo=UTC)
+    await passivated(b, cls)
+    assert context.now().tzinfo is UTC, "what is over may still look at the clock"
 
 
 async def test_each_restart_ends_one_object_more() -> None:

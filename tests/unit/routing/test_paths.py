@@ -20,6 +20,7 @@ from shardbus.routing.paths import (
     parent_id,
     shard_function_of,
 )
+from tests.unit.declaring import Anything
 
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
 own_ids = texts.filter(lambda text: "/" not in text)
@@ -30,15 +31,15 @@ class Amount:
     value: int = 0
 
 
-class Stateful(Entity):
+class Stateful(Anything):
     state: Amount
 
 
 def application(**order: object) -> tuple[ShardBus, type, type, type]:
     bus = ShardBus("shop")
-    order_class = bus.entity("order", **{"shards": 8, **order})(type("Order", (Entity,), {}))
-    item = bus.entity("item", within=order_class)(type("Item", (Entity,), {}))
-    note = bus.entity("note", within=item)(type("Note", (Entity,), {}))
+    order_class = bus.entity("order", **{"shards": 8, **order})(type("Order", (Anything,), {}))
+    item = bus.entity("item", within=order_class)(type("Item", (Anything,), {}))
+    note = bus.entity("note", within=item)(type("Note", (Anything,), {}))
     return bus, order_class, item, note
 
 
@@ -84,11 +85,11 @@ def test_a_description_gives_the_same_interface() -> None:
 
 def test_types_live_within_each_other_up_to_a_bound() -> None:
     bus = ShardBus("deep")
-    inner = bus.entity("t0")(type("T0", (Entity,), {}))
+    inner = bus.entity("t0")(type("T0", (Anything,), {}))
     for n in range(1, TYPES_WITHIN_MAX):
-        inner = bus.entity(f"t{n}", within=inner)(type(f"T{n}", (Entity,), {}))
+        inner = bus.entity(f"t{n}", within=inner)(type(f"T{n}", (Anything,), {}))
     with pytest.raises(ConfigError, match=f"at most {TYPES_WITHIN_MAX} types"):
-        bus.entity("last", within=inner)(type("Last", (Entity,), {}))
+        bus.entity("last", within=inner)(type("Last", (Anything,), {}))
 
 
 @pytest.mark.parametrize(
@@ -107,17 +108,17 @@ def test_what_concerns_the_table_is_declared_for_the_outermost_type(
 ) -> None:
     bus, order, *_ = application()
     with pytest.raises(ConfigError, match="lives within 'order'"):
-        bus.entity("bill", within=order, **options)(type("Bill", (Entity,), {}))
+        bus.entity("bill", within=order, **options)(type("Bill", (Anything,), {}))
 
 
 def test_a_type_with_instances_has_no_place_to_live_within() -> None:
     bus = ShardBus("shop")
-    quote = bus.entity("quote", instances=3)(type("Quote", (Entity,), {}))
+    quote = bus.entity("quote", instances=3)(type("Quote", (Anything,), {}))
     with pytest.raises(ConfigError, match="within and instances"):
-        bus.entity("tick", within=quote)(type("Tick", (Entity,), {}))
-    order = bus.entity("order")(type("Order", (Entity,), {}))
+        bus.entity("tick", within=quote)(type("Tick", (Anything,), {}))
+    order = bus.entity("order")(type("Order", (Anything,), {}))
     with pytest.raises(ConfigError, match="within and instances"):
-        bus.entity("item", within=order, instances=2)(type("Item", (Entity,), {}))
+        bus.entity("item", within=order, instances=2)(type("Item", (Anything,), {}))
 
 
 def test_within_names_a_type_of_this_application() -> None:
@@ -125,7 +126,7 @@ def test_within_names_a_type_of_this_application() -> None:
     bus = ShardBus("shop")
     for wrong in (order, Entity, "order"):
         with pytest.raises(ConfigError, match="no entity type of this application"):
-            bus.entity("item", within=wrong)(type("Item", (Entity,), {}))  # type: ignore[arg-type]
+            bus.entity("item", within=wrong)(type("Item", (Anything,), {}))  # type: ignore[arg-type]
     assert other.types
 
 
@@ -148,7 +149,7 @@ def test_a_section_of_an_inner_type_sets_nothing_of_the_table() -> None:
 
 def test_remembered_entities_need_a_table_that_remembers() -> None:
     bus, order, *_ = application()
-    bus.entity("bill", within=order, remember=True)(type("Bill", (Entity,), {}))
+    bus.entity("bill", within=order, remember=True)(type("Bill", (Anything,), {}))
     with pytest.raises(ConfigError, match="'bill' remembers its entities"):
         settings_by_type(bus.types, Settings())
 
@@ -172,7 +173,7 @@ def test_every_setting_is_one_of_the_table_or_of_the_entities() -> None:
 
 def test_the_mode_of_hand_offs_must_fit_every_type_of_the_table() -> None:
     bus = ShardBus("shop")
-    order = bus.entity("order", handoff="forward")(type("Order", (Entity,), {}))
+    order = bus.entity("order", handoff="forward")(type("Order", (Anything,), {}))
     bus.entity("item", within=order)(Stateful)
     with pytest.raises(ConfigError, match=r"'item'.*forward"):
         settings_by_type(bus.types, Settings())

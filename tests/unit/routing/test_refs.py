@@ -141,6 +141,29 @@ async def test_a_reference_has_no_other_private_attributes(make: Maker) -> None:
         _ = ref.no
 
 
+async def test_a_reference_lists_its_handlers(make: Maker) -> None:
+    ref = make("a")
+    assert dir(ref) == ["add", "copy", "to"]
+    _ = ref.add
+    assert dir(ref) == ["add", "copy", "to"]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ad", "did you mean add?"),
+        ("save", "a reference has handlers only: use self.save within one"),
+        ("quickly", "it has add, copy"),
+    ],
+)
+async def test_an_attribute_that_is_no_handler_gets_a_hint(
+    make: Maker, name: str, hint: str
+) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(make("a"), name)
+    assert str(caught.value).endswith(f"has no handler {name!r}; {hint}")
+
+
 async def test_references_by_one_choice_are_equal_however_many_there_are() -> None:
     ref: Any = Maker("instances")("a")
     assert ref.to("all") == ref.to("all")

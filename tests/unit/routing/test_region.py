@@ -69,7 +69,8 @@ def test_S2_20_a_shard_function_that_differs_between_processes_is_seen() -> None
 from shardbus import Entity, ShardBus
 bus = ShardBus("shop")
 @bus.entity("page", extract_shard_id=lambda entity_id: str(hash(entity_id) % 100))
-class Page(Entity): ...
+class Page(Entity):
+    def receive(self, message): ...
 print(bus.types["page"].interface.layout)
 """
     layouts = set()

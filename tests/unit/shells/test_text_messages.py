@@ -83,5 +83,6 @@ def test_a_forwarded_text_calls_the_handler(page: EntityType) -> None:
 
 
 def test_the_error_says_what_is_missing(page: EntityType) -> None:
-    assert str(unhandled(page, "gone")) == "page has no handler 'gone'"
+    assert str(unhandled(page, "gone")) == "page has no handler 'gone'; it has total, add"
+    assert str(unhandled(page, "totl")) == "page has no handler 'totl'; did you mean total?"
     assert str(unhandled(page, "")) == "page has no receive, and the message names no handler"

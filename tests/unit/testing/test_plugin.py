@@ -17,6 +17,7 @@ import asyncio
 import pytest
 
 from app import Counter
+from shardbus.testing import EntityProbe
 
 
 async def test_runs_in_virtual_time(shardbus_cluster, shardbus_client):
@@ -44,7 +45,35 @@ async def test_fails(shardbus_cluster, shardbus_client):
 
 
 async def test_without_a_fixture():
-    raise AssertionError("the plugin runs only tests of a cluster")
+    async with EntityProbe(Counter, "a") as probe:
+        assert await probe.ask("add", 2) == 2
+
+
+class TestMethods:
+    async def test_in_a_class(self, tmp_path):
+        await asyncio.sleep(0)
+        assert tmp_path.is_dir()
+
+
+async def test_fails_without_a_fixture():
+    await asyncio.sleep(0)
+    raise LookupError("in the test")
+
+
+@pytest.mark.anyio
+async def test_of_another_plugin():
+    raise AssertionError("this plugin runs it")
+"""
+
+PASTED = """
+from app import Counter
+from shardbus.testing import TestCluster
+from app import bus
+
+
+async def test_pasted():
+    async with TestCluster(bus, nodes=2) as cluster:
+        assert await cluster.client().ref(Counter, "a").add(2) == 2
 """
 
 
@@ -72,12 +101,28 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_project_gets_a_cluster_in_virtual_time(project: Path) -> None:
     said = run(project, "-rA", "--shardbus-seed", "8", "-W", "ignore")
-    passed = ("runs_in_virtual_time", "has_the_arguments_of_its_mark", "needs_no_loop")
+    passed = ["runs_in_virtual_time", "has_the_arguments_of_its_mark", "needs_no_loop"]
+    passed += ["without_a_fixture"]
     for name in passed:
         assert f"PASSED test_app.py::test_{name}" in said, said
     assert "FAILED test_app.py::test_fails" in said
     assert "seed 8 repeats this run: TestCluster(demo, nodes=3, seed=8)" in said
-    assert "PASSED test_app.py::test_without_a_fixture" not in said
+    assert "FAILED test_app.py::test_fails_without_a_fixture - LookupError: in the test" in said
+    assert "this plugin runs it" not in said.replace(TESTS, "")
+
+
+def test_a_pasted_test_runs_beside_pytest_asyncio_without_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "test_pasted.py").write_text(PASTED)
+    for mode in ("strict", "auto"):
+        said = run(tmp_path, "-p", "pytest_asyncio.plugin", "-o", f"asyncio_mode={mode}")
+        assert "1 passed" in said, said
+        assert "arning" not in said, said
+
+
+def test_an_async_test_without_shardbus_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("async def test_it(): ...\n")
+    assert "1 passed" not in run(tmp_path)
 
 
 @pytest.mark.long

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from shardbus import StoreUnavailable
+from shardbus import Entity, ShardBus, StoreUnavailable, handler
 from shardbus.errors import EntityFailed
 from shardbus.testing import EntityProbe
 from tests.unit.testing.shop import (
@@ -131,3 +135,73 @@ async def test_settings_of_a_probe() -> None:
         await probe.ask("total")
         await probe.advance(15)
         assert not probe.running
+
+
+@dataclass
+class Terms:
+    until: datetime | None = None
+
+
+offers = ShardBus("offers")
+
+
+@offers.entity
+class Offer(Entity):
+    state: Terms
+
+    @handler
+    async def open(self, hours: int) -> datetime:
+        self.state.until = self.context.now() + timedelta(hours=hours)
+        await self.save()
+        return self.state.until
+
+    @handler
+    def is_open(self) -> bool:
+        return self.state.until is not None and self.context.now() < self.state.until
+
+
+async def test_a_deadline_in_the_state_passes_in_virtual_time() -> None:
+    async with EntityProbe(Offer, "e") as probe:
+        began = probe.cluster.wall_clock
+        until = await probe.ref.open(2)
+        assert timedelta(0) <= until - began - timedelta(hours=2) < timedelta(seconds=1)
+        await probe.advance(7100)
+        assert await probe.ask("is_open")
+        await probe.crash()
+        assert await probe.ask("is_open")
+        await probe.advance(100)
+        assert not await probe.ask("is_open")
+        assert probe.saved == Terms(until)
+        assert (began.year, began.tzinfo) == (2026, UTC)
+
+
+async def test_an_ask_that_an_entity_forgets_to_await_warns_with_its_line() -> None:
+    bus = ShardBus("forgetful")
+
+    @bus.entity
+    class Forgetful(Entity):
+        @handler
+        async def remind(self, later: bool) -> None:
+            other = self.context.ref(Forgetful, "other")
+            if later:
+                await asyncio.gather(other.note(), other.note())
+            else:
+                other.note()
+
+        @handler
+        def note(self) -> int:
+            return 1
+
+    async def run(later: bool) -> None:
+        async with EntityProbe(Forgetful, "e") as probe:
+            await probe.ref.remind(later)
+            await probe.advance(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await run(True)
+    with pytest.warns(RuntimeWarning, match="was never awaited") as warned:
+        await run(False)
+    [warning] = warned
+    line = Path(__file__).read_text().splitlines()[warning.lineno - 1]
+    assert (warning.filename, line.strip()) == (__file__, "other.note()")
