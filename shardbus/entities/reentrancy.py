@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardbus.routing.instance_router import InstanceRouter
+from shardbus.routing.pending_message import Binding
 from shardbus.routing.router import Router
 from shardbus.routing.traced_sending import TracedSending
 from shardbus.tasks.eager import OWNER
@@ -84,19 +85,27 @@ class NodeRouter(Router):
     """The router of a node, whose askers may be entities. It adds chains to their asks."""
 
     def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         owner = OWNER.get()
         if owner is not None:
             run: CallChain | None = owner.call_chain_now()
             if run is not None:
-                answer = self.ask_in_chain(key, entity_id, payload, timeout_ms, decode, run.chain)
+                answer = self.ask_in_chain(
+                    key, entity_id, payload, timeout_ms, decode, run.chain, binding
+                )
                 run.asked((key[0], entity_id), answer)
                 return answer
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            return super().ask(key, entity_id, payload, timeout_ms, decode)
+            return super().ask(key, entity_id, payload, timeout_ms, decode, binding)
         answer = self._create_future()
         out.ask(key, entity_id, payload, timeout_ms, answer, decode)
         return answer
@@ -114,11 +123,14 @@ class TracedNodeRouter(TracedSending, NodeRouter):
         decode: Decode,
         context: Any,
         chain: Chain = (),
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         owner = OWNER.get()
         run: CallChain | None = owner.call_chain_now() if owner is not None else None
         chain = run.chain if run is not None else ()
-        answer = super().ask_traced(key, entity_id, payload, timeout_ms, decode, context, chain)
+        answer = super().ask_traced(
+            key, entity_id, payload, timeout_ms, decode, context, chain, binding
+        )
         if run is not None:
             run.asked((key[0], entity_id), answer)
         return answer

@@ -34,7 +34,7 @@ from shardbus.errors import ConfigError, NodeLost, RequestError
 from shardbus.ids import NodeId, check_id, shard_of
 from shardbus.routing.instance_policies import distance, spread
 from shardbus.routing.open_asks import OpenAsks
-from shardbus.routing.pending_message import PendingMessage, Refusal, rejection
+from shardbus.routing.pending_message import Binding, PendingMessage, Refusal, rejection
 from shardbus.routing.router import ROUTES_MAX, Router, RouterOwner, ShardRoute
 from shardbus.sharding import events
 from shardbus.sharding.instances import INSTANCE_MARK, INSTANCES_MAX, row_of, split_row
@@ -75,16 +75,6 @@ def check_plain_id(entity_type: str, entity_id: str) -> str:
         )
     check_id("an entity id with its instance", wire_id(entity_id, INSTANCES_MAX))
     return entity_id
-
-
-class PartOfAll(PendingMessage):
-    """A message of `all` to one instance. If that is no more, no other one gets it."""
-
-    __slots__ = ()
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.any_instance = False
 
 
 class ShardRows:
@@ -133,14 +123,12 @@ class InstanceRouter(Router):
         """Asks of `first` that were sent to a second instance."""
         self.rerouted = 0
         """Messages for an instance that is no more, which went to another one."""
-        self.binds = False
-        """What a sender sends now is for the instance that it has picked, and waits for that."""
         self._rows: dict[str, ShardRows] = {}
         self._rows_by_id: dict[str, ShardRows] = {}
         self._unwatched: list[str] = []
         self._homeless: list[PendingMessage] = []
         self._uncounted_room = RouteBuffers(UNCOUNTED_MAX, UNCOUNTED_BYTES_MAX)
-        self._uncounted: list[tuple[PartOfAll, Callable[[], object]]] = []
+        self._uncounted: list[tuple[PendingMessage, Callable[[], object]]] = []
         """Messages of `all` that wait for the number of instances, and what sends each."""
 
     # ---- ids and rows
@@ -245,15 +233,10 @@ class InstanceRouter(Router):
         for rows in self._rows.values():
             rows.fresh = False
 
-    def deliver(self, pending: PendingMessage) -> Any:
-        if self.binds:
-            pending.any_instance = False
-        return super().deliver(pending)
-
     def _pending(self, unsent: Unsent) -> PendingMessage:
         """Return a message that a lost session never sent. It goes where it was going."""
         pending = super()._pending(unsent)
-        pending.any_instance = False
+        pending.binding = Binding.PICKED
         return pending
 
     # ---- the number of instances
@@ -263,7 +246,7 @@ class InstanceRouter(Router):
         """True if the coordinator's number is known."""
         return self.region.instances > 0
 
-    def hold_uncounted(self, message: PartOfAll, send: Callable[[], object]) -> None:
+    def hold_uncounted(self, message: PendingMessage, send: Callable[[], object]) -> None:
         """Keep a message of `all` until the coordinator's number is known, then call `send`.
 
         Raises:
@@ -284,12 +267,12 @@ class InstanceRouter(Router):
     def waiting(self) -> int:
         return super().waiting + len(self._uncounted)
 
-    def _take_uncounted(self) -> list[tuple[PartOfAll, Callable[[], object]]]:
+    def _take_uncounted(self) -> list[tuple[PendingMessage, Callable[[], object]]]:
         held, self._uncounted = self._uncounted, []
         self._uncounted_room.remove([message for message, _ in held])
         return held
 
-    def _drop_uncounted(self, message: PartOfAll, reason: str, *, answered: bool) -> None:
+    def _drop_uncounted(self, message: PendingMessage, reason: str, *, answered: bool) -> None:
         self.entered += 1
         self._owner.lost(message, reason, answered=answered)
 
@@ -369,7 +352,7 @@ class InstanceRouter(Router):
             self._dropped(pending, REJECT_EXPIRED)
             return
         gone = NodeLost(f"{pending.entity_id!r} of {self.interface.name!r} is no instance any more")
-        if pending.key is None or isinstance(pending, PartOfAll):
+        if pending.key is None or pending.binding is Binding.PART:
             self._dropped(pending, REJECT_NO_INSTANCE)
             pending.refuse(gone)
             return

@@ -39,7 +39,8 @@ from shardbus.routing.instance_policies import (
     next_in_turn,
     spread,
 )
-from shardbus.routing.instance_router import InstanceRouter, PartOfAll, ShardRows, wire_id
+from shardbus.routing.instance_router import InstanceRouter, ShardRows, wire_id
+from shardbus.routing.pending_message import Binding, PendingMessage
 from shardbus.routing.router import ROUTES_MAX, ShardRoute, check_room
 from shardbus.sharding.region.route import Absence
 from shardbus.transport.asks import Key, set_error
@@ -65,7 +66,7 @@ class InstanceSender:
         self.to_all = choice.policy == ALL
         self.sticky = choice.policy in STICKY
         self._asks_several = choice.policy in (ALL, FIRST)
-        self._binds = choice.policy == HASH
+        self._binding = Binding.PICKED if choice.policy == HASH else Binding.ANY
         self._version = -1
         self._picked: dict[str, str] = {}
         self._turns: dict[str, int] = {}
@@ -146,22 +147,19 @@ class InstanceSender:
         Raises as `Router.tell`."""
         if self.to_all:
             return self._tell_each(key, entity_id, payload)
-        self.router.binds = self._binds
-        return self.router.tell(key, self.pick(entity_id), payload)
+        return self.router.tell(key, self.pick(entity_id), payload, self._binding)
 
     def send(self, entity_id: str, message: object) -> Any:
         """Tell a message to `receive`. Raises as `Router.send`."""
         if self.to_all:
             form = form_of(message)
             return self._tell_each(self.key(form.method), entity_id, form.encode(message))
-        self.router.binds = self._binds
-        return self.router.send(self.pick(entity_id), message)
+        return self.router.send(self.pick(entity_id), message, self._binding)
 
     def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
         """Send at once, or raise BufferFull if `tell` would wait at some instance."""
         if not self.to_all:
-            self.router.binds = self._binds
-            self.router.tell_nowait(key, self.pick(entity_id), payload)
+            self.router.tell_nowait(key, self.pick(entity_id), payload, self._binding)
             return
         for k, route in enumerate(self.router.rows_of(entity_id).routes, 1):
             check_room(route.out, key[0], wire_id(entity_id, k))
@@ -172,7 +170,7 @@ class InstanceSender:
         router, rows = self.router, self.router.rows_of(entity_id)
         if router.counted:
             return self._tell_all(key, entity_id, payload)
-        message = PartOfAll(key, rows.shard, entity_id, payload)
+        message = PendingMessage(key, rows.shard, entity_id, payload)
         router.hold_uncounted(message, partial(self._tell_all, key, entity_id, payload))
         return router.done
 
@@ -181,13 +179,9 @@ class InstanceSender:
         of a later one is not definite: the message was sent to the first."""
         router = self.router
         waits: list[Any] = []
-        for k, route in enumerate(list(router.rows_of(entity_id).routes), 1):
-            wire = wire_id(entity_id, k)
+        for k in range(1, len(router.rows_of(entity_id).routes) + 1):
             try:
-                if route.out is not None:
-                    room = router.tell(key, wire, payload)
-                else:
-                    room = router.deliver(PartOfAll(key, route.shard, wire, payload))
+                room = router.tell(key, wire_id(entity_id, k), payload, Binding.PART)
             except RequestError as error:
                 error.definite = error.definite and k == 1
                 raise
@@ -205,8 +199,8 @@ class InstanceSender:
             answer: asyncio.Future[Any] = self.done.get_loop().create_future()
             self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
             return answer
-        wire, self.router.binds = self.pick(entity_id), self._binds
-        future = self.router.ask(key, wire, payload, timeout_ms, decode)
+        wire = self.pick(entity_id)
+        future = self.router.ask(key, wire, payload, timeout_ms, decode, self._binding)
         if self.choice.policy == LEAST_BUSY:
             self._note_open(wire, future)
         return future
@@ -228,8 +222,8 @@ class InstanceSender:
         elif self._asks_several:
             self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
         else:
-            wire, self.router.binds = self.pick(entity_id), self._binds
-            self.router.ask_for(answer, key, wire, payload, timeout_ms, decode)
+            wire = self.pick(entity_id)
+            self.router.ask_for(answer, key, wire, payload, timeout_ms, decode, self._binding)
             if least_busy:
                 self._note_open(wire, answer)
 
@@ -246,32 +240,40 @@ class InstanceSender:
         timeout_ms: int,
         decode: Decode,
     ) -> None:
-        if self.choice.policy == FIRST:
-            first, second = self._nearest(entity_id, self.router.rows_of(entity_id))
+        loop = self.done.get_loop()
+        ends = loop.time() + timeout_ms / 1000
 
-            self.router.binds = False
+        def left_ms() -> int:
+            return max(1, round((ends - loop.time()) * 1000))
+
+        # This asks for homes; an invalid id is the caller's error.
+        rows = self.router.rows_of(entity_id)
+        if self.choice.policy == FIRST:
 
             def ask(instance: int) -> asyncio.Future[Any]:
                 return self.router.ask(
-                    key, wire_id(entity_id, instance), payload, timeout_ms, decode
+                    key, wire_id(entity_id, instance), payload, left_ms(), decode
                 )
 
-            FirstAnswer(self.router, answer, ask, first, second, self.choice.after)
+            first, second = self._nearest(entity_id, rows)
+            FirstAnswer(self.router, answer, ask, first, second, self.choice.after, ends)
             return
-        # This asks for homes; an invalid id is the caller's error.
-        rows = self.router.rows_of(entity_id)
-        ask_all = partial(self._ask_all, answer, key, entity_id, payload, timeout_ms, decode)
         if self.router.counted:
-            ask_all()
+            self._ask_all(answer, key, entity_id, payload, timeout_ms, decode)
             return
-        message = PartOfAll(key, rows.shard, entity_id, payload, 0, answer, decode)
+
+        def ask_all() -> None:
+            timer.cancel()  # from now on each instance has the rest of the time
+            self._ask_all(answer, key, entity_id, payload, left_ms(), decode)
+
+        message = PendingMessage(key, rows.shard, entity_id, payload, 0, answer, decode)
         try:
             self.router.hold_uncounted(message, ask_all)
         except (RequestError, LocalProtocolError) as error:
             set_error(answer, error)
             return
         text = f"the number of instances of {self.interface.name!r} is not known in time"
-        timer = self.done.get_loop().call_later(timeout_ms / 1000, _fail, answer, AskTimeout(text))
+        timer = loop.call_later(timeout_ms / 1000, _fail, answer, AskTimeout(text))
         answer.add_done_callback(lambda _: timer.cancel())
 
     def _ask_all(
@@ -290,24 +292,23 @@ class InstanceSender:
         rows = router.rows_of(entity_id)
         answers = AllAnswers(loop, answer)
         for k, route in enumerate(list(rows.routes), 1):
+            patience = None
+            if route.out is None:
+                absence, node = router.region.absence_of(route.shard)
+                patience = HOMES_WITHIN_S
+                if absence is Absence.NEVER:
+                    patience += rows.watched_at - loop.time()
+                if absence is Absence.DEAD or patience <= 0:
+                    where = f"{node} died" if node is not None else f"instance {k} has no home yet"
+                    answers.add(str(node) if node is not None else f"~{k}", NodeLost(where))
+                    continue
             wire = wire_id(entity_id, k)
-            if route.out is not None:
-                future = router.ask(key, wire, payload, timeout_ms, decode)
+            future = router.ask(key, wire, payload, timeout_ms, decode, Binding.PART)
+            if patience is None:
                 answers.expect(self._name(route, k), future)
-                continue
-            absence, node = router.region.absence_of(route.shard)
-            patience = HOMES_WITHIN_S
-            if absence is Absence.NEVER:
-                patience += rows.watched_at - loop.time()
-            if absence is Absence.DEAD or patience <= 0:
-                where = f"{node} died" if node is not None else f"instance {k} has no home yet"
-                answers.add(str(node) if node is not None else f"~{k}", NodeLost(where))
-                continue
-            future = loop.create_future()
-            deadline = router.deadline(timeout_ms)
-            router.deliver(PartOfAll(key, route.shard, wire, payload, 0, future, decode, deadline))
-            answers.expect(partial(self._name, route, k), future)
-            loop.call_later(patience, self._give_up, answers, route, k, future)
+            else:
+                answers.expect(partial(self._name, route, k), future)
+                loop.call_later(patience, self._give_up, route, k, future)
         answers.begin()
 
     def _name(self, route: ShardRoute, instance: int) -> str:
@@ -318,9 +319,8 @@ class InstanceSender:
         _, node = self.router.region.absence_of(route.shard)
         return str(node) if node is not None else f"~{instance}"
 
-    def _give_up(
-        self, answers: AllAnswers, route: ShardRoute, instance: int, future: asyncio.Future[Any]
-    ) -> None:
+    @staticmethod
+    def _give_up(route: ShardRoute, instance: int, future: asyncio.Future[Any]) -> None:
         """End the wait for an instance that has no home in time."""
         if route.out is None and not future.done():
             set_error(future, NodeLost(f"instance {instance} has no home yet"))

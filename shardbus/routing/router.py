@@ -25,7 +25,13 @@ from typing import Any, Protocol
 from shardbus.errors import BufferFull
 from shardbus.histograms import Histogram
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
-from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
+from shardbus.routing.pending_message import (
+    Binding,
+    BufferedAsks,
+    PendingMessage,
+    Refusal,
+    rejection,
+)
 from shardbus.sharding import events
 from shardbus.sharding.messages import CarriedEntity, MoveAck
 from shardbus.sharding.region.region import ShardRegion
@@ -244,7 +250,7 @@ class Router:
 
     # ---- sending
 
-    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+    def tell(self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY) -> Any:
         """Send without an answer. Returns an awaitable that is done when there is room for more.
 
         Raises:
@@ -254,20 +260,23 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            return self.deliver(PendingMessage(key, route.shard, entity_id, payload))
+            pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
+            return self.deliver(pending)
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
-    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
+    def tell_nowait(
+        self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY
+    ) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
         check_room(self.route_of(entity_id).out, key[0], entity_id)
-        self.tell(key, entity_id, payload)
+        self.tell(key, entity_id, payload, binding)
 
     def deadline(self, timeout_ms: int) -> int:
         """Return the tick at which an ask made now expires."""
         return self._clock.after(timeout_ms)
 
-    def send(self, entity_id: str, message: object) -> Any:
+    def send(self, entity_id: str, message: object, binding: Binding = Binding.ANY) -> Any:
         """Tell a message to `receive`.
 
         Raises:
@@ -281,7 +290,8 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            return self.deliver(PendingMessage(key, route.shard, entity_id, payload))
+            pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
+            return self.deliver(pending)
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
@@ -292,7 +302,13 @@ class Router:
         return known
 
     def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         future = self._create_future()
@@ -301,7 +317,19 @@ class Router:
         if out is None:
             deadline = self._clock.after(timeout_ms)
             self.deliver(
-                PendingMessage(key, route.shard, entity_id, payload, 0, future, decode, deadline)
+                PendingMessage(
+                    key,
+                    route.shard,
+                    entity_id,
+                    payload,
+                    0,
+                    future,
+                    decode,
+                    deadline,
+                    (),
+                    0,
+                    binding,
+                )
             )
         else:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
@@ -315,6 +343,7 @@ class Router:
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> None:
         """Send an ask whose outcome goes to `answer`, which need not be a future of this loop."""
         route = self.route_of(entity_id)
@@ -324,7 +353,9 @@ class Router:
             deadline = self._clock.after(timeout_ms)
             shard = route.shard
             self.deliver(
-                PendingMessage(key, shard, entity_id, payload, 0, answer, decode, deadline)
+                PendingMessage(
+                    key, shard, entity_id, payload, 0, answer, decode, deadline, (), 0, binding
+                )
             )
 
     def ask_in_chain(
@@ -335,6 +366,7 @@ class Router:
         timeout_ms: int,
         decode: Decode,
         chain: Chain,
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         """Send an ask from inside an entity; `chain` names the entities that wait for it."""
         future = self._create_future()
@@ -344,7 +376,17 @@ class Router:
             deadline = self._clock.after(timeout_ms)
             self.deliver(
                 PendingMessage(
-                    key, route.shard, entity_id, payload, 0, future, decode, deadline, chain
+                    key,
+                    route.shard,
+                    entity_id,
+                    payload,
+                    0,
+                    future,
+                    decode,
+                    deadline,
+                    chain,
+                    0,
+                    binding,
                 )
             )
         else:

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Protocol
 
 from shardbus.errors import BufferFull, ConfigError
-from shardbus.routing.pending_message import PendingMessage
+from shardbus.routing.pending_message import Binding, PendingMessage
 from shardbus.routing.router import Router
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.batch import Chain
@@ -84,10 +84,10 @@ def open_tracing(
 class TracedSending(Router):
     """A router that traces what is sent; `trace_with` gives it the tracer."""
 
-    tell_untraced: Callable[[Key, str, bytes], Any]
+    tell_untraced: Callable[[Key, str, bytes, Binding], Any]
     """`tell` as a router without tracing does; below, `send` and `ask`."""
-    send_untraced: Callable[[str, object], Any]
-    ask_untraced: Callable[[Key, str, bytes, int, Decode], asyncio.Future[Any]]
+    send_untraced: Callable[[str, object, Binding], Any]
+    ask_untraced: Callable[..., asyncio.Future[Any]]
 
     def trace_with(self, tracer: Tracer | None) -> None:
         super().trace_with(tracer)
@@ -103,39 +103,53 @@ class TracedSending(Router):
             return tracing.parent()
         return None
 
-    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+    def tell(self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY) -> Any:
         context = self.parent()
         if context is None:
-            return self.tell_untraced(key, entity_id, payload)
-        return self.tell_traced(key, entity_id, payload, context)
+            return self.tell_untraced(key, entity_id, payload, binding)
+        return self.tell_traced(key, entity_id, payload, context, binding)
 
-    def tell_traced(self, key: Key, entity_id: str, payload: bytes, context: Any) -> Any:
+    def tell_traced(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        context: Any,
+        binding: Binding = Binding.ANY,
+    ) -> Any:
         """`tell` with a span."""
         span = self.tracing.send("tell", key[0], entity_id, key[1], context)
         try:
             route = self.route_of(entity_id)
             if route.out is not None:
                 route.out.admit(key, entity_id)
-            pending = PendingMessage(key, route.shard, entity_id, payload)
+            pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
             pending.trace = self.tracing.text(span)
             return self.deliver(pending)
         finally:
             span.end()
 
-    def send(self, entity_id: str, message: object) -> Any:
+    def send(self, entity_id: str, message: object, binding: Binding = Binding.ANY) -> Any:
         context = self.parent()
         if context is None:
-            return self.send_untraced(entity_id, message)
+            return self.send_untraced(entity_id, message, binding)
         form = form_of(message)
-        return self.tell_traced(self.key(form.method), entity_id, form.encode(message), context)
+        key, payload = self.key(form.method), form.encode(message)
+        return self.tell_traced(key, entity_id, payload, context, binding)
 
     def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         context = self.parent()
         if context is None:
-            return self.ask_untraced(key, entity_id, payload, timeout_ms, decode)
-        return self.ask_traced(key, entity_id, payload, timeout_ms, decode, context)
+            return self.ask_untraced(key, entity_id, payload, timeout_ms, decode, binding)
+        return self.ask_traced(key, entity_id, payload, timeout_ms, decode, context, (), binding)
 
     def ask_traced(
         self,
@@ -146,12 +160,13 @@ class TracedSending(Router):
         decode: Decode,
         context: Any,
         chain: Chain = (),
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         """`ask` with a span."""
         future = self._create_future()
         span = self.tracing.send("ask", key[0], entity_id, key[1], context)
         future.add_done_callback(lambda answer: self.tracing.end_with(span, answer))
-        self._deliver_ask(future, key, entity_id, payload, timeout_ms, decode, chain, span)
+        self._deliver_ask(future, key, entity_id, payload, timeout_ms, decode, chain, span, binding)
         return future
 
     def ask_for(
@@ -162,10 +177,11 @@ class TracedSending(Router):
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> None:
         context = self.parent()
         if context is None:
-            super().ask_for(answer, key, entity_id, payload, timeout_ms, decode)
+            super().ask_for(answer, key, entity_id, payload, timeout_ms, decode, binding)
             return
         span = self.tracing.send("ask", key[0], entity_id, key[1], context)
         if isinstance(answer, asyncio.Future):
@@ -176,7 +192,7 @@ class TracedSending(Router):
 
             answer.add_done_callback(ended)
         answer = self.tracing.ending(span, answer)
-        self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span)
+        self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span, binding)
 
     def _deliver_ask(
         self,
@@ -188,11 +204,22 @@ class TracedSending(Router):
         decode: Decode,
         chain: Chain,
         span: Any,
+        binding: Binding,
     ) -> None:
         try:
             route, deadline = self.route_of(entity_id), self.deadline(timeout_ms)
             pending = PendingMessage(
-                key, route.shard, entity_id, payload, 0, waiter, decode, deadline, chain
+                key,
+                route.shard,
+                entity_id,
+                payload,
+                0,
+                waiter,
+                decode,
+                deadline,
+                chain,
+                0,
+                binding,
             )
             pending.trace = self.tracing.text(span)
             if route.out is not None:

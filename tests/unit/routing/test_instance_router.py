@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import BufferFull, ConfigError, UnknownEntityType
+from shardbus.errors import AskTimeout, BufferFull, ConfigError, UnknownEntityType
 from shardbus.ids import NodeId, shard_of
 from shardbus.routing import instance_router, instance_sender
-from shardbus.routing.instance_policies import Choice
+from shardbus.routing.instance_policies import Choice, spread
 from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.pending_message import PendingMessage
@@ -19,8 +19,9 @@ from shardbus.sharding import events
 from shardbus.sharding.instances import Instances, row_of
 from shardbus.sharding.messages import Home, ShardHomes
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.transport.asks import CoarseClock
+from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.wire.schema import Interface
+from tests.virtual_time import virtual
 from tests.waiting import turns, until
 
 A, B, C = (NodeId("10.0.0.1", port, port) for port in (1, 2, 3))
@@ -35,13 +36,18 @@ class Out:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.payloads: list[bytes] = []
+        self.asks: list[tuple[int, Any]] = []
+        """The timeout in ms, and the future, of each ask."""
 
     def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
         self.sent.append(entity_id)
         self.payloads.append(payload)
 
-    def ask(self, key: Any, entity_id: str, payload: bytes, *args: Any) -> None:
+    def ask(
+        self, key: Any, entity_id: str, payload: bytes, timeout_ms: int, waiter: Any, *args: Any
+    ) -> None:
         self.tell(key, entity_id, payload)
+        self.asks.append((timeout_ms, waiter))
 
     def flush(self) -> None: ...
 
@@ -160,6 +166,102 @@ async def test_what_was_sent_blindly_goes_to_an_instance_with_a_home(
         await until(lambda: not router.region.buffered[0], "both messages were sent")
         assert owner.outs[B].sent == [f"x~{instance}"] * 2
     ask.cancel()
+    router.close()
+
+
+async def test_a_message_routed_anew_is_not_bound_by_what_another_sender_sent() -> None:
+    """Its instance is no more, and the next one has no home. Then the other one gets a home."""
+    router, owner = router_on()
+    entity_id = next(
+        str(n)
+        for n in range(1000)
+        if shard_of(str(n), 4) == shard_of("x", 4) and spread(wire_id(str(n), 3), 2) == 1
+    )
+    router.tell(router.key("note"), wire_id(entity_id, 3), b"any")
+    InstanceSender(router, Choice("hash", "k")).tell(router.key("note"), "x", b"bound")
+    router.set_count(2)
+    assert router.rerouted >= 1
+    home(router, 2, B, 1)
+    await until(lambda: b"any" in owner.outs[B].payloads, "the instance with a home got it")
+    router.close()
+
+
+async def test_an_ask_of_first_is_not_bound_by_what_another_sender_sent() -> None:
+    router, owner = router_on()
+    by_hash, first = (InstanceSender(router, Choice(policy, "")) for policy in ("hash", "first"))
+    by_hash.tell(router.key("note"), "x", b"bound")
+    ask = first.ask(router.key("get"), "x", b"any", 5000, lambda payload: payload)
+    blindly = int(first.pick("x")[-1])
+    home(router, 1 + blindly % 3, B, 1)
+    await until(lambda: b"any" in owner.outs[B].payloads, "the instance with a home got it")
+    ask.cancel()
+    router.close()
+
+
+async def test_what_a_lost_session_never_sent_goes_to_no_other_instance() -> None:
+    """It may be older than messages that its instance has got."""
+    router, owner = router_on()
+    key = router.key("note")
+    router.resend([Unsent(key, "", wire_id("x", 1), b"unsent", 0, None, ())])
+    home(router, 2, B, 1)
+    assert (owner.outs[B].sent, router.waiting) == ([], 1)
+    home(router, 1, A, 2)
+    assert owner.outs[A].payloads == [b"unsent"]
+    router.close()
+
+
+@virtual
+async def test_an_ask_of_all_whose_number_comes_late_has_the_rest_of_its_time() -> None:
+    """Each instance that has answered by then is in the answer, with AskTimeout for the others."""
+    router, owner = router_on()
+    for instance, node in ((1, A), (2, B)):
+        home(router, instance, node, instance)
+    sender = InstanceSender(router, Choice("all"))
+    answer = sender.ask(router.key("get"), "x", b"", 300, lambda payload: payload)
+    await asyncio.sleep(0.1)
+    router.set_count(2)
+    [(timeout_ms, quick)], [(_, silent)] = owner.outs[A].asks, owner.outs[B].asks
+    assert timeout_ms == 200
+    quick.set_result(7)
+    await asyncio.sleep(0.21)
+    assert not answer.done()
+    silent.set_exception(AskTimeout("no answer in time"))
+    found = await answer
+    assert (found[str(A)], type(found[str(B)])) == (7, AskTimeout)
+    router.close()
+
+
+@virtual
+async def test_an_ask_of_all_whose_number_is_not_known_in_time_fails() -> None:
+    router, owner = router_on()
+    home(router, 1, A, 1)
+    sender = InstanceSender(router, Choice("all"))
+    answer = sender.ask(router.key("get"), "x", b"", 300, lambda payload: payload)
+    with pytest.raises(AskTimeout, match="the number of instances of 'quote' is not known"):
+        await answer
+    router.set_count(2)
+    assert (owner.outs[A].sent, router.waiting) == ([], 0)
+    router.close()
+
+
+@virtual
+async def test_both_asks_of_first_share_the_time_of_the_call() -> None:
+    router, owner = router_on()
+    home(router, 1, A, 1)
+    home(router, 2, B, 2)
+    sender = InstanceSender(router, Choice("first", after=0.1))
+    answer = sender.ask(router.key("get"), "x", b"", 300, lambda payload: payload)
+    await asyncio.sleep(0.1001)
+    [(first_ms, _)], [(second_ms, second)] = owner.outs[A].asks, owner.outs[B].asks
+    assert (first_ms, second_ms) == (300, 200)
+    second.set_result(7)
+    assert await answer == 7
+    late = sender.ask(router.key("get"), "x", b"", 50, lambda payload: payload)
+    await asyncio.sleep(0.06)
+    owner.outs[A].asks[-1][1].set_exception(AskTimeout("no answer in time"))
+    with pytest.raises(AskTimeout):
+        await late
+    assert (len(owner.outs[B].asks), router.hedged) == (1, 1)
     router.close()
 
 
