@@ -47,7 +47,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.membership.vitals import Survey, Vitals
 from shardbus.node.event_log import fact, picture
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_router import InstanceRouter, wire_id
+from shardbus.routing.instance_routes import wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.paths import ancestors
 from shardbus.routing.refs import start_entity
@@ -117,7 +117,7 @@ def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
 
 def _instances_of(region: RegionShell) -> int | None:
     """The number of instances of a type as this node knows it; None if the type has none."""
-    return region.router.count if isinstance(region.router, InstanceRouter) else None
+    return None if region.router.rows is None else region.router.rows.count
 
 
 def _gossip_of(region: RegionShell) -> Json | None:
@@ -781,9 +781,9 @@ class AdminPages:
         home of the instance to which this node sends by `nearest`, and all of them."""
         region = self._region(type)
         router = region.router
-        if not isinstance(router, InstanceRouter) or INSTANCE_MARK in id:
+        if router.rows is None or INSTANCE_MARK in id:
             return await self._place(region, type, id)
-        count = len(router.rows_of(id).routes)
+        count = len(router.rows.of(id).routes)
         places = await asyncio.gather(
             *(self._place(region, type, wire_id(id, k)) for k in range(1, count + 1))
         )

@@ -35,11 +35,11 @@ from shardbus.errors import (
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
-from shardbus.routing.instance_refs import AnySender, reference
-from shardbus.routing.refs import arguments, ask, call, milliseconds, pack
+from shardbus.routing.refs import Ref, arguments, ask, call, milliseconds, pack
 from shardbus.routing.region import Region
+from shardbus.routing.router import LoopSender
 from shardbus.routing.sent import DONE, Sent, awaited
-from shardbus.routing.traced_sending import Tracer, open_tracing
+from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -239,7 +239,7 @@ class AsyncClient:
             interface = declared.__shardbus_interface__
         except AttributeError:
             interface = None
-        found = reference(router, entity_id, self.timeout_ms, interface)
+        found = Ref(router, entity_id, self.timeout_ms, interface)
         return found  # type: ignore[no-any-return]
 
     def region(self, kind: type) -> Region:
@@ -403,7 +403,7 @@ class AsyncClient:
 
         async def call(entity_id: str) -> object:
             if not isinstance(action, str):
-                return await action(reference(router, entity_id, self.timeout_ms))
+                return await action(Ref(router, entity_id, self.timeout_ms))
             if tell:
                 await self.cast(kind, entity_id, action, *args)
                 return None
@@ -455,7 +455,7 @@ class AsyncClient:
         """
         return Towards(self._regions, choice_of(policy, key, after), self.timeout_ms)
 
-    async def router_of(self, kind: str | type, timeout_ms: int | None = None) -> AnySender:
+    async def router_of(self, kind: str | type, timeout_ms: int | None = None) -> LoopSender:
         """Return what sends to a type, for the blocking client. Raises UnknownEntityType, or
         AskTimeout after `timeout_ms`."""
         wait_ms = self.timeout_ms if timeout_ms is None else timeout_ms

@@ -17,24 +17,16 @@ from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
 from shardbus.client.stored import PAGE, ForEach, call_each_here
-from shardbus.client.thread_bridge import TellItem, ThreadBridge
+from shardbus.client.thread_bridge import TellItem, ThreadBridge, ThreadSender
 from shardbus.client.towards import Towards
 from shardbus.ids import check_id
-from shardbus.routing.instance_refs import AnySender, address_of, sender_by
-from shardbus.routing.refs import (
-    NO_ARGUMENTS,
-    START,
-    Addressed,
-    milliseconds,
-    named,
-    pack,
-    question,
-)
+from shardbus.routing.refs import Ref, milliseconds, named, pack, question
 from shardbus.routing.region import Region
+from shardbus.routing.router import LoopSender
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
-from shardbus.wire.schema import Decode, Interface, Method, decode_value
+from shardbus.wire.schema import Decode
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -126,13 +118,9 @@ class Client:
         client.ref(Counter, "page-7").add(2)` is an int. For type checkers it has the attributes of
         the class, whose handlers are blocking, and not those of an object, whose handlers are
         awaited. Raises as `AsyncClient.ref`."""
-        router = self._routers.get(kind)
-        if router is None:
-            router = self._run(lambda: self._client.router_of(kind))
-        check_id("an entity id", entity_id)
+        sender = ThreadSender(self._bridge, self._router(kind))
         interface = getattr(kind, "__shardbus_interface__", None)
-        ref = BlockingRef(self._bridge, router, entity_id, self._timeout_ms, interface)
-        return cast("type[E]", ref)
+        return cast("type[E]", Ref(sender, entity_id, self._timeout_ms, interface))
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingTowards:
         """Send to types with instances by this router, as `AsyncClient.to`."""
@@ -198,7 +186,7 @@ class Client:
 
     def _answered(
         self,
-        router: AnySender,
+        router: LoopSender,
         key: Key,
         entity_id: str,
         payload: bytes,
@@ -277,10 +265,10 @@ class Client:
                     on_error=on_error,
                 )
             )
-        router, timeout_ms = self._router(kind), self._timeout_ms
+        sender, timeout_ms = ThreadSender(self._bridge, self._router(kind)), self._timeout_ms
 
         def call(entity_id: str) -> None:
-            action(BlockingRef(self._bridge, router, entity_id, timeout_ms))
+            action(Ref(sender, entity_id, timeout_ms))
 
         return call_each_here(
             self.stored(kind, prefix=prefix, shard=shard), call, rate=rate, on_error=on_error
@@ -300,7 +288,7 @@ class Client:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
 
-    def _router(self, kind: str | type) -> AnySender:
+    def _router(self, kind: str | type) -> LoopSender:
         return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
 
     def _run_within(self, work: Callable[[], Awaitable[T]], timeout: float | None) -> T:
@@ -308,7 +296,7 @@ class Client:
         timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         return self._bridge.run(work, within=timeout_ms / 1000)
 
-    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[AnySender, float]:
+    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[LoopSender, float]:
         """Return what sends to a type, and the time at which the call must end."""
         timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         deadline = monotonic() + timeout_ms / 1000
@@ -390,109 +378,3 @@ class BlockingTowards:
         batch = list(messages)
         answers: list[Any] = self._run(lambda: self._to.ask_many(kind, batch, timeout))
         return answers
-
-
-class BlockingCall(Addressed):
-    """One handler of one entity; a call blocks its thread until the answer comes."""
-
-    __slots__ = ("_bridge", "_id", "_method", "_router", "_timeout_ms")
-
-    def __init__(
-        self,
-        bridge: ThreadBridge,
-        router: AnySender,
-        entity_id: str,
-        method: Method,
-        timeout_ms: int,
-    ) -> None:
-        self._bridge, self._router, self._id = bridge, router, entity_id
-        self._method, self._timeout_ms = method, timeout_ms
-
-    def _address(self) -> tuple[Any, ...]:
-        return self._bridge, *address_of(self._router), self._id, self._method.name
-
-    def __repr__(self) -> str:
-        return f"<ref {self._router.interface.name} {self._id!r} {self._method.name}>"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask. Raises as `Call`, or a RequestError."""
-        method, router = self._method, self._router
-        key, payload = router.key(method.name), method.encode(args, kwargs)
-        read, timeout_ms = method.decode_result, self._timeout_ms
-        return self._bridge.ask(router, key, self._id, payload, timeout_ms, read)
-
-    def tell(self, *args: Any, **kwargs: Any) -> None:
-        """Send without an answer. Raises as `Client.tell`."""
-        self._bridge.tell(self._item(args, kwargs))
-
-    def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
-        """Send at once, or raise BufferFull if `tell` would wait."""
-        self._bridge.tell_nowait(self._item(args, kwargs))
-
-    def _item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TellItem:
-        method, router = self._method, self._router
-        return router, router.key(method.name), self._id, method.encode(args, kwargs)
-
-
-class BlockingRef(Addressed):
-    """A reference to one entity, for threads. Its attributes are the entity's handlers."""
-
-    def __init__(
-        self,
-        bridge: ThreadBridge,
-        router: AnySender,
-        entity_id: str,
-        timeout_ms: int,
-        interface: Interface | None = None,
-    ) -> None:
-        self._bridge, self._router = bridge, router
-        self._interface = interface or router.interface
-        self.entity_id, self._timeout_ms = entity_id, timeout_ms
-
-    def _address(self) -> tuple[Any, ...]:
-        return self._bridge, *address_of(self._router), self.entity_id
-
-    def __getattr__(self, name: str) -> BlockingCall:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        method = self._interface.methods.get(name)
-        if method is None:
-            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
-        call = BlockingCall(self._bridge, self._router, self.entity_id, method, self._timeout_ms)
-        setattr(self, name, call)
-        return call
-
-    def within(self, timeout: float) -> BlockingRef:
-        """Return a reference to the same entity with another deadline for asks, in seconds."""
-        timeout_ms, interface = milliseconds(timeout), self._interface
-        return BlockingRef(self._bridge, self._router, self.entity_id, timeout_ms, interface)
-
-    def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingRef:
-        """Return a reference to the same entity by another router. Raises as `Ref.to`."""
-        sender = sender_by(self._router, policy, key, after)
-        timeout_ms, interface = self._timeout_ms, self._interface
-        return BlockingRef(self._bridge, sender, self.entity_id, timeout_ms, interface)
-
-    @property
-    def entity_type(self) -> str:
-        """Return the type's name."""
-        return self._router.interface.name
-
-    def start_entity(self) -> None:
-        """Start the entity without a message; returns when it runs."""
-        key, timeout_ms = self._router.key(START), self._timeout_ms
-        self._bridge.ask(self._router, key, self.entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
-
-    def tell(self, message: object) -> None:
-        """Send a message to `receive`. Raises as `Client.tell`."""
-        key, payload = pack(self._router, message, ())
-        self._bridge.tell((self._router, key, self.entity_id, payload))
-
-    def ask(self, message: object) -> Any:
-        """Ask `receive`. Raises a RequestError."""
-        key, payload, decode = question(self._router, message, ())
-        timeout_ms = self._timeout_ms
-        return self._bridge.ask(self._router, key, self.entity_id, payload, timeout_ms, decode)
-
-    def __repr__(self) -> str:
-        return f"<ref {self._router.interface.name} {self.entity_id!r}>"

@@ -18,7 +18,6 @@ from shardbus.client.regions import ClientRegions, Rest, Row
 from shardbus.client.unknown_types import HeldMessage
 from shardbus.errors import RequestError, ShardBusError
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_refs import AnySender, by_choice
 from shardbus.routing.refs import (
     NO_ARGUMENTS,
     START,
@@ -31,6 +30,7 @@ from shardbus.routing.refs import (
     milliseconds,
     start_entity,
 )
+from shardbus.routing.router import LoopSender
 from shardbus.routing.sent import OnceAwaited, Sent, awaited
 from shardbus.wire.schema import Decode, decode_value, encode_arguments
 
@@ -113,12 +113,12 @@ class Towards:
         """Send now; or if this is not the loop's thread, when the loop awaits the result."""
         return Sent(send() if self._regions.in_loop else OnceAwaited(send))
 
-    def _known(self, kind: str | type) -> AnySender | None:
+    def _known(self, kind: str | type) -> LoopSender | None:
         """Return what sends to a type; None if it is not known yet."""
         known = self._regions.find(kind)
         if known is None or self._choice is None:
             return known
-        return by_choice(known, self._choice)
+        return known.by(self._choice)
 
     def _hold(
         self,
@@ -155,7 +155,7 @@ class Towards:
         message: object,
         args: tuple[Any, ...],
         timeout_ms: int,
-    ) -> asyncio.Future[Any]:
+    ) -> Any:
         sender = self._known(kind)
         if sender is None:
             method, payload = method_and_payload(message, args)
@@ -164,16 +164,14 @@ class Towards:
 
     def _call(
         self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
-    ) -> asyncio.Future[Any]:
+    ) -> Any:
         sender = self._known(kind)
         if sender is None:
             payload = encode_arguments(args)
             return self._hold(kind, entity_id, handler, payload, timeout_ms, decode_value)
         return call(sender, entity_id, handler, args, timeout_ms)
 
-    def _start_entity(
-        self, kind: str | type, entity_id: str, timeout_ms: int
-    ) -> asyncio.Future[Any]:
+    def _start_entity(self, kind: str | type, entity_id: str, timeout_ms: int) -> Any:
         sender = self._known(kind)
         if sender is None:
             return self._hold(kind, entity_id, START, NO_ARGUMENTS, timeout_ms, decode_value)
@@ -198,7 +196,7 @@ class Towards:
             return self._regions.settled(list[Any]())
         return asyncio.gather(*asks, return_exceptions=True)
 
-    def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Awaitable[None]:
+    def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Any:
         """Send while there is room. Returns what to await: nothing, or the task that sends the
         rest."""
         rows, sender = iter(messages), self._known(kind)
@@ -242,7 +240,7 @@ class Towards:
             if waits is not None:
                 await waits
             learnt = await self._regions.learn(kind, self._timeout_ms / 1000)
-            sender = learnt if self._choice is None else by_choice(learnt, self._choice)
+            sender = learnt if self._choice is None else learnt.by(self._choice)
             send, done = sender.send, sender.done
             for entity_id, message in rest:
                 room: Any = send(entity_id, message)

@@ -32,9 +32,9 @@ from typing import Any
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import AskTimeout, BufferFull, RequestError
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_refs import AnySender, by_choice
 from shardbus.routing.pending_message import OVERHEAD_BYTES
-from shardbus.routing.traced_sending import Tracer
+from shardbus.routing.router import LoopSender
+from shardbus.routing.tracer import Tracer
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_REFUSED
 from shardbus.transport.asks import CoarseClock, set_error
 from shardbus.transport.endpoint import Endpoint
@@ -66,10 +66,10 @@ class HeldMessage:
         """The bytes that it counts while it waits."""
         return len(self.payload) + OVERHEAD_BYTES
 
-    def send(self, sender: AnySender, outcome: asyncio.Future[Any], timeout_ms: int) -> None:
+    def send(self, sender: LoopSender, outcome: asyncio.Future[Any], timeout_ms: int) -> None:
         """Send it. Raises as `Router.tell`."""
         if self.choice is not None:
-            sender = by_choice(sender, self.choice)
+            sender = sender.by(self.choice)
         key = sender.key(self.method)
         if self.decode is not None:
             sender.ask_for(outcome, key, self.entity_id, self.payload, timeout_ms, self.decode)
@@ -108,7 +108,7 @@ class UnknownTypes:
         self._messages_max, self._bytes_max = settings.buffer_size, settings.buffer_bytes
         self._describe = describe
         self._waiting: dict[str, list[Waiting]] = {}
-        self._learning: dict[str, list[asyncio.Future[AnySender]]] = {}
+        self._learning: dict[str, list[asyncio.Future[LoopSender]]] = {}
         self._described_at: dict[str, float] = {}
         """When the contact was last asked, by type."""
         self._earliest = NEVER
@@ -151,9 +151,9 @@ class UnknownTypes:
         self._ask(name)
         return outcome
 
-    def sender_of(self, name: str) -> asyncio.Future[AnySender]:
+    def sender_of(self, name: str) -> asyncio.Future[LoopSender]:
         """Return a future of what sends to a type, once that is known. Cancel it to give up."""
-        future: asyncio.Future[AnySender] = self._loop.create_future()
+        future: asyncio.Future[LoopSender] = self._loop.create_future()
         self._learning.setdefault(name, []).append(future)
         self._ask(name)
         return future
@@ -213,7 +213,7 @@ class UnknownTypes:
 
     # ---- the end of the wait
 
-    def release(self, name: str, sender: AnySender) -> None:
+    def release(self, name: str, sender: LoopSender) -> None:
         """Send what waits for a type: this sends to it from now on."""
         for waiting in self._take(name):
             if self._is_given_up(waiting):

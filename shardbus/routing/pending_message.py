@@ -61,6 +61,7 @@ class PendingMessage:
 
     __slots__ = (
         "binding",
+        "called",
         "chain",
         "deadline",
         "decode",
@@ -101,7 +102,8 @@ class PendingMessage:
         )
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
         self.size, self.via = len(payload) + OVERHEAD_BYTES, via
-        self.binding = binding
+        self.binding, self.called = binding, False
+        """`called`: it is on its way into the region, and its sender is called back."""
         self.error: Refusal | None = None
         self.since = 0.0
         """When it began to wait, in seconds of the loop."""

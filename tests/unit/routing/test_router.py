@@ -65,6 +65,8 @@ class Owner:
     def is_here(self, node: NodeId) -> bool:
         return False
 
+    def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
+
     def perform(self, effect: object) -> None:
         self.effects.append(effect)
 
