@@ -32,7 +32,118 @@ E = TypeVar("E")
 T = TypeVar("T")
 
 
-class Client:
+class BlockingTowards:
+    """The verbs of a client for threads, as `to` has them for its loop."""
+
+    def __init__(self, bridge: ThreadBridge, to: Towards, timeout_ms: int) -> None:
+        self._bridge, self._to, self._timeout_ms = bridge, to, timeout_ms
+
+    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+        """Send without an answer; blocks while the send buffer is full.
+
+        The client's own thread sends it. An error at that moment (BufferFull, if there has been no
+        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`."""
+        self._bridge.tell(self._item(kind, entity_id, message, args))
+
+    def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        self._bridge.tell_nowait(self._item(kind, entity_id, message, args))
+
+    def _item(
+        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
+    ) -> TellItem:
+        router = self._router(kind)
+        key, payload = pack(router, message, args)
+        return router, key, check_id("an entity id", entity_id), payload
+
+    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
+        """Send a batch of (entity id, message), in order. Raises as `AsyncClient.tell_many`."""
+        batch = list(messages)
+        self._run(lambda: self._to.tell_many(kind, batch))
+
+    def ask(
+        self,
+        kind: str | type,
+        entity_id: str,
+        message: object,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send and return the answer, after at most `timeout` seconds. Raises a RequestError."""
+        router, deadline = self._router_until(kind, timeout)
+        key, payload, decode = question(router, message, args)
+        return self._answered(router, key, entity_id, payload, deadline, decode)
+
+    def call(
+        self,
+        kind: str | type,
+        entity_id: str,
+        handler: str,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask a handler by its name; it may have no arguments."""
+        router, deadline = self._router_until(kind, timeout)
+        key, payload, decode = named(router, handler, args)
+        return self._answered(router, key, entity_id, payload, deadline, decode)
+
+    def _answered(
+        self,
+        router: LoopSender,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        deadline: float,
+        decode: Decode,
+    ) -> Any:
+        check_id("an entity id", entity_id)
+        timeout_ms = max(0, int((deadline - monotonic()) * 1000))
+        return self._bridge.ask(router, key, entity_id, payload, timeout_ms, decode)
+
+    def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
+        """Start an entity without a message; returns when it runs."""
+        self._run_within(lambda: self._to.start_entity(kind, entity_id, timeout), timeout)
+
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+        """Tell a handler by its name; it may have no arguments. Raises as `tell`."""
+        router = self._router(kind)
+        key, payload, _ = named(router, handler, args)
+        self._bridge.tell((router, key, check_id("an entity id", entity_id), payload))
+
+    def ask_many(
+        self,
+        kind: str | type,
+        messages: Iterable[tuple[str, object]],
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
+        batch = list(messages)
+        return self._run_within(lambda: self._to.ask_many(kind, batch, timeout), timeout)
+
+    def _router(self, kind: str | type) -> LoopSender:
+        return self._to.routers.get(kind) or self._run(lambda: self._to.router_of(kind))
+
+    def _run_within(self, work: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+        """Run work that takes at most `timeout` seconds once it begins, or the default."""
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        return self._bridge.run(work, within=timeout_ms / 1000)
+
+    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[LoopSender, float]:
+        """Return what sends to a type, and the time at which the call must end."""
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        deadline = monotonic() + timeout_ms / 1000
+        router = self._to.routers.get(kind)
+        if router is None:
+            router = self._bridge.run(
+                lambda: self._to.router_of(kind, timeout_ms), within=timeout_ms / 1000
+            )
+        return router, deadline
+
+    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        return self._bridge.run(work)
+
+
+class Client(BlockingTowards):
     """Send to entities from any thread; use it as `with Client("tcp://host:port",
     cluster="shop") as client`. Threads may share it. The arguments are those of `AsyncClient`; with
     `tracing`, the span of the calling thread is the parent of what it sends."""
@@ -66,7 +177,7 @@ class Client:
         try:
             self._client = self._run(self._open)
             self._bridge.tracer = self._client.tracer
-            self._routers = self._client.routers
+            self._to = self._client
         except BaseException:
             self._stop()
             raise
@@ -124,7 +235,8 @@ class Client:
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingTowards:
         """Send to types with instances by this router, as `AsyncClient.to`."""
-        return BlockingTowards(self._run, self._client.to(policy, key=key, after=after))
+        to = self._client.to(policy, key=key, after=after)
+        return BlockingTowards(self._bridge, to, self._timeout_ms)
 
     def region(self, kind: type) -> BlockingRegion:
         """Return the type's region, which finds the entity of a message. Raises as
@@ -134,88 +246,6 @@ class Client:
             return self._client.region(kind)
 
         return BlockingRegion(self._run, self._run(make))
-
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send without an answer; blocks while the send buffer is full.
-
-        The client's own thread sends it. An error at that moment (BufferFull, if there has been no
-        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`."""
-        self._bridge.tell(self._item(kind, entity_id, message, args))
-
-    def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send at once, or raise BufferFull if `tell` would wait."""
-        self._bridge.tell_nowait(self._item(kind, entity_id, message, args))
-
-    def _item(
-        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
-    ) -> TellItem:
-        router = self._router(kind)
-        key, payload = pack(router, message, args)
-        return router, key, check_id("an entity id", entity_id), payload
-
-    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order. Raises as `AsyncClient.tell_many`."""
-        batch = list(messages)
-        self._run(lambda: self._client.tell_many(kind, batch))
-
-    def ask(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Send and return the answer, after at most `timeout` seconds. Raises a RequestError."""
-        router, deadline = self._router_until(kind, timeout)
-        key, payload, decode = question(router, message, args)
-        return self._answered(router, key, entity_id, payload, deadline, decode)
-
-    def call(
-        self,
-        kind: str | type,
-        entity_id: str,
-        handler: str,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Ask a handler by its name; it may have no arguments."""
-        router, deadline = self._router_until(kind, timeout)
-        key, payload, decode = named(router, handler, args)
-        return self._answered(router, key, entity_id, payload, deadline, decode)
-
-    def _answered(
-        self,
-        router: LoopSender,
-        key: Key,
-        entity_id: str,
-        payload: bytes,
-        deadline: float,
-        decode: Decode,
-    ) -> Any:
-        check_id("an entity id", entity_id)
-        timeout_ms = max(0, int((deadline - monotonic()) * 1000))
-        return self._bridge.ask(router, key, entity_id, payload, timeout_ms, decode)
-
-    def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
-        """Start an entity without a message; returns when it runs."""
-        self._run_within(lambda: self._client.start_entity(kind, entity_id, timeout), timeout)
-
-    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name; it may have no arguments. Raises as `tell`."""
-        router = self._router(kind)
-        key, payload, _ = named(router, handler, args)
-        self._bridge.tell((router, key, check_id("an entity id", entity_id), payload))
-
-    def ask_many(
-        self,
-        kind: str | type,
-        messages: Iterable[tuple[str, object]],
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        batch = list(messages)
-        return self._run_within(lambda: self._client.ask_many(kind, batch, timeout), timeout)
 
     def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
@@ -288,28 +318,6 @@ class Client:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
 
-    def _router(self, kind: str | type) -> LoopSender:
-        return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
-
-    def _run_within(self, work: Callable[[], Awaitable[T]], timeout: float | None) -> T:
-        """Run work that takes at most `timeout` seconds once it begins, or the default."""
-        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
-        return self._bridge.run(work, within=timeout_ms / 1000)
-
-    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[LoopSender, float]:
-        """Return what sends to a type, and the time at which the call must end."""
-        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
-        deadline = monotonic() + timeout_ms / 1000
-        router = self._routers.get(kind)
-        if router is None:
-            router = self._bridge.run(
-                lambda: self._client.router_of(kind, timeout_ms), within=timeout_ms / 1000
-            )
-        return router, deadline
-
-    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        return self._bridge.run(work)
-
 
 class BlockingRegion:
     """The region of a type, for threads."""
@@ -324,57 +332,3 @@ class BlockingRegion:
     def ask(self, message: object, timeout: float | None = None) -> Any:
         """Ask the entity that the message names. Raises as `Region.ask`."""
         return self._run(lambda: self._region.ask(message, timeout))
-
-
-class BlockingTowards:
-    """Sends to types with instances by one router, for threads. Each method blocks until its
-    messages are sent, or answered. Raises as `Towards`."""
-
-    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], to: Towards) -> None:
-        self._run, self._to = run, to
-
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send without an answer."""
-        self._run(lambda: self._to.tell(kind, entity_id, message, *args))
-
-    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order."""
-        batch = list(messages)
-        self._run(lambda: self._to.tell_many(kind, batch))
-
-    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name; it may have no arguments."""
-        self._run(lambda: self._to.cast(kind, entity_id, handler, *args))
-
-    def ask(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Send and return the answer; by `all`, a dict of node to reply or error."""
-        return self._run(lambda: self._to.ask(kind, entity_id, message, *args, timeout=timeout))
-
-    def call(
-        self,
-        kind: str | type,
-        entity_id: str,
-        handler: str,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Ask a handler by its name; it may have no arguments."""
-        return self._run(lambda: self._to.call(kind, entity_id, handler, *args, timeout=timeout))
-
-    def ask_many(
-        self,
-        kind: str | type,
-        messages: Iterable[tuple[str, object]],
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        batch = list(messages)
-        answers: list[Any] = self._run(lambda: self._to.ask_many(kind, batch, timeout))
-        return answers

@@ -20,6 +20,7 @@ from shardbus.errors import ConfigError, ShardBusError
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_sender import Picked
 from shardbus.routing.router import Sender
+from shardbus.routing.traced_sending import TracedSender
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.schema import (
     Decode,
@@ -186,6 +187,43 @@ class PickedCall(Call):
         return self._sender.done if out.writable else out.until_room
 
 
+class TracedCall(Call):
+    """A handler in a process with tracing. A message that is not traced goes past its sender;
+    `routing.tracing` says why that is written out here."""
+
+    __slots__ = ()
+    _sender: TracedSender
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        sender, payload, decode = self._sender, self._pack(args, kwargs), self._method.decode_result
+        tracer = sender.tracer
+        current = tracer.current
+        left = tracer.left = tracer.left - 1
+        if left > 0 and current() is tracer.plain:
+            return sender.ask_untraced(self._key, self._id, payload, self._timeout_ms, decode)
+        tracer.left = left + 1  # the sender counts it
+        return sender.ask(self._key, self._id, payload, self._timeout_ms, decode)
+
+    def tell(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
+            payload = self._method.encode(args, kwargs)
+        else:
+            try:
+                packed = self._packed
+                payload = packed(args)
+            except UNPACKABLE:
+                payload = self._method.encode(args, kwargs)
+        sender, out = self._sender, self._route.out
+        tracer = sender.tracer
+        current = tracer.current
+        left = tracer.left = tracer.left - 1
+        if out is not None and left > 0 and current() is tracer.plain:
+            out.tell(self._key, self._id, payload)
+            return sender.done if out.writable else out.until_room
+        tracer.left = left + 1  # the sender counts it
+        return sender.tell(self._key, self._id, payload)
+
+
 class Ref(Addressed):
     """A reference to one entity. Its attributes are the entity's handlers. What a verb returns is
     for its sender to say: an awaitable, or in a thread the outcome."""
@@ -217,7 +255,9 @@ class Ref(Addressed):
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
         sender, route = self._sender, self._route
-        kind = PickedCall if isinstance(route, Picked) else Call
+        kind: type[Call] = PickedCall if isinstance(route, Picked) else Call
+        if isinstance(sender, TracedSender):
+            kind = TracedCall
         call = kind(sender, self.entity_id, route, method, self._timeout_ms)
         setattr(self, name, call)  # an access to __dict__ would create a dict for each reference
         return call

@@ -91,19 +91,23 @@ class Sender(Protocol):
     @property
     def address(self) -> tuple[Any, ...]:
         """What two senders of one process have in common that send alike."""
+        ...
 
     @property
     def done(self) -> Any:
         """What a tell returns while there is room."""
+        ...
 
     def key(self, method: str, /) -> Key: ...
     def by(self, choice: Choice, /) -> Sender:
         """Return a sender to the same type by this choice of instances. Raises ConfigError: it has
         no instances."""
+        ...
 
     def route_for(self, entity_id: str, /) -> ShardRoute:
         """Return the route that a reference may use without its sender, else `NO_ROUTE`. Raises
         ConfigError: the id is not valid."""
+        ...
 
     def tell(self, key: Key, entity_id: str, payload: bytes, /) -> Any: ...
     def tell_nowait(self, key: Key, entity_id: str, payload: bytes, /) -> None: ...

@@ -19,7 +19,7 @@ from shardbus.errors import BufferFull
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.pending_message import Binding, PendingMessage
 from shardbus.routing.router import LoopSender, Router
-from shardbus.routing.shard_route import NO_ROUTE, ShardRoute, check_room
+from shardbus.routing.shard_route import ShardRoute, check_room
 from shardbus.routing.tracer import Tracer
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.batch import Chain
@@ -30,10 +30,10 @@ class TracedSender:
     """Sends by `router` and traces what it sends."""
 
     def __init__(self, router: Router, tracer: Tracer) -> None:
-        self._router, self._tracer = router, tracer
+        self._router, self.tracer = router, tracer
         self.done = router.done
         self.key: Callable[[str], Key] = router.key
-        self._tell, self._send, self._ask = router.tell, router.send, router.ask
+        self._tell, self._send, self.ask_untraced = router.tell, router.send, router.ask
 
     @property
     def interface(self) -> Interface:
@@ -50,13 +50,12 @@ class TracedSender:
         return self._router.by(choice)
 
     def route_for(self, entity_id: str) -> ShardRoute:
-        """Return no route: each message passes this sender."""
-        self._router.route_of(entity_id)
-        return NO_ROUTE
+        """Return the route of the entity's shard, for `TracedCall`."""
+        return self._router.route_of(entity_id)
 
     def _parent(self) -> Any | None:
         """Return the context to trace a message in that is sent now; None if it is not traced."""
-        tracer = self._tracer
+        tracer = self.tracer
         current = tracer.current
         left = tracer.left = tracer.left - 1
         if left <= 0 or current() is not tracer.plain:
@@ -65,14 +64,10 @@ class TracedSender:
 
     def tell(self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY) -> Any:
         """As `Router.tell`, with a span if it is traced."""
-        tracer = self._tracer
-        current = tracer.current
-        left = tracer.left = tracer.left - 1
-        if left <= 0 or current() is not tracer.plain:
-            context = tracer.parent()
-            if context is not None:
-                return self._tell_traced(key, entity_id, payload, context, binding)
-        return self._tell(key, entity_id, payload, binding)
+        context = self._parent()
+        if context is None:
+            return self._tell(key, entity_id, payload, binding)
+        return self._tell_traced(key, entity_id, payload, context, binding)
 
     def tell_nowait(
         self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY
@@ -93,13 +88,13 @@ class TracedSender:
     def _tell_traced(
         self, key: Key, entity_id: str, payload: bytes, context: Any, binding: Binding
     ) -> Any:
-        span = self._tracer.send("tell", key[0], entity_id, key[1], context)
+        span = self.tracer.send("tell", key[0], entity_id, key[1], context)
         try:
             route = self._router.route_of(entity_id)
             if route.out is not None:
                 route.out.admit(key, entity_id)
             pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
-            pending.trace = self._tracer.text(span)
+            pending.trace = self.tracer.text(span)
             return self._router.deliver(pending)
         finally:
             span.end()
@@ -114,14 +109,9 @@ class TracedSender:
         binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         """As `Router.ask`, with a span if it is traced."""
-        tracer = self._tracer
-        current = tracer.current
-        left = tracer.left = tracer.left - 1
-        if left > 0 and current() is tracer.plain:
-            return self._ask(key, entity_id, payload, timeout_ms, decode, binding)
-        context = tracer.parent()
+        tracer, context = self.tracer, self._parent()
         if context is None:
-            return self._ask(key, entity_id, payload, timeout_ms, decode, binding)
+            return self.ask_untraced(key, entity_id, payload, timeout_ms, decode, binding)
         future: asyncio.Future[Any] = self.done.get_loop().create_future()
         span = tracer.send("ask", key[0], entity_id, key[1], context)
         future.add_done_callback(lambda answer: tracer.end_with(span, answer))
@@ -147,15 +137,15 @@ class TracedSender:
         if context is None:
             self._router.ask_for(answer, key, entity_id, payload, timeout_ms, decode, binding)
             return
-        span = self._tracer.send("ask", key[0], entity_id, key[1], context)
+        span = self.tracer.send("ask", key[0], entity_id, key[1], context)
         if isinstance(answer, asyncio.Future):
 
             def ended(answer: asyncio.Future[Any]) -> None:
                 if answer.cancelled():
-                    self._tracer.end_with(span, answer)
+                    self.tracer.end_with(span, answer)
 
             answer.add_done_callback(ended)
-        answer = self._tracer.ending(span, answer)
+        answer = self.tracer.ending(span, answer)
         self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span, binding)
 
     def _deliver_ask(
@@ -186,7 +176,7 @@ class TracedSender:
                 0,
                 binding,
             )
-            pending.trace = self._tracer.text(span)
+            pending.trace = self.tracer.text(span)
             if route.out is not None:
                 route.out.admit(key, entity_id)
             self._router.deliver(pending)
