@@ -34,7 +34,7 @@ from shardbus.errors import (
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
-from shardbus.routing.refs import Ref, ask, milliseconds, pack
+from shardbus.routing.refs import Ref, ask, milliseconds, pack, tell
 from shardbus.routing.region import Region
 from shardbus.routing.sent import awaited
 from shardbus.routing.tracer import Tracer, open_tracing
@@ -248,10 +248,7 @@ class AsyncClient(Towards):
         router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
             return super().tell(kind, entity_id, message, *args)
-        if not args:
-            return router.send(entity_id, message)
-        key, payload = pack(router, message, args)
-        return router.tell(key, entity_id, payload)
+        return tell(router, entity_id, message, args) if args else router.send(entity_id, message)
 
     tell.__doc__ = Towards.tell.__doc__
 

@@ -16,24 +16,21 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from shardbus.client.regions import ClientRegions, Rest, Row
-from shardbus.client.unknown_types import HeldMessage
+from shardbus.client.unknown_types import HeldMessage, HeldMessages
 from shardbus.errors import RequestError, ShardBusError
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.refs import (
-    NO_ARGUMENTS,
-    START,
-    arguments,
     ask,
-    attempt,
     call,
-    failed,
+    cast,
     method_and_payload,
     milliseconds,
     start_entity,
+    tell,
 )
-from shardbus.routing.router import LoopSender
+from shardbus.routing.router import LoopSender, Messages
 from shardbus.routing.sent import DONE, OnceAwaited, Sent, awaited
-from shardbus.wire.schema import Decode, decode_value, encode_arguments
+from shardbus.transport.asks import set_error
 
 T = TypeVar("T")
 
@@ -63,7 +60,7 @@ class Towards:
         With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
         MessageTooLarge or UnknownEntityType; the message was then not sent.
         """
-        return self._here(lambda: self._tell(kind, entity_id, *method_and_payload(message, args)))
+        return self._here(lambda: tell(self._to(kind), entity_id, message, args))
 
     @awaited
     def tell_many(self, kind: str | type, messages: Iterable[Row]) -> Sent[None]:
@@ -87,7 +84,7 @@ class Towards:
 
         With further arguments `message` is the name of a handler. Raises a RequestError; its
         `definite` is True if the handler certainly did not run."""
-        return self._here(lambda: self._ask(kind, entity_id, message, args, self._ms(timeout)))
+        return self._here(lambda: ask(self._to(kind), entity_id, message, args, self._ms(timeout)))
 
     @awaited
     def call(
@@ -99,10 +96,10 @@ class Towards:
         timeout: float | None = None,
     ) -> Sent[Any]:
         """Ask a handler by its name; it may have no arguments."""
-        sender = self.routers.get(kind)
+        sender, timeout_ms = self.routers.get(kind), self._ms(timeout)
         if sender is None or get_ident() != self._thread:
-            return self._here(lambda: self._call(kind, entity_id, handler, args, self._ms(timeout)))
-        return Sent(call(sender, entity_id, handler, args, self._ms(timeout)))
+            return self._here(lambda: call(self._to(kind), entity_id, handler, args, timeout_ms))
+        return Sent(call(sender, entity_id, handler, args, timeout_ms))
 
     @awaited
     def start_entity(
@@ -110,15 +107,15 @@ class Towards:
     ) -> Sent[None]:
         """Start an entity without a message; returns when it runs. A remembered entity keeps
         running from then on. Raises as `ask`."""
-        return self._here(lambda: self._start_entity(kind, entity_id, self._ms(timeout)))
+        return self._here(lambda: start_entity(self._to(kind), entity_id, self._ms(timeout)))
 
     @awaited
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
         """Tell a handler by its name; it may have no arguments."""
         sender = self.routers.get(kind)
         if sender is None or get_ident() != self._thread:
-            return self._here(lambda: self._cast(kind, entity_id, handler, args))
-        room = sender.tell(sender.key(handler), entity_id, arguments(sender, handler, args))
+            return self._here(lambda: cast(self._to(kind), entity_id, handler, args))
+        room = cast(sender, entity_id, handler, args)
         return DONE if room is sender.done else Sent(room)
 
     @awaited
@@ -142,86 +139,37 @@ class Towards:
 
     def _known(self, kind: str | type) -> LoopSender | None:
         """Return what sends to a type; None if it is not known yet."""
-        known = self.routers.get(kind) or self._regions.find(kind)
-        return None if known is None else self._by_choice(kind, known)
+        sender = self.routers.get(kind)
+        if sender is None and (known := self._regions.find(kind)) is not None:
+            sender = self._by_choice(kind, known)
+        return sender
 
     def _by_choice(self, kind: str | type, sender: LoopSender) -> LoopSender:
         if self._choice is not None:
             sender = self.routers[kind] = sender.by(self._choice)
         return sender
 
-    def _hold(
-        self,
-        kind: str | type,
-        entity_id: str,
-        method: str,
-        payload: bytes,
-        timeout_ms: int,
-        decode: Decode | None = None,
-    ) -> asyncio.Future[Any]:
-        message = HeldMessage(entity_id, method, payload, timeout_ms, decode, self._choice)
-        return self._regions.hold(kind, message)
-
-    def _tell(
-        self, kind: str | type, entity_id: str, method: str, payload: bytes
-    ) -> Awaitable[None]:
-        sender = self._known(kind)
-        if sender is None:
-            return self._hold(kind, entity_id, method, payload, self.timeout_ms)
-        room: Awaitable[None] = sender.tell(sender.key(method), entity_id, payload)
-        return room
-
-    def _cast(
-        self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...]
-    ) -> Awaitable[None]:
-        sender = self._known(kind)
-        known = None if sender is None else arguments(sender, handler, args)
-        return self._tell(kind, entity_id, handler, known or encode_arguments(args))
-
-    def _ask(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        args: tuple[Any, ...],
-        timeout_ms: int,
-    ) -> Any:
-        sender = self._known(kind)
-        if sender is None:
-            method, payload = method_and_payload(message, args)
-            return self._hold(kind, entity_id, method, payload, timeout_ms, decode_value)
-        return ask(sender, entity_id, message, args, timeout_ms)
-
-    def _call(
-        self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
-    ) -> Any:
-        sender = self._known(kind)
-        if sender is None:
-            payload = encode_arguments(args)
-            return self._hold(kind, entity_id, handler, payload, timeout_ms, decode_value)
-        return call(sender, entity_id, handler, args, timeout_ms)
-
-    def _start_entity(self, kind: str | type, entity_id: str, timeout_ms: int) -> Any:
-        sender = self._known(kind)
-        if sender is None:
-            return self._hold(kind, entity_id, START, NO_ARGUMENTS, timeout_ms, decode_value)
-        return start_entity(sender, entity_id, timeout_ms)
+    def _to(self, kind: str | type) -> Messages:
+        """Return what takes messages for a type, known or not."""
+        known = self._known(kind)
+        if known is not None:
+            return known
+        assert isinstance(kind, str)
+        return HeldMessages(self._regions.hold, kind, self._choice, self.timeout_ms)
 
     # ---- batches
 
     def _ask_many(
         self, kind: str | type, messages: Iterable[Row], timeout_ms: int
     ) -> asyncio.Future[list[Any]]:
-        sender = self._known(kind)
-        asks: list[asyncio.Future[Any]] = []
+        sender, asks = self._to(kind), list[asyncio.Future[Any]]()
         for entity_id, message in messages:
-            if sender is not None:
-                asks.append(attempt(sender, entity_id, message, timeout_ms))
-                continue
             try:
-                asks.append(self._ask(kind, entity_id, message, (), timeout_ms))
+                asks.append(ask(sender, entity_id, message, (), timeout_ms))
             except ShardBusError as error:
-                asks.append(failed(self._regions.endpoint.loop, error))
+                failed: asyncio.Future[Any] = self._regions.endpoint.loop.create_future()
+                set_error(failed, error)
+                asks.append(failed)
         if not asks:
             return self._regions.settled(list[Any]())
         return asyncio.gather(*asks, return_exceptions=True)

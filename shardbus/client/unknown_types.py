@@ -36,11 +36,11 @@ from shardbus.routing.pending_message import OVERHEAD_BYTES
 from shardbus.routing.router import LoopSender
 from shardbus.routing.tracer import Tracer
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_REFUSED
-from shardbus.transport.asks import CoarseClock, set_error
+from shardbus.transport.asks import CoarseClock, Key, set_error
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
-from shardbus.wire.schema import Decode
+from shardbus.wire.schema import Decode, Interface
 
 DESCRIBE_EVERY_S = 1.0
 NEVER = 2**62
@@ -275,3 +275,34 @@ def not_described(name: str) -> AskTimeout:
 def _done(outcome: asyncio.Future[Any]) -> None:
     if not outcome.done():
         outcome.set_result(None)
+
+
+class HeldMessages:
+    """Takes the messages of a type that is not known yet; `hold` keeps them."""
+
+    def __init__(
+        self,
+        hold: Callable[[str, HeldMessage], asyncio.Future[Any]],
+        name: str,
+        choice: Choice | None,
+        timeout_ms: int,
+    ) -> None:
+        self._hold, self._name, self._choice, self._timeout_ms = hold, name, choice, timeout_ms
+        self.interface = Interface(name, 1, "")
+        """No handlers: none is known."""
+
+    def key(self, method: str) -> Key:
+        """Return the key of a method."""
+        return self._name, method
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> asyncio.Future[Any]:
+        """Keep a tell. Returns a future that is done when there is room for more."""
+        message = HeldMessage(entity_id, key[1], payload, self._timeout_ms, None, self._choice)
+        return self._hold(self._name, message)
+
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]:
+        """Keep an ask. Returns a future of its answer."""
+        message = HeldMessage(entity_id, key[1], payload, timeout_ms, decode, self._choice)
+        return self._hold(self._name, message)

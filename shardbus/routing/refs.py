@@ -14,14 +14,14 @@ Source: docs/how-to/send.md; B.48, B.140.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
-from shardbus.errors import ConfigError, ShardBusError
+from shardbus.errors import ConfigError
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_sender import Picked
-from shardbus.routing.router import Sender
+from shardbus.routing.router import Messages, Sender
 from shardbus.routing.traced_sending import TracedSender
-from shardbus.transport.asks import Key, set_error
+from shardbus.transport.asks import Key
 from shardbus.wire.schema import (
     Decode,
     Interface,
@@ -31,9 +31,6 @@ from shardbus.wire.schema import (
     encode_value,
     form_of,
 )
-
-if TYPE_CHECKING:
-    import asyncio
 
 START = "$start"
 """The method of StartEntity; no handler has this name. It only makes the entity run."""
@@ -307,7 +304,7 @@ def milliseconds(timeout: float) -> int:
 
 
 def ask(
-    router: Sender, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
+    router: Messages, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
 ) -> Any:
     """Ask `receive` with `message`. With `args`, and if the type is known to have no `receive`, ask
     the handler that `message` names."""
@@ -319,47 +316,29 @@ def ask(
     return router.ask(key, entity_id, payload, timeout_ms, decode_value)
 
 
-def attempt(
-    router: Sender, entity_id: str, message: object, timeout_ms: int
-) -> asyncio.Future[Any]:
-    """Ask `receive`. An error of sending is set on the future, too, instead of raised."""
-    try:
-        answer: asyncio.Future[Any] = ask(router, entity_id, message, (), timeout_ms)
-        return answer
-    except ShardBusError as error:
-        return failed(router.done.get_loop(), error)
-
-
-def failed(loop: asyncio.AbstractEventLoop, error: ShardBusError) -> asyncio.Future[Any]:
-    """Return the future of an ask that could not be sent."""
-    future: asyncio.Future[Any] = loop.create_future()
-    set_error(future, error)
-    return future
-
-
 def call(
-    router: Sender, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
+    router: Messages, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
 ) -> Any:
     """Ask a handler by its name."""
     key, payload, decode = named(router, handler, args)
     return router.ask(key, entity_id, payload, timeout_ms, decode)
 
 
-def named(router: Sender, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+def named(router: Messages, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
     """Return key, payload and decoder of the answer for a handler that is named by a string."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
     return router.key(handler), arguments(router, handler, args), decode
 
 
-def arguments(router: Sender, handler: str, args: tuple[Any, ...]) -> bytes:
+def arguments(router: Messages, handler: str, args: tuple[Any, ...]) -> bytes:
     """Encode the arguments of a handler that is named by a string: by its annotations, if the
     sender knows them."""
     known = router.interface.methods.get(handler)
     return encode_arguments(args) if known is None else known.encode_positional(args)
 
 
-def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+def question(router: Messages, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
     """Return key, payload and decoder of the answer for an ask, as `ask` describes it."""
     interface = router.interface
     if isinstance(message, str):
@@ -371,13 +350,24 @@ def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Ke
     return router.key(form.method), form.encode(message), decode_value
 
 
-def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> Any:
+def tell(router: Messages, entity_id: str, message: object, args: tuple[Any, ...]) -> Any:
+    """Tell a message to `receive`, or with `args` to the handler that it names."""
+    key, payload = pack(router, message, args)
+    return router.tell(key, entity_id, payload)
+
+
+def cast(router: Messages, entity_id: str, handler: str, args: tuple[Any, ...]) -> Any:
+    """Tell a handler by its name."""
+    return router.tell(router.key(handler), entity_id, arguments(router, handler, args))
+
+
+def start_entity(router: Messages, entity_id: str, timeout_ms: int) -> Any:
     """Start an entity. The future is done when it runs and, if its type remembers entities, when
     the store remembers it."""
     return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
-def pack(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
+def pack(router: Messages, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """Return key and payload of a message for `receive`, or with `args` for a named handler."""
     if isinstance(message, str) and args:
         return router.key(message), arguments(router, message, args)

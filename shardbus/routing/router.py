@@ -82,12 +82,23 @@ class KeyTable(dict[str, Key]):
         return key
 
 
-class Sender(Protocol):
-    """What sends to the entities of one type: a `Router`, or what picks, traces or waits and then
-    uses one."""
+class Messages(Protocol):
+    """What takes the messages of one type: a sender, or what keeps them until there is one."""
 
     @property
     def interface(self) -> Interface: ...
+    def key(self, method: str, /) -> Key: ...
+    def tell(self, key: Key, entity_id: str, payload: bytes, /) -> Any: ...
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode, /
+    ) -> Any:
+        """Send an ask. Returns a future of its answer; the sender of a thread, the answer."""
+
+
+class Sender(Messages, Protocol):
+    """What sends to the entities of one type: a `Router`, or what picks, traces or waits and then
+    uses one."""
+
     @property
     def address(self) -> tuple[Any, ...]:
         """What two senders of one process have in common that send alike."""
@@ -98,7 +109,6 @@ class Sender(Protocol):
         """What a tell returns while there is room."""
         ...
 
-    def key(self, method: str, /) -> Key: ...
     def by(self, choice: Choice, /) -> Sender:
         """Return a sender to the same type by this choice of instances. Raises ConfigError: it has
         no instances."""
@@ -109,13 +119,8 @@ class Sender(Protocol):
         ConfigError: the id is not valid."""
         ...
 
-    def tell(self, key: Key, entity_id: str, payload: bytes, /) -> Any: ...
     def tell_nowait(self, key: Key, entity_id: str, payload: bytes, /) -> None: ...
     def send(self, entity_id: str, message: object, /) -> Any: ...
-    def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode, /
-    ) -> Any:
-        """Send an ask. Returns a future of its answer; the sender of a thread, the answer."""
 
 
 class LoopSender(Sender, Protocol):
