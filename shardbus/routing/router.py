@@ -158,7 +158,7 @@ class RouterOwner(Protocol):
 
     def out_for(self, node: NodeId) -> Session: ...
     def is_here(self, node: NodeId) -> bool: ...
-    def ask_failed(self, entity_type: str, waited_s: float) -> None:
+    def ask_failed(self, entity_type: str, waited_s: float, /) -> None:
         """Note that an ask of this process has failed that waited so long and found no home."""
 
     def perform(self, effect: events.RegionEffect) -> None:
@@ -315,8 +315,7 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
-            return self.deliver(pending)
+            return self.deliver(self.pending(key, route, entity_id, payload, binding))
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
@@ -326,10 +325,6 @@ class Router:
         """Send at once, or raise BufferFull if `tell` would wait."""
         check_room(self.route_of(entity_id).out, key[0], entity_id)
         self.tell(key, entity_id, payload, binding)
-
-    def deadline(self, timeout_ms: int) -> int:
-        """Return the tick at which an ask made now expires."""
-        return self._clock.after(timeout_ms)
 
     def send(self, entity_id: str, message: object, binding: Binding = Binding.ANY) -> Any:
         """Tell a message to `receive`.
@@ -345,8 +340,7 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
-            return self.deliver(pending)
+            return self.deliver(self.pending(key, route, entity_id, payload, binding))
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
@@ -374,22 +368,8 @@ class Router:
         out = route.out
         if out is None:
             chain = () if run is None else run.chain
-            deadline = self._clock.after(timeout_ms)
-            self.deliver(
-                PendingMessage(
-                    key,
-                    route.shard,
-                    entity_id,
-                    payload,
-                    0,
-                    future,
-                    decode,
-                    deadline,
-                    chain,
-                    0,
-                    binding,
-                )
-            )
+            waits = future, decode, timeout_ms
+            self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
         elif run is None:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
             return future
@@ -419,13 +399,27 @@ class Router:
         if route.out is not None:
             route.out.ask(key, entity_id, payload, timeout_ms, answer, decode)
         else:
-            deadline = self._clock.after(timeout_ms)
-            shard = route.shard
-            self.deliver(
-                PendingMessage(
-                    key, shard, entity_id, payload, 0, answer, decode, deadline, (), 0, binding
-                )
-            )
+            waits = answer, decode, timeout_ms
+            self.deliver(self.pending(key, route, entity_id, payload, binding, waits))
+
+    def pending(
+        self,
+        key: Key,
+        route: ShardRoute,
+        entity_id: str,
+        payload: bytes,
+        binding: Binding,
+        waits: tuple[Any, Decode | None, int] = (None, None, 0),
+        chain: Chain = (),
+    ) -> PendingMessage:
+        """Return a message for `deliver`. `waits`, of an ask: the future of the answer, its decoder
+        and the timeout in ms."""
+        waiter, decode, timeout_ms = waits
+        deadline = 0 if waiter is None else self._clock.after(timeout_ms)
+        shard = route.shard
+        return PendingMessage(
+            key, shard, entity_id, payload, 0, waiter, decode, deadline, chain, 0, binding
+        )
 
     def deliver(self, pending: PendingMessage) -> Any:
         """Send a pending message by its shard's route, or buffer it; also for an arrival that

@@ -17,7 +17,7 @@ from typing import Any
 
 from shardbus.errors import BufferFull
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.pending_message import Binding, PendingMessage
+from shardbus.routing.pending_message import Binding
 from shardbus.routing.router import LoopSender, Router
 from shardbus.routing.shard_route import ShardRoute, check_room
 from shardbus.routing.tracer import Tracer
@@ -93,7 +93,7 @@ class TracedSender:
             route = self._router.route_of(entity_id)
             if route.out is not None:
                 route.out.admit(key, entity_id)
-            pending = PendingMessage(key, route.shard, entity_id, payload, binding=binding)
+            pending = self._router.pending(key, route, entity_id, payload, binding)
             pending.trace = self.tracer.text(span)
             return self._router.deliver(pending)
         finally:
@@ -117,7 +117,8 @@ class TracedSender:
         future.add_done_callback(lambda answer: tracer.end_with(span, answer))
         run = self._router.run_of_caller()
         chain = () if run is None else run.chain
-        self._deliver_ask(future, key, entity_id, payload, timeout_ms, decode, chain, span, binding)
+        waits = future, decode, timeout_ms
+        self._deliver_ask(key, entity_id, payload, binding, waits, chain, span)
         if run is not None:
             run.asked((key[0], entity_id), future)
         return future
@@ -146,42 +147,28 @@ class TracedSender:
 
             answer.add_done_callback(ended)
         answer = self.tracer.ending(span, answer)
-        self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span, binding)
+        waits = answer, decode, timeout_ms
+        self._deliver_ask(key, entity_id, payload, binding, waits, (), span)
 
     def _deliver_ask(
         self,
-        waiter: Any,
         key: Key,
         entity_id: str,
         payload: bytes,
-        timeout_ms: int,
-        decode: Decode,
+        binding: Binding,
+        waits: tuple[Any, Decode, int],
         chain: Chain,
         span: Any,
-        binding: Binding,
     ) -> None:
         try:
             route = self._router.route_of(entity_id)
-            deadline = self._router.deadline(timeout_ms)
-            pending = PendingMessage(
-                key,
-                route.shard,
-                entity_id,
-                payload,
-                0,
-                waiter,
-                decode,
-                deadline,
-                chain,
-                0,
-                binding,
-            )
+            pending = self._router.pending(key, route, entity_id, payload, binding, waits, chain)
             pending.trace = self.tracer.text(span)
             if route.out is not None:
                 route.out.admit(key, entity_id)
             self._router.deliver(pending)
         except BufferFull as error:
-            set_error(waiter, error)
+            set_error(waits[0], error)
         except BaseException:
             span.end()
             raise
