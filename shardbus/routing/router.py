@@ -9,6 +9,11 @@ and asks any node for what the region of a node asks the coordinator.
     route.out is a session    the home is known: append to its batch
     route.out is None         the region decides: `Deliver`
 
+Its parts: `rows`, the instances of each shard, of a type with instances; `caller`, the handler that
+asks, in a process that hosts entities; `tracer`, in a process with tracing. `InstanceSender` and
+`TracedSender` send by a router. What one message needs (the binding to an instance, the chain, the
+deadline, the trace) is an argument of its send, and then a field of the `PendingMessage`.
+
 The routes of entity ids are cached, up to ROUTES_MAX ids, because to hash an id costs more than to
 find it.
 

@@ -169,6 +169,32 @@ async def test_each_time_without_a_home_has_a_timeout_of_its_own() -> None:
     assert bridge.dropped == 1
 
 
+@virtual
+async def test_a_tell_that_is_tried_again_keeps_the_context_of_its_thread() -> None:
+    class Tracer:
+        plain, here = "", "span"
+        used: list[str] = []  # noqa: RUF012
+
+        def current(self) -> str:
+            return self.here
+
+        def under(self, context: str, call: Any) -> Any:
+            self.used.append(context)
+            return call()
+
+    loop, tracer = asyncio.get_running_loop(), Tracer()
+    bridge, sender = ThreadBridge(loop, timeout=1.0), Sender(loop)
+    bridge.tracer = tracer  # type: ignore[assignment]
+    sender.refusals = [BufferFull("no home")]
+    bridge.tell((sender, KEY, "a", b""))  # type: ignore[arg-type]
+    tracer.here = ""
+    bridge.tell((sender, KEY, "b", b""))  # type: ignore[arg-type]
+    await asyncio.sleep(0.005)
+    sender.refusals = []
+    await asyncio.sleep(0.1)
+    assert (sender.sent, tracer.used) == (["a", "b"], ["span", "span"])
+
+
 def test_a_dropped_tell_is_counted_and_raised_by_a_later_call(queue: Queue) -> None:
     queue.sender.refusals = [BufferFull("no home for it")]
 
