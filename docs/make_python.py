@@ -115,7 +115,7 @@ def _is_error(one: Any) -> bool:
 def members(cls: type) -> Iterator[tuple[str, Any]]:
     """Return the public methods and properties of a class that an application may use."""
     hidden = FOR_THE_NODE.get(cls.__name__, frozenset())
-    for name in vars(cls) if cls is not shardbus.AsyncClient else dir(cls):
+    for name in dir(cls) if cls in (shardbus.AsyncClient, shardbus.Client) else vars(cls):
         value = inspect.getattr_static(cls, name)
         if name.startswith("_") or name in hidden:
             continue

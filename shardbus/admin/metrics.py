@@ -26,7 +26,6 @@ from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
 from shardbus.node.node import Node
-from shardbus.routing.instance_router import InstanceRouter
 from shardbus.sharding.coordinator.history import BUCKETS
 from shardbus.shells.message_account import account_of
 
@@ -79,9 +78,9 @@ class _Collector:
             buffered.add_metric([name], account.buffered)
             waiting.add_metric([name], account.waiting)
             pauses.add_metric([name], region.host.runner.mailbox_limits.pauses)
-            if isinstance(region.router, InstanceRouter):
-                hedged.add_metric([name], region.router.hedged)
-                rerouted.add_metric([name], region.router.rerouted)
+            if (rows := region.router.rows) is not None:
+                hedged.add_metric([name], rows.hedged)
+                rerouted.add_metric([name], rows.rerouted)
         account_rows = [accepted, delivered, forwarded, buffered, waiting]
         return [sent, received, *account_rows, hedged, rerouted, pauses]
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from threading import get_ident
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,11 +34,10 @@ from shardbus.errors import (
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.instance_policies import choice_of
-from shardbus.routing.instance_refs import AnySender, reference
-from shardbus.routing.refs import arguments, ask, call, milliseconds, pack
+from shardbus.routing.refs import Ref, ask, milliseconds, pack, tell
 from shardbus.routing.region import Region
-from shardbus.routing.sent import DONE, Sent, awaited
-from shardbus.routing.traced_sending import Tracer, open_tracing
+from shardbus.routing.sent import awaited
+from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -73,7 +71,7 @@ def path_of(given: str | os.PathLike[str] | None, variable: str) -> str:
     return os.environ.get(variable, "") if given is None else os.fspath(given)
 
 
-class AsyncClient:
+class AsyncClient(Towards):
     """Send to entities from any asyncio program; use it as `async with
     AsyncClient("tcp://host:port", ...)`.
 
@@ -166,10 +164,7 @@ class AsyncClient:
         )
         self._endpoint.start()
         self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
-        self._thread = get_ident()
-        self._by_name = Towards(self._regions, None, self.timeout_ms)
-        self.routers = self._regions.routers
-        """For the blocking client: the routers that `router_of` has found."""
+        Towards.__init__(self, self._regions, None, self.timeout_ms)
         contact = self._contact = Contact(
             self._endpoint, self._addresses, dice, self._regions.set_contact
         )
@@ -239,7 +234,7 @@ class AsyncClient:
             interface = declared.__shardbus_interface__
         except AttributeError:
             interface = None
-        found = reference(router, entity_id, self.timeout_ms, interface)
+        found = Ref(router, entity_id, self.timeout_ms, interface)
         return found  # type: ignore[no-any-return]
 
     def region(self, kind: type) -> Region:
@@ -250,19 +245,12 @@ class AsyncClient:
 
     @awaited
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
-        """Send without an answer. Returns an awaitable that waits while the send buffer is full, or
-        while the client does not know the type.
-
-        With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
-        MessageTooLarge or UnknownEntityType; the message was then not sent.
-        """
         router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
-            return self._by_name.tell(kind, entity_id, message, *args)
-        if not args:
-            return router.send(entity_id, message)
-        key, payload = pack(router, message, args)
-        return router.tell(key, entity_id, payload)
+            return super().tell(kind, entity_id, message, *args)
+        return tell(router, entity_id, message, args) if args else router.send(entity_id, message)
+
+    tell.__doc__ = Towards.tell.__doc__
 
     def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
@@ -275,13 +263,6 @@ class AsyncClient:
         router.tell_nowait(key, entity_id, payload)
 
     @awaited
-    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> Sent[None]:
-        """Send a batch of (entity id, message), in order. What has no room is sent as soon as there
-        is room, unless the caller cancels its wait; what others send meanwhile may come before. An
-        error ends the batch; it is not definite if messages before were sent."""
-        return self._by_name.tell_many(kind, messages)
-
-    @awaited
     def ask(
         self,
         kind: str | type,
@@ -290,59 +271,12 @@ class AsyncClient:
         *args: Any,
         timeout: float | None = None,
     ) -> Any:
-        """Send and await the answer, at most `timeout` seconds, in which the client also learns a
-        type that it does not know and finds a node if it has lost the last one.
-
-        With further arguments `message` is the name of a handler. Raises a RequestError; its
-        `definite` is True if the handler certainly did not run."""
         router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
-            return self._by_name.ask(kind, entity_id, message, *args, timeout=timeout)
-        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        return ask(router, entity_id, message, args, timeout_ms)
+            return super().ask(kind, entity_id, message, *args, timeout=timeout)
+        return ask(router, entity_id, message, args, self._ms(timeout))
 
-    @awaited
-    def call(
-        self,
-        kind: str | type,
-        entity_id: str,
-        handler: str,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Sent[Any]:
-        """Ask a handler by its name; it may have no arguments."""
-        router = self.routers.get(kind)
-        if router is None or get_ident() != self._thread:
-            return self._by_name.call(kind, entity_id, handler, *args, timeout=timeout)
-        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        return Sent(call(router, entity_id, handler, args, timeout_ms))
-
-    @awaited
-    def start_entity(
-        self, kind: str | type, entity_id: str, timeout: float | None = None
-    ) -> Sent[None]:
-        """Start an entity without a message; returns when it runs. A remembered entity keeps
-        running from then on. Raises as `ask`."""
-        return self._by_name.start_entity(kind, entity_id, timeout)
-
-    @awaited
-    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
-        """Tell a handler by its name; it may have no arguments."""
-        router = self.routers.get(kind)
-        if router is None or get_ident() != self._thread:
-            return self._by_name.cast(kind, entity_id, handler, *args)
-        room = router.tell(router.key(handler), entity_id, arguments(router, handler, args))
-        return DONE if room is router.done else Sent(room)
-
-    @awaited
-    def ask_many(
-        self,
-        kind: str | type,
-        messages: Iterable[tuple[str, object]],
-        timeout: float | None = None,
-    ) -> Sent[list[Any]]:
-        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        return self._by_name.ask_many(kind, messages, timeout)
+    ask.__doc__ = Towards.ask.__doc__
 
     async def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
@@ -403,7 +337,7 @@ class AsyncClient:
 
         async def call(entity_id: str) -> object:
             if not isinstance(action, str):
-                return await action(reference(router, entity_id, self.timeout_ms))
+                return await action(Ref(router, entity_id, self.timeout_ms))
             if tell:
                 await self.cast(kind, entity_id, action, *args)
                 return None
@@ -454,12 +388,6 @@ class AsyncClient:
             ConfigError: there is no such router, or it does not take the option.
         """
         return Towards(self._regions, choice_of(policy, key, after), self.timeout_ms)
-
-    async def router_of(self, kind: str | type, timeout_ms: int | None = None) -> AnySender:
-        """Return what sends to a type, for the blocking client. Raises UnknownEntityType, or
-        AskTimeout after `timeout_ms`."""
-        wait_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        return await self._regions.learn(kind, wait_ms / 1000)
 
     @property
     def buffered(self) -> int:

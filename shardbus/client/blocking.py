@@ -18,35 +18,136 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
 from shardbus.client.stored import PAGE, ForEach, call_each_here
-from shardbus.client.thread_bridge import TellItem, ThreadBridge
+from shardbus.client.thread_bridge import TellItem, ThreadBridge, ThreadSender
 from shardbus.client.towards import Towards
 from shardbus.ids import check_id
-from shardbus.routing.instance_refs import AnySender, address_of, sender_by
-from shardbus.routing.refs import (
-    NO_ARGUMENTS,
-    START,
-    Addressed,
-    milliseconds,
-    named,
-    pack,
-    question,
-)
+from shardbus.routing.refs import Ref, milliseconds, named, pack, question
 from shardbus.routing.region import Region
+from shardbus.routing.router import LoopSender
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
-from shardbus.wire.missing_handlers import no_attribute
-from shardbus.wire.schema import Decode, Interface, Method, decode_value
+from shardbus.wire.schema import Decode
 
 E = TypeVar("E")
 T = TypeVar("T")
 
-
-SET_BY_OPENING = ("_bridge", "_client", "_routers")
+SET_BY_OPENING = ("_bridge", "_client", "_to")
 """The attributes of a client that it has once it is open."""
 
 
-class Client:
+class BlockingTowards:
+    """The verbs of a client for threads, as `to` has them for its loop."""
+
+    def __init__(self, bridge: ThreadBridge, to: Towards, timeout_ms: int) -> None:
+        self._bridge, self._to, self._timeout_ms = bridge, to, timeout_ms
+
+    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+        """Send without an answer; blocks while the send buffer is full.
+
+        The client's own thread sends it. An error at that moment (BufferFull, if there has been no
+        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`."""
+        self._bridge.tell(self._item(kind, entity_id, message, args))
+
+    def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        self._bridge.tell_nowait(self._item(kind, entity_id, message, args))
+
+    def _item(
+        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
+    ) -> TellItem:
+        router = self._router(kind)
+        key, payload = pack(router, message, args)
+        return router, key, check_id("an entity id", entity_id), payload
+
+    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
+        """Send a batch of (entity id, message), in order. Raises as `AsyncClient.tell_many`."""
+        batch = list(messages)
+        self._run(lambda: self._to.tell_many(kind, batch))
+
+    def ask(
+        self,
+        kind: str | type,
+        entity_id: str,
+        message: object,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send and return the answer, after at most `timeout` seconds. Raises a RequestError."""
+        router, deadline = self._router_until(kind, timeout)
+        key, payload, decode = question(router, message, args)
+        return self._answered(router, key, entity_id, payload, deadline, decode)
+
+    def call(
+        self,
+        kind: str | type,
+        entity_id: str,
+        handler: str,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask a handler by its name; it may have no arguments."""
+        router, deadline = self._router_until(kind, timeout)
+        key, payload, decode = named(router, handler, args)
+        return self._answered(router, key, entity_id, payload, deadline, decode)
+
+    def _answered(
+        self,
+        router: LoopSender,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        deadline: float,
+        decode: Decode,
+    ) -> Any:
+        check_id("an entity id", entity_id)
+        timeout_ms = max(0, int((deadline - monotonic()) * 1000))
+        return self._bridge.ask(router, key, entity_id, payload, timeout_ms, decode)
+
+    def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
+        """Start an entity without a message; returns when it runs."""
+        self._run_within(lambda: self._to.start_entity(kind, entity_id, timeout), timeout)
+
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+        """Tell a handler by its name; it may have no arguments. Raises as `tell`."""
+        router = self._router(kind)
+        key, payload, _ = named(router, handler, args)
+        self._bridge.tell((router, key, check_id("an entity id", entity_id), payload))
+
+    def ask_many(
+        self,
+        kind: str | type,
+        messages: Iterable[tuple[str, object]],
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
+        batch = list(messages)
+        return self._run_within(lambda: self._to.ask_many(kind, batch, timeout), timeout)
+
+    def _router(self, kind: str | type) -> LoopSender:
+        return self._to.routers.get(kind) or self._run(lambda: self._to.router_of(kind))
+
+    def _run_within(self, work: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+        """Run work that takes at most `timeout` seconds once it begins, or the default."""
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        return self._bridge.run(work, within=timeout_ms / 1000)
+
+    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[LoopSender, float]:
+        """Return what sends to a type, and the time at which the call must end."""
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        deadline = monotonic() + timeout_ms / 1000
+        router = self._to.routers.get(kind)
+        if router is None:
+            router = self._bridge.run(
+                lambda: self._to.router_of(kind, timeout_ms), within=timeout_ms / 1000
+            )
+        return router, deadline
+
+    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        return self._bridge.run(work)
+
+
+class Client(BlockingTowards):
     """Send to entities from any thread; use it as `with Client("tcp://host:port",
     cluster="shop") as client`. Without `with` it opens at its first use, and closes by `close` or
     at the end of the process. Threads may share it. The arguments are those of `AsyncClient`; with
@@ -94,7 +195,7 @@ class Client:
                 self._stop(bridge)
                 raise
             bridge.tracer = client.tracer
-            self._bridge, self._client, self._routers = bridge, client, client.routers
+            self._bridge, self._client, self._to = bridge, client, client
             self._opened = True
 
     if not TYPE_CHECKING:
@@ -154,17 +255,14 @@ class Client:
         client.ref(Counter, "page-7").add(2)` is an int. For type checkers it has the attributes of
         the class, whose handlers are blocking, and not those of an object, whose handlers are
         awaited. Raises as `AsyncClient.ref`."""
-        router = self._routers.get(kind)
-        if router is None:
-            router = self._run(lambda: self._client.router_of(kind))
-        check_id("an entity id", entity_id)
+        sender = ThreadSender(self._bridge, self._router(kind))
         interface = getattr(kind, "__shardbus_interface__", None)
-        ref = BlockingRef(self._bridge, router, entity_id, self._timeout_ms, interface)
-        return cast("type[E]", ref)
+        return cast("type[E]", Ref(sender, entity_id, self._timeout_ms, interface))
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingTowards:
         """Send to types with instances by this router, as `AsyncClient.to`."""
-        return BlockingTowards(self._run, self._client.to(policy, key=key, after=after))
+        to = self._client.to(policy, key=key, after=after)
+        return BlockingTowards(self._bridge, to, self._timeout_ms)
 
     def region(self, kind: type) -> BlockingRegion:
         """Return the type's region, which finds the entity of a message. Raises as
@@ -174,88 +272,6 @@ class Client:
             return self._client.region(kind)
 
         return BlockingRegion(self._run, self._run(make))
-
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send without an answer; blocks while the send buffer is full.
-
-        The client's own thread sends it. An error at that moment (BufferFull, if there has been no
-        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`."""
-        self._bridge.tell(self._item(kind, entity_id, message, args))
-
-    def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send at once, or raise BufferFull if `tell` would wait."""
-        self._bridge.tell_nowait(self._item(kind, entity_id, message, args))
-
-    def _item(
-        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
-    ) -> TellItem:
-        router = self._router(kind)
-        key, payload = pack(router, message, args)
-        return router, key, check_id("an entity id", entity_id), payload
-
-    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order. Raises as `AsyncClient.tell_many`."""
-        batch = list(messages)
-        self._run(lambda: self._client.tell_many(kind, batch))
-
-    def ask(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Send and return the answer, after at most `timeout` seconds. Raises a RequestError."""
-        router, deadline = self._router_until(kind, timeout)
-        key, payload, decode = question(router, message, args)
-        return self._answered(router, key, entity_id, payload, deadline, decode)
-
-    def call(
-        self,
-        kind: str | type,
-        entity_id: str,
-        handler: str,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Ask a handler by its name; it may have no arguments."""
-        router, deadline = self._router_until(kind, timeout)
-        key, payload, decode = named(router, handler, args)
-        return self._answered(router, key, entity_id, payload, deadline, decode)
-
-    def _answered(
-        self,
-        router: AnySender,
-        key: Key,
-        entity_id: str,
-        payload: bytes,
-        deadline: float,
-        decode: Decode,
-    ) -> Any:
-        check_id("an entity id", entity_id)
-        timeout_ms = max(0, int((deadline - monotonic()) * 1000))
-        return self._bridge.ask(router, key, entity_id, payload, timeout_ms, decode)
-
-    def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
-        """Start an entity without a message; returns when it runs."""
-        self._run_within(lambda: self._client.start_entity(kind, entity_id, timeout), timeout)
-
-    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name; it may have no arguments. Raises as `tell`."""
-        router = self._router(kind)
-        key, payload, _ = named(router, handler, args)
-        self._bridge.tell((router, key, check_id("an entity id", entity_id), payload))
-
-    def ask_many(
-        self,
-        kind: str | type,
-        messages: Iterable[tuple[str, object]],
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        batch = list(messages)
-        return self._run_within(lambda: self._client.ask_many(kind, batch, timeout), timeout)
 
     def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
@@ -305,10 +321,10 @@ class Client:
                     on_error=on_error,
                 )
             )
-        router, timeout_ms = self._router(kind), self._timeout_ms
+        sender, timeout_ms = ThreadSender(self._bridge, self._router(kind)), self._timeout_ms
 
         def call(entity_id: str) -> None:
-            action(BlockingRef(self._bridge, router, entity_id, timeout_ms))
+            action(Ref(sender, entity_id, timeout_ms))
 
         return call_each_here(
             self.stored(kind, prefix=prefix, shard=shard), call, rate=rate, on_error=on_error
@@ -328,28 +344,6 @@ class Client:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
 
-    def _router(self, kind: str | type) -> AnySender:
-        return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
-
-    def _run_within(self, work: Callable[[], Awaitable[T]], timeout: float | None) -> T:
-        """Run work that takes at most `timeout` seconds once it begins, or the default."""
-        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
-        return self._bridge.run(work, within=timeout_ms / 1000)
-
-    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[AnySender, float]:
-        """Return what sends to a type, and the time at which the call must end."""
-        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
-        deadline = monotonic() + timeout_ms / 1000
-        router = self._routers.get(kind)
-        if router is None:
-            router = self._bridge.run(
-                lambda: self._client.router_of(kind, timeout_ms), within=timeout_ms / 1000
-            )
-        return router, deadline
-
-    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        return self._bridge.run(work)
-
 
 class BlockingRegion:
     """The region of a type, for threads."""
@@ -364,166 +358,3 @@ class BlockingRegion:
     def ask(self, message: object, timeout: float | None = None) -> Any:
         """Ask the entity that the message names. Raises as `Region.ask`."""
         return self._run(lambda: self._region.ask(message, timeout))
-
-
-class BlockingTowards:
-    """Sends to types with instances by one router, for threads. Each method blocks until its
-    messages are sent, or answered. Raises as `Towards`."""
-
-    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], to: Towards) -> None:
-        self._run, self._to = run, to
-
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send without an answer."""
-        self._run(lambda: self._to.tell(kind, entity_id, message, *args))
-
-    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order."""
-        batch = list(messages)
-        self._run(lambda: self._to.tell_many(kind, batch))
-
-    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name; it may have no arguments."""
-        self._run(lambda: self._to.cast(kind, entity_id, handler, *args))
-
-    def ask(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Send and return the answer; by `all`, a dict of node to reply or error."""
-        return self._run(lambda: self._to.ask(kind, entity_id, message, *args, timeout=timeout))
-
-    def call(
-        self,
-        kind: str | type,
-        entity_id: str,
-        handler: str,
-        *args: Any,
-        timeout: float | None = None,
-    ) -> Any:
-        """Ask a handler by its name; it may have no arguments."""
-        return self._run(lambda: self._to.call(kind, entity_id, handler, *args, timeout=timeout))
-
-    def ask_many(
-        self,
-        kind: str | type,
-        messages: Iterable[tuple[str, object]],
-        timeout: float | None = None,
-    ) -> list[Any]:
-        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        batch = list(messages)
-        answers: list[Any] = self._run(lambda: self._to.ask_many(kind, batch, timeout))
-        return answers
-
-
-class BlockingCall(Addressed):
-    """One handler of one entity; a call blocks its thread until the answer comes."""
-
-    __slots__ = ("_bridge", "_id", "_method", "_router", "_timeout_ms")
-
-    def __init__(
-        self,
-        bridge: ThreadBridge,
-        router: AnySender,
-        entity_id: str,
-        method: Method,
-        timeout_ms: int,
-    ) -> None:
-        self._bridge, self._router, self._id = bridge, router, entity_id
-        self._method, self._timeout_ms = method, timeout_ms
-
-    def _address(self) -> tuple[Any, ...]:
-        return self._bridge, *address_of(self._router), self._id, self._method.name
-
-    def __repr__(self) -> str:
-        return f"<ref {self._router.interface.name} {self._id!r} {self._method.name}>"
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask. Raises as `Call`, or a RequestError."""
-        method, router = self._method, self._router
-        key, payload = router.key(method.name), method.encode(args, kwargs)
-        read, timeout_ms = method.decode_result, self._timeout_ms
-        return self._bridge.ask(router, key, self._id, payload, timeout_ms, read)
-
-    def tell(self, *args: Any, **kwargs: Any) -> None:
-        """Send without an answer. Raises as `Client.tell`."""
-        self._bridge.tell(self._item(args, kwargs))
-
-    def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
-        """Send at once, or raise BufferFull if `tell` would wait."""
-        self._bridge.tell_nowait(self._item(args, kwargs))
-
-    def _item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TellItem:
-        method, router = self._method, self._router
-        return router, router.key(method.name), self._id, method.encode(args, kwargs)
-
-
-class BlockingRef(Addressed):
-    """A reference to one entity, for threads. Its attributes are the entity's handlers."""
-
-    def __init__(
-        self,
-        bridge: ThreadBridge,
-        router: AnySender,
-        entity_id: str,
-        timeout_ms: int,
-        interface: Interface | None = None,
-    ) -> None:
-        self._bridge, self._router = bridge, router
-        self._interface = interface or router.interface
-        self.entity_id, self._timeout_ms = entity_id, timeout_ms
-
-    def _address(self) -> tuple[Any, ...]:
-        return self._bridge, *address_of(self._router), self.entity_id
-
-    def __dir__(self) -> list[str]:
-        return [*self._interface.methods, "to"]
-
-    def __getattr__(self, name: str) -> BlockingCall:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        method = self._interface.methods.get(name)
-        if method is None:
-            raise no_attribute(self._interface, name)
-        call = BlockingCall(self._bridge, self._router, self.entity_id, method, self._timeout_ms)
-        setattr(self, name, call)
-        return call
-
-    def within(self, timeout: float) -> BlockingRef:
-        """Return a reference to the same entity with another deadline for asks, in seconds."""
-        timeout_ms, interface = milliseconds(timeout), self._interface
-        return BlockingRef(self._bridge, self._router, self.entity_id, timeout_ms, interface)
-
-    def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingRef:
-        """Return a reference to the same entity by another router. Raises as `Ref.to`."""
-        sender = sender_by(self._router, policy, key, after)
-        timeout_ms, interface = self._timeout_ms, self._interface
-        return BlockingRef(self._bridge, sender, self.entity_id, timeout_ms, interface)
-
-    @property
-    def entity_type(self) -> str:
-        """Return the type's name."""
-        return self._router.interface.name
-
-    def start_entity(self) -> None:
-        """Start the entity without a message; returns when it runs."""
-        key, timeout_ms = self._router.key(START), self._timeout_ms
-        self._bridge.ask(self._router, key, self.entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
-
-    def tell(self, message: object) -> None:
-        """Send a message to `receive`. Raises as `Client.tell`."""
-        key, payload = pack(self._router, message, ())
-        self._bridge.tell((self._router, key, self.entity_id, payload))
-
-    def ask(self, message: object) -> Any:
-        """Ask `receive`. Raises a RequestError."""
-        key, payload, decode = question(self._router, message, ())
-        timeout_ms = self._timeout_ms
-        return self._bridge.ask(self._router, key, self.entity_id, payload, timeout_ms, decode)
-
-    def __repr__(self) -> str:
-        return f"<ref {self._router.interface.name} {self.entity_id!r}>"

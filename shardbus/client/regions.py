@@ -32,13 +32,11 @@ from shardbus.errors import (
 )
 from shardbus.ids import NodeId, check_id
 from shardbus.routing.instance_policies import NEAREST, POLICIES
-from shardbus.routing.instance_refs import AnySender
-from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import described_within
 from shardbus.routing.pending_message import PendingMessage
-from shardbus.routing.router import Router
-from shardbus.routing.traced_sending import TracedSending, Tracer
+from shardbus.routing.router import LoopSender, Router
+from shardbus.routing.tracer import Tracer
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.region.region import ShardRegion
@@ -56,10 +54,6 @@ POLL_S = 0.02
 REFUSED_RETRY_S = 2.0
 """A node that refused this client counts as gone for this time, even while it is a member."""
 CLOSED = "the client is closed"
-
-
-class TracedInstanceRouter(InstanceRouter, TracedSending):
-    """Routes and traces the messages of a type with instances."""
 
 
 Row = tuple[str, object]
@@ -96,20 +90,11 @@ class ClientRegion:
             if within is None
             else within.region
         )
-        self.sender: AnySender
-        """What senders use: the router, or for a type with instances a sender by its router."""
-        traced = regions.tracer is not None
-        if interface.instances is None:
-            plain = TracedSending if traced else Router
-            self.router = self.sender = plain(
-                interface, region, self, endpoint.loop, endpoint.clock, within
-            )
-        else:
-            instances = TracedInstanceRouter if traced else InstanceRouter
-            router = instances(interface, region, self, endpoint.loop, endpoint.clock)
-            router.sender_name = endpoint.name
-            self.router, self.sender = router, sender_of(router)
-        self.router.trace_with(regions.tracer)
+        loop, clock = endpoint.loop, endpoint.clock
+        self.router = Router(interface, region, self, loop, clock, within, tracer=regions.tracer)
+        if self.router.rows is not None:
+            self.router.rows.sender_name = endpoint.name
+        self.sender = sender_of(self.router)
         self.dropped_messages: dict[str, int] = {}
 
     def adopt(self, interface: Interface) -> None:
@@ -137,6 +122,9 @@ class ClientRegion:
     def is_here(self, node: NodeId) -> bool:
         """Return False: a client hosts nothing."""
         return False
+
+    def ask_failed(self, entity_type: str, waited_s: float) -> None:
+        """Do nothing: a client has no statistics of its asks."""
 
     def perform(self, effect: events.RegionEffect) -> None:
         """Send messages for the coordinator to the contact; ignore other effects."""
@@ -166,7 +154,7 @@ class ClientRegions:
     ) -> None:
         self.endpoint, self.to_contact, self.tracer = endpoint, to_contact, tracer
         self.settings = ShardingSettings()
-        self.routers: dict[str | type, AnySender] = {}
+        self.routers: dict[str | type, LoopSender] = {}
         """What sends to the known types, by name and by class."""
         self._by_name: dict[str, ClientRegion] = {}
         self._contact: NodeId | None = None
@@ -201,14 +189,14 @@ class ClientRegions:
         self.routers[cls] = region.sender
         return region
 
-    def find(self, kind: str | type) -> AnySender | None:
+    def find(self, kind: str | type) -> LoopSender | None:
         """Return what sends to a type, None if it is named by a string and not known yet."""
         if isinstance(kind, str):
             known = self._by_name.get(kind)
             return known.sender if known is not None else None
         return self.of_class(kind).sender
 
-    async def learn(self, kind: str | type, timeout: float) -> AnySender:
+    async def learn(self, kind: str | type, timeout: float) -> LoopSender:
         """Return what sends to a type; ask the contact for its description if it is not known.
 
         Raises:
@@ -320,8 +308,8 @@ class ClientRegions:
             error = ConfigError(text, hint="name it by its class instead")
         elif region is None:
             region = self._add(described(name, info))
-        if info.instances and region is not None and isinstance(region.router, InstanceRouter):
-            region.router.set_count(info.instances)
+        if info.instances and region is not None and region.router.rows is not None:
+            region.router.rows.set_count(info.instances)
         if region is None and error is not None:
             self.unknown.refuse(name, error)
         elif region is not None and isinstance(error, RequestError):

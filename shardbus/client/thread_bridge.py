@@ -19,8 +19,8 @@ An ask ends by its deadline wherever it waits: for room in the queue, in the que
 wait for room in the send buffer, or for its answer. It is not sent if it leaves the queue later.
 
 **Traces.** The span that is current when a thread sends is the parent of what it sends. In a client
-with tracing, the thread wraps the router of its message in a `SenderUnder` that has the thread's
-context, unless that has no span. Other calls run in a copy of all context variables of the thread.
+with tracing, each item of the queue has the thread's context, unless that has no span. Other calls
+run in a copy of all context variables of the thread.
 Everything else of the loop runs in an empty context, not in that of the thread that happened to
 wake it.
 
@@ -40,14 +40,17 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError
-from shardbus.routing.router import Sender
-from shardbus.routing.traced_sending import Tracer
+from shardbus.ids import check_id
+from shardbus.routing.instance_policies import Choice
+from shardbus.routing.router import LoopSender
+from shardbus.routing.shard_route import NO_ROUTE, ShardRoute
+from shardbus.routing.tracer import Tracer
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.session import HoldWaiter, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
-from shardbus.wire.schema import Decode
+from shardbus.wire.schema import Decode, Interface, form_of
 
 T = TypeVar("T")
 
@@ -108,46 +111,14 @@ class ThreadFuture:
             self._lock.release()
 
 
-class SenderUnder:
-    """Sends by a router under the trace context of the thread that sends."""
-
-    __slots__ = ("_context", "_sender", "_tracer")
-
-    def __init__(self, sender: ByKey, tracer: Tracer, context: Any) -> None:
-        self._sender, self._tracer, self._context = sender, tracer, context
-
-    @property
-    def done(self) -> asyncio.Future[Any]:
-        """What `tell` returns while there is room."""
-        return self._sender.done
-
-    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
-        """As the router's."""
-        call = partial(self._sender.tell, key, entity_id, payload)
-        return self._tracer.under(self._context, call)
-
-    def ask_for(
-        self,
-        answer: Any,
-        key: Key,
-        entity_id: str,
-        payload: bytes,
-        timeout_ms: int,
-        decode: Decode,
-    ) -> None:
-        """As the router's."""
-        call = partial(self._sender.ask_for, answer, key, entity_id, payload, timeout_ms, decode)
-        self._tracer.under(self._context, call)
-
-
-ByKey = Sender | SenderUnder
-"""What sends a message of the queue."""
-TellItem = tuple[ByKey, Key, str, bytes]
-"""A tell: router, key, entity id and payload."""
-AskItem = tuple[ByKey, Key, str, bytes, int, ThreadFuture, Decode]
+TellItem = tuple[LoopSender, Key, str, bytes]
+"""A tell: what sends it, key, entity id and payload."""
+AskItem = tuple[LoopSender, Key, str, bytes, int, ThreadFuture, Decode]
 """An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
 Job = Callable[[], None]
 """A call that runs in the loop."""
+Queued = tuple[TellItem | AskItem | Job, Any]
+"""An item with the trace context to send it under; None, the empty one."""
 
 
 class ThreadBridge:
@@ -159,10 +130,10 @@ class ThreadBridge:
         self._loop, self._timeout = loop, timeout
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._queue: list[TellItem | AskItem | Job] = []
+        self._queue: list[Queued] = []
         self._weight = 0
         self._is_woken = self._waits_for_room = False
-        self._taken: deque[TellItem | AskItem | Job] = deque()
+        self._taken: deque[Queued] = deque()
         self._full: dict[Target, asyncio.Future[Any]] = {}
         """Entities whose tells wait for room, and what is done when they have room."""
         self._refused_since: float | None = None
@@ -177,15 +148,7 @@ class ThreadBridge:
 
     def tell(self, item: TellItem) -> None:
         """Queue a tell. Raises as `put`."""
-        if self.tracer is not None:
-            item = (self._here(item[0], self.tracer), *item[1:])
         self.put(item, len(item[3]), target=(item[1][0], item[2]))
-
-    @staticmethod
-    def _here(sender: ByKey, tracer: Tracer) -> ByKey:
-        """Return what sends under the trace context of this thread."""
-        context = tracer.current()
-        return sender if context is tracer.plain else SenderUnder(sender, tracer, context)
 
     def tell_nowait(self, item: TellItem) -> None:
         """Queue a tell, or raise BufferFull if the thread or the loop would wait for room."""
@@ -213,6 +176,9 @@ class ThreadBridge:
         """
         if size > PAYLOAD_BYTES_MAX:
             raise too_large(size)
+        context = None
+        if self.tracer is not None and (here := self.tracer.current()) is not self.tracer.plain:
+            context = here
         with self._lock:
             while (
                 (self._weight > QUEUE_BYTES or target in self._full)
@@ -227,7 +193,7 @@ class ThreadBridge:
                 raise LocalProtocolError("the client is closed")
             if not last:
                 self._raise_error()
-            self._queue.append(item)
+            self._queue.append((item, context))
             self._weight += size + ITEM_BYTES
             if self._is_woken:
                 return
@@ -246,7 +212,7 @@ class ThreadBridge:
 
     def ask(
         self,
-        router: ByKey,
+        router: LoopSender,
         key: Key,
         entity_id: str,
         payload: bytes,
@@ -255,8 +221,6 @@ class ThreadBridge:
     ) -> Any:
         """Ask, and wait for the answer. Raises as `put`, or a RequestError."""
         answer = ThreadFuture(monotonic() + timeout_ms / 1000)
-        if self.tracer is not None:
-            router = self._here(router, self.tracer)
         item = (router, key, entity_id, payload, timeout_ms, answer, read)
         self.put(item, len(payload), deadline=answer.deadline)
         return answer.result()
@@ -294,8 +258,11 @@ class ThreadBridge:
         for _ in range(TURN_MAX):
             if not self._taken and not self._take():
                 return
-            item = self._taken.popleft()
-            waits = self._send(item)
+            item, context = self._taken.popleft()
+            if context is None or self.tracer is None:
+                waits = self._send(item)
+            else:
+                waits = self.tracer.under(context, partial(self._send, item, context))
             self._waits_for_room = waits is not None
             if waits is not None:
                 waits.add_done_callback(lambda _: self._drain())
@@ -315,7 +282,9 @@ class ThreadBridge:
             self._weight = 0
         return True
 
-    def _send(self, item: TellItem | AskItem | Job) -> asyncio.Future[Any] | None:
+    def _send(
+        self, item: TellItem | AskItem | Job, context: Any = None
+    ) -> asyncio.Future[Any] | None:
         """Send one item. Returns what to wait for before the next one, None if there is room."""
         if not isinstance(item, tuple):
             item()
@@ -344,7 +313,7 @@ class ThreadBridge:
                 if not item[5].done():
                     item[5].set_exception(e)
             elif isinstance(e, BufferFull):
-                return self._retry(item, e)
+                return self._retry(item, context, e)
             else:
                 self._failed(e)
             return None
@@ -362,7 +331,7 @@ class ThreadBridge:
             self._full[target] = room
         room.add_done_callback(done)
 
-    def _retry(self, item: TellItem, error: BufferFull) -> asyncio.Future[Any] | None:
+    def _retry(self, item: TellItem, context: Any, error: BufferFull) -> asyncio.Future[Any] | None:
         """Try a tell again later: its shard has no home, and the buffer is full. Once `timeout` has
         passed the tell fails, and so do those behind it until one can be sent."""
         now = self._loop.time()
@@ -371,7 +340,7 @@ class ThreadBridge:
         elif now - self._refused_since > self._timeout:
             self._failed(error)
             return None
-        self._taken.appendleft(item)
+        self._taken.appendleft((item, context))
         later: asyncio.Future[Any] = self._loop.create_future()
         self._loop.call_later(RETRY_S, later.set_result, None)
         return later
@@ -382,3 +351,59 @@ class ThreadBridge:
             self.dropped += 1
             self._error = self._error or error
             self._room.notify_all()
+
+
+class ThreadSender:
+    """Sends by `sender` for threads: a tell waits while there is no room, an ask for its answer."""
+
+    __slots__ = ("_bridge", "_sender")
+
+    def __init__(self, bridge: ThreadBridge, sender: LoopSender) -> None:
+        self._bridge, self._sender = bridge, sender
+
+    @property
+    def interface(self) -> Interface:
+        """The interface of the type, as its router knows it now."""
+        return self._sender.interface
+
+    @property
+    def address(self) -> tuple[Any, ...]:
+        """What two senders have in common that send alike."""
+        return self._bridge, *self._sender.address
+
+    @property
+    def done(self) -> None:
+        """What a tell returns: it has waited already."""
+        return
+
+    def key(self, method: str) -> Key:
+        """Return the key of a method; always the same object."""
+        return self._sender.key(method)
+
+    def by(self, choice: Choice) -> ThreadSender:
+        """Return a sender to the same type by this choice of instances."""
+        return ThreadSender(self._bridge, self._sender.by(choice))
+
+    def route_for(self, entity_id: str) -> ShardRoute:
+        """Return no route: the loop alone may use one."""
+        check_id("an entity id", entity_id)
+        return NO_ROUTE
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Queue a tell. Raises as `ThreadBridge.put`."""
+        self._bridge.tell((self._sender, key, check_id("an entity id", entity_id), payload))
+
+    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Queue a tell, or raise BufferFull if the thread or the loop would wait for room."""
+        check_id("an entity id", entity_id)
+        self._bridge.tell_nowait((self._sender, key, entity_id, payload))
+
+    def send(self, entity_id: str, message: object) -> None:
+        """Tell a message to `receive`."""
+        form = form_of(message)
+        self.tell(self.key(form.method), entity_id, form.encode(message))
+
+    def ask(self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode) -> Any:
+        """Ask, and return the answer. Raises a RequestError."""
+        check_id("an entity id", entity_id)
+        return self._bridge.ask(self._sender, key, entity_id, payload, timeout_ms, decode)

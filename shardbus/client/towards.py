@@ -12,27 +12,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from operator import length_hint
+from threading import get_ident
 from typing import Any, TypeVar
 
 from shardbus.client.regions import ClientRegions, Rest, Row
-from shardbus.client.unknown_types import HeldMessage
+from shardbus.client.unknown_types import HeldMessage, HeldMessages
 from shardbus.errors import RequestError, ShardBusError
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_refs import AnySender, by_choice
 from shardbus.routing.refs import (
-    NO_ARGUMENTS,
-    START,
-    arguments,
     ask,
-    attempt,
     call,
-    failed,
+    cast,
     method_and_payload,
     milliseconds,
     start_entity,
+    tell,
 )
-from shardbus.routing.sent import OnceAwaited, Sent, awaited
-from shardbus.wire.schema import Decode, decode_value, encode_arguments
+from shardbus.routing.router import LoopSender, Messages
+from shardbus.routing.sent import DONE, OnceAwaited, Sent, awaited
+from shardbus.transport.asks import set_error
 
 T = TypeVar("T")
 
@@ -45,25 +43,30 @@ def _of_a_part(outcome: asyncio.Future[Any]) -> None:
 
 
 class Towards:
-    """Sends by one router. Every method raises ConfigError if there is a choice and the type has no
-    instances, otherwise as the method of `AsyncClient` with its name."""
+    """The verbs of a client. With a choice they send by this router; they raise ConfigError then if
+    the type has no instances."""
 
     def __init__(self, regions: ClientRegions, choice: Choice | None, timeout_ms: int) -> None:
-        self._regions, self._choice, self._timeout_ms = regions, choice, timeout_ms
+        self._regions, self._choice, self.timeout_ms = regions, choice, timeout_ms
+        self._thread = get_ident()
+        self.routers: dict[str | type, LoopSender] = regions.routers if choice is None else {}
+        """What sends to the known types, by name and by class."""
 
     @awaited
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Sent[None]:
-        """Send without an answer."""
-        return self._here(lambda: self._tell(kind, entity_id, *method_and_payload(message, args)))
+    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
+        """Send without an answer. Returns an awaitable that waits while the send buffer is full, or
+        while the client does not know the type.
 
-    @awaited
-    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
-        """Tell a handler by its name; it may have no arguments."""
-        return self._here(lambda: self._cast(kind, entity_id, handler, args))
+        With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
+        MessageTooLarge or UnknownEntityType; the message was then not sent.
+        """
+        return self._here(lambda: tell(self._to(kind), entity_id, message, args))
 
     @awaited
     def tell_many(self, kind: str | type, messages: Iterable[Row]) -> Sent[None]:
-        """Send a batch of (entity id, message), in order."""
+        """Send a batch of (entity id, message), in order. What has no room is sent as soon as there
+        is room, unless the caller cancels its wait; what others send meanwhile may come before. An
+        error ends the batch; it is not definite if messages before were sent."""
         return self._here(lambda: self._tell_many(kind, messages))
 
     @awaited
@@ -74,9 +77,14 @@ class Towards:
         message: object,
         *args: Any,
         timeout: float | None = None,
-    ) -> Sent[Any]:
-        """Send and await the answer; by `all`, a dict of node to reply or error."""
-        return self._here(lambda: self._ask(kind, entity_id, message, args, self._ms(timeout)))
+    ) -> Any:
+        """Send and await the answer, at most `timeout` seconds, in which the client also learns a
+        type that it does not know and finds a node if it has lost the last one. By `all`, the
+        answer is a dict of node to reply or error.
+
+        With further arguments `message` is the name of a handler. Raises a RequestError; its
+        `definite` is True if the handler certainly did not run."""
+        return self._here(lambda: ask(self._to(kind), entity_id, message, args, self._ms(timeout)))
 
     @awaited
     def call(
@@ -88,24 +96,40 @@ class Towards:
         timeout: float | None = None,
     ) -> Sent[Any]:
         """Ask a handler by its name; it may have no arguments."""
-        return self._here(lambda: self._call(kind, entity_id, handler, args, self._ms(timeout)))
+        sender, timeout_ms = self.routers.get(kind), self._ms(timeout)
+        if sender is None or get_ident() != self._thread:
+            return self._here(lambda: call(self._to(kind), entity_id, handler, args, timeout_ms))
+        return Sent(call(sender, entity_id, handler, args, timeout_ms))
 
     @awaited
     def start_entity(
         self, kind: str | type, entity_id: str, timeout: float | None = None
     ) -> Sent[None]:
-        """Start an entity without a message."""
-        return self._here(lambda: self._start_entity(kind, entity_id, self._ms(timeout)))
+        """Start an entity without a message; returns when it runs. A remembered entity keeps
+        running from then on. Raises as `ask`."""
+        return self._here(lambda: start_entity(self._to(kind), entity_id, self._ms(timeout)))
+
+    @awaited
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> Sent[None]:
+        """Tell a handler by its name; it may have no arguments."""
+        sender = self.routers.get(kind)
+        if sender is None or get_ident() != self._thread:
+            return self._here(lambda: cast(self._to(kind), entity_id, handler, args))
+        room = cast(sender, entity_id, handler, args)
+        return DONE if room is sender.done else Sent(room)
 
     @awaited
     def ask_many(
-        self,
-        kind: str | type,
-        messages: Iterable[Row],
-        timeout: float | None = None,
+        self, kind: str | type, messages: Iterable[Row], timeout: float | None = None
     ) -> Sent[list[Any]]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
         return self._here(lambda: self._ask_many(kind, messages, self._ms(timeout)))
+
+    async def router_of(self, kind: str | type, timeout_ms: int | None = None) -> LoopSender:
+        """Return what sends to a type, for the blocking client. Raises UnknownEntityType, or
+        AskTimeout after `timeout_ms`."""
+        wait_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        return self._by_choice(kind, await self._regions.learn(kind, wait_ms / 1000))
 
     # ---- in the loop's thread
 
@@ -113,92 +137,44 @@ class Towards:
         """Send now; or if this is not the loop's thread, when the loop awaits the result."""
         return Sent(send() if self._regions.in_loop else OnceAwaited(send))
 
-    def _known(self, kind: str | type) -> AnySender | None:
+    def _known(self, kind: str | type) -> LoopSender | None:
         """Return what sends to a type; None if it is not known yet."""
-        known = self._regions.find(kind)
-        if known is None or self._choice is None:
+        sender = self.routers.get(kind)
+        if sender is None and (known := self._regions.find(kind)) is not None:
+            sender = self._by_choice(kind, known)
+        return sender
+
+    def _by_choice(self, kind: str | type, sender: LoopSender) -> LoopSender:
+        if self._choice is not None:
+            sender = self.routers[kind] = sender.by(self._choice)
+        return sender
+
+    def _to(self, kind: str | type) -> Messages:
+        """Return what takes messages for a type, known or not."""
+        known = self._known(kind)
+        if known is not None:
             return known
-        return by_choice(known, self._choice)
-
-    def _hold(
-        self,
-        kind: str | type,
-        entity_id: str,
-        method: str,
-        payload: bytes,
-        timeout_ms: int,
-        decode: Decode | None = None,
-    ) -> asyncio.Future[Any]:
-        message = HeldMessage(entity_id, method, payload, timeout_ms, decode, self._choice)
-        return self._regions.hold(kind, message)
-
-    def _tell(
-        self, kind: str | type, entity_id: str, method: str, payload: bytes
-    ) -> Awaitable[None]:
-        sender = self._known(kind)
-        if sender is None:
-            return self._hold(kind, entity_id, method, payload, self._timeout_ms)
-        room: Awaitable[None] = sender.tell(sender.key(method), entity_id, payload)
-        return room
-
-    def _cast(
-        self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...]
-    ) -> Awaitable[None]:
-        sender = self._known(kind)
-        known = None if sender is None else arguments(sender, handler, args)
-        return self._tell(kind, entity_id, handler, known or encode_arguments(args))
-
-    def _ask(
-        self,
-        kind: str | type,
-        entity_id: str,
-        message: object,
-        args: tuple[Any, ...],
-        timeout_ms: int,
-    ) -> asyncio.Future[Any]:
-        sender = self._known(kind)
-        if sender is None:
-            method, payload = method_and_payload(message, args)
-            return self._hold(kind, entity_id, method, payload, timeout_ms, decode_value)
-        return ask(sender, entity_id, message, args, timeout_ms)
-
-    def _call(
-        self, kind: str | type, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
-    ) -> asyncio.Future[Any]:
-        sender = self._known(kind)
-        if sender is None:
-            payload = encode_arguments(args)
-            return self._hold(kind, entity_id, handler, payload, timeout_ms, decode_value)
-        return call(sender, entity_id, handler, args, timeout_ms)
-
-    def _start_entity(
-        self, kind: str | type, entity_id: str, timeout_ms: int
-    ) -> asyncio.Future[Any]:
-        sender = self._known(kind)
-        if sender is None:
-            return self._hold(kind, entity_id, START, NO_ARGUMENTS, timeout_ms, decode_value)
-        return start_entity(sender, entity_id, timeout_ms)
+        assert isinstance(kind, str)
+        return HeldMessages(self._regions.hold, kind, self._choice, self.timeout_ms)
 
     # ---- batches
 
     def _ask_many(
         self, kind: str | type, messages: Iterable[Row], timeout_ms: int
     ) -> asyncio.Future[list[Any]]:
-        sender = self._known(kind)
-        asks: list[asyncio.Future[Any]] = []
+        sender, asks = self._to(kind), list[asyncio.Future[Any]]()
         for entity_id, message in messages:
-            if sender is not None:
-                asks.append(attempt(sender, entity_id, message, timeout_ms))
-                continue
             try:
-                asks.append(self._ask(kind, entity_id, message, (), timeout_ms))
+                asks.append(ask(sender, entity_id, message, (), timeout_ms))
             except ShardBusError as error:
-                asks.append(failed(self._regions.endpoint.loop, error))
+                failed: asyncio.Future[Any] = self._regions.endpoint.loop.create_future()
+                set_error(failed, error)
+                asks.append(failed)
         if not asks:
             return self._regions.settled(list[Any]())
         return asyncio.gather(*asks, return_exceptions=True)
 
-    def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Awaitable[None]:
+    def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Any:
         """Send while there is room. Returns what to await: nothing, or the task that sends the
         rest."""
         rows, sender = iter(messages), self._known(kind)
@@ -222,7 +198,7 @@ class Towards:
         try:
             for entity_id, message in rows:
                 method, payload = method_and_payload(message, ())
-                held = HeldMessage(entity_id, method, payload, self._timeout_ms, None, self._choice)
+                held = HeldMessage(entity_id, method, payload, self.timeout_ms, None, self._choice)
                 if not self._regions.unknown.fits(held):
                     rest = Rest(rows, (entity_id, message))
                     return self._regions.batch(self._send_rest(kind, waits, rest), rest)
@@ -241,8 +217,7 @@ class Towards:
         try:
             if waits is not None:
                 await waits
-            learnt = await self._regions.learn(kind, self._timeout_ms / 1000)
-            sender = learnt if self._choice is None else by_choice(learnt, self._choice)
+            sender = await self.router_of(kind)
             send, done = sender.send, sender.done
             for entity_id, message in rest:
                 room: Any = send(entity_id, message)
@@ -256,4 +231,4 @@ class Towards:
             raise
 
     def _ms(self, timeout: float | None) -> int:
-        return self._timeout_ms if timeout is None else milliseconds(timeout)
+        return self.timeout_ms if timeout is None else milliseconds(timeout)

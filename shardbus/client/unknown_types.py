@@ -32,15 +32,15 @@ from typing import Any
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import AskTimeout, BufferFull, RequestError
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_refs import AnySender, by_choice
 from shardbus.routing.pending_message import OVERHEAD_BYTES
-from shardbus.routing.traced_sending import Tracer
+from shardbus.routing.router import LoopSender
+from shardbus.routing.tracer import Tracer
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_REFUSED
-from shardbus.transport.asks import CoarseClock, set_error
+from shardbus.transport.asks import CoarseClock, Key, set_error
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
-from shardbus.wire.schema import Decode
+from shardbus.wire.schema import Decode, Interface
 
 DESCRIBE_EVERY_S = 1.0
 NEVER = 2**62
@@ -66,10 +66,10 @@ class HeldMessage:
         """The bytes that it counts while it waits."""
         return len(self.payload) + OVERHEAD_BYTES
 
-    def send(self, sender: AnySender, outcome: asyncio.Future[Any], timeout_ms: int) -> None:
+    def send(self, sender: LoopSender, outcome: asyncio.Future[Any], timeout_ms: int) -> None:
         """Send it. Raises as `Router.tell`."""
         if self.choice is not None:
-            sender = by_choice(sender, self.choice)
+            sender = sender.by(self.choice)
         key = sender.key(self.method)
         if self.decode is not None:
             sender.ask_for(outcome, key, self.entity_id, self.payload, timeout_ms, self.decode)
@@ -108,7 +108,7 @@ class UnknownTypes:
         self._messages_max, self._bytes_max = settings.buffer_size, settings.buffer_bytes
         self._describe = describe
         self._waiting: dict[str, list[Waiting]] = {}
-        self._learning: dict[str, list[asyncio.Future[AnySender]]] = {}
+        self._learning: dict[str, list[asyncio.Future[LoopSender]]] = {}
         self._described_at: dict[str, float] = {}
         """When the contact was last asked, by type."""
         self._earliest = NEVER
@@ -151,9 +151,9 @@ class UnknownTypes:
         self._ask(name)
         return outcome
 
-    def sender_of(self, name: str) -> asyncio.Future[AnySender]:
+    def sender_of(self, name: str) -> asyncio.Future[LoopSender]:
         """Return a future of what sends to a type, once that is known. Cancel it to give up."""
-        future: asyncio.Future[AnySender] = self._loop.create_future()
+        future: asyncio.Future[LoopSender] = self._loop.create_future()
         self._learning.setdefault(name, []).append(future)
         self._ask(name)
         return future
@@ -213,7 +213,7 @@ class UnknownTypes:
 
     # ---- the end of the wait
 
-    def release(self, name: str, sender: AnySender) -> None:
+    def release(self, name: str, sender: LoopSender) -> None:
         """Send what waits for a type: this sends to it from now on."""
         for waiting in self._take(name):
             if self._is_given_up(waiting):
@@ -275,3 +275,34 @@ def not_described(name: str) -> AskTimeout:
 def _done(outcome: asyncio.Future[Any]) -> None:
     if not outcome.done():
         outcome.set_result(None)
+
+
+class HeldMessages:
+    """Takes the messages of a type that is not known yet; `hold` keeps them."""
+
+    def __init__(
+        self,
+        hold: Callable[[str, HeldMessage], asyncio.Future[Any]],
+        name: str,
+        choice: Choice | None,
+        timeout_ms: int,
+    ) -> None:
+        self._hold, self._name, self._choice, self._timeout_ms = hold, name, choice, timeout_ms
+        self.interface = Interface(name, 1, "")
+        """No handlers: none is known."""
+
+    def key(self, method: str) -> Key:
+        """Return the key of a method."""
+        return self._name, method
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> asyncio.Future[Any]:
+        """Keep a tell. Returns a future that is done when there is room for more."""
+        message = HeldMessage(entity_id, key[1], payload, self._timeout_ms, None, self._choice)
+        return self._hold(self._name, message)
+
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]:
+        """Keep an ask. Returns a future of its answer."""
+        message = HeldMessage(entity_id, key[1], payload, timeout_ms, decode, self._choice)
+        return self._hold(self._name, message)

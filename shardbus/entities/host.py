@@ -103,7 +103,7 @@ class Host:
         self.outside = self.runner.running_handlers.eager.outside
         """The context of timers: not that of the handler that sets one."""
         self.tracer: Any = None
-        """The tracer (`routing.traced_sending`) of a node with tracing."""
+        """The tracer (`routing.tracer`) of a node with tracing."""
         self.counts, self.deferred = self.runner.counts, self.runner.deferred
         self.active: dict[str, Activation] = {}
         self._index: Index | None = None

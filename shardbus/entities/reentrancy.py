@@ -30,13 +30,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from shardbus.routing.instance_router import InstanceRouter
-from shardbus.routing.router import Router
-from shardbus.routing.traced_sending import TracedSending
-from shardbus.tasks.eager import OWNER
-from shardbus.transport.asks import Key
-from shardbus.wire.batch import CHAIN_MAX, Chain, Hop
-from shardbus.wire.schema import Decode
+from shardbus.wire.batch import CHAIN_MAX, Hop
 
 KEPT_MIN = 64
 """Asks that a run keeps before it forgets the answered ones."""
@@ -78,56 +72,3 @@ class CallChain:
                 answer = self._asks.get(cycle[1])
                 return None if answer is None or answer.done() else cycle
         return None
-
-
-class NodeRouter(Router):
-    """The router of a node, whose askers may be entities. It adds chains to their asks."""
-
-    def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
-    ) -> asyncio.Future[Any]:
-        owner = OWNER.get()
-        if owner is not None:
-            run: CallChain | None = owner.call_chain_now()
-            if run is not None:
-                answer = self.ask_in_chain(key, entity_id, payload, timeout_ms, decode, run.chain)
-                run.asked((key[0], entity_id), answer)
-                return answer
-        route = self._by_id.get(entity_id) or self.route_of(entity_id)
-        out = route.out
-        if out is None:
-            return super().ask(key, entity_id, payload, timeout_ms, decode)
-        answer = self._create_future()
-        out.ask(key, entity_id, payload, timeout_ms, answer, decode)
-        return answer
-
-
-class TracedNodeRouter(TracedSending, NodeRouter):
-    """The router of a node with tracing."""
-
-    def ask_traced(
-        self,
-        key: Key,
-        entity_id: str,
-        payload: bytes,
-        timeout_ms: int,
-        decode: Decode,
-        context: Any,
-        chain: Chain = (),
-    ) -> asyncio.Future[Any]:
-        owner = OWNER.get()
-        run: CallChain | None = owner.call_chain_now() if owner is not None else None
-        chain = run.chain if run is not None else ()
-        answer = super().ask_traced(key, entity_id, payload, timeout_ms, decode, context, chain)
-        if run is not None:
-            run.asked((key[0], entity_id), answer)
-        return answer
-
-
-class NodeInstanceRouter(InstanceRouter, NodeRouter):
-    """The router of a node for a type with instances. An instance is an entity of its own in a
-    chain."""
-
-
-class TracedNodeInstanceRouter(InstanceRouter, TracedNodeRouter):
-    """The same for a type with instances."""

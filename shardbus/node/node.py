@@ -58,9 +58,8 @@ from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
 from shardbus.node.view_ages import ViewAges
-from shardbus.routing.instance_refs import reference
-from shardbus.routing.refs import ASK_TIMEOUT_MS
-from shardbus.routing.traced_sending import Tracer, open_tracing
+from shardbus.routing.refs import ASK_TIMEOUT_MS, Ref
+from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.sharding import events
 from shardbus.sharding.allocation.circular import Ring
 from shardbus.sharding.allocation.least_load import LeastLoad
@@ -792,7 +791,7 @@ class Node:
         Raises:
             UnknownEntityType: this application has no such type.
         """
-        return reference(region_of(self.regions, entity_type).sender, entity_id, ASK_TIMEOUT_MS)
+        return Ref(region_of(self.regions, entity_type).sender, entity_id, ASK_TIMEOUT_MS)
 
     def set_active_entity_limit(self, entity_type: Any, limit: int) -> None:
         """Bound the type's entities in memory on this node to `limit`; 0 is no bound.

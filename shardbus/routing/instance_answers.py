@@ -12,6 +12,7 @@ Source: docs/partitions.md; Dean and Barroso, "The Tail at Scale" (2013).
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -75,7 +76,7 @@ class AllAnswers:
 
 class FirstAnswer:
     """Asks instance `first`, and `second` after `delay` seconds, unless they are the same. `ask(k)`
-    asks instance k."""
+    asks instance k. `ends`: the loop's time after which no ask begins."""
 
     def __init__(
         self,
@@ -85,8 +86,9 @@ class FirstAnswer:
         first: int,
         second: int,
         delay: float,
+        ends: float = math.inf,
     ) -> None:
-        self._counter, self._answer, self._ask = counter, answer, ask
+        self._counter, self._answer, self._ask, self._ends = counter, answer, ask, ends
         self._second: int | None = second if second != first else None
         self._open: set[asyncio.Future[Any]] = set()
         self._error: BaseException | None = None
@@ -103,6 +105,8 @@ class FirstAnswer:
 
     def _hedge(self) -> None:
         if self._second is None or self._answer.done():
+            return
+        if self._answer.get_loop().time() >= self._ends:
             return
         second, self._second = self._second, None
         self._counter.hedged += 1

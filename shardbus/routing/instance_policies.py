@@ -86,6 +86,14 @@ def choice_of(policy: object, key: object = None, after: object = None) -> Choic
     return Choice(policy, "" if key is None else str(key), float(delay))
 
 
+def without_instances(entity_type: str) -> ConfigError:
+    """Return the error for a router of a type without instances."""
+    return ConfigError(
+        f"entity type {entity_type!r} has no instances, so no router",
+        hint="declare instances=3 in @bus.entity",
+    )
+
+
 def spread(text: str, count: int) -> int:
     """Return the instance, 1 to `count`, that a text is for: jump consistent hashing."""
     state, bucket, jump = crc32(text.encode()), 0, 0

@@ -18,7 +18,7 @@ Source: docs/partitions.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from random import Random
 from typing import Any
@@ -39,8 +39,11 @@ from shardbus.routing.instance_policies import (
     next_in_turn,
     spread,
 )
-from shardbus.routing.instance_router import InstanceRouter, PartOfAll, ShardRows, wire_id
-from shardbus.routing.router import ROUTES_MAX, ShardRoute, check_room
+from shardbus.routing.instance_routes import ShardRows, wire_id
+from shardbus.routing.pending_message import Binding, PendingMessage
+from shardbus.routing.router import LoopSender, Router
+from shardbus.routing.shard_route import NO_ROUTE, ROUTES_MAX, ShardRoute, check_room
+from shardbus.routing.traced_sending import plain_sender
 from shardbus.sharding.region.route import Absence
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.schema import Decode, Interface, form_of
@@ -59,26 +62,35 @@ nearest."""
 class InstanceSender:
     """Sends to one type by one `choice` of router."""
 
-    def __init__(self, router: InstanceRouter, choice: Choice) -> None:
-        self.router, self.choice = router, choice
+    def __init__(self, router: Router, choice: Choice) -> None:
+        assert router.rows is not None
+        self.router, self.rows, self.choice = router, router.rows, choice
+        self._post = plain_sender(router)
+        """Sends to wire ids."""
         self.done = router.done
-        self.to_all = choice.policy == ALL
-        self.sticky = choice.policy in STICKY
+        self._to_all = choice.policy == ALL
+        self._sticky = choice.policy in STICKY
         self._asks_several = choice.policy in (ALL, FIRST)
-        self._binds = choice.policy == HASH
+        self._binding = Binding.PICKED if choice.policy == HASH else Binding.ANY
         self._version = -1
         self._picked: dict[str, str] = {}
         self._turns: dict[str, int] = {}
-        self._dice = Random(spread_seed(router.sender_name))
+        self._dice = Random(spread_seed(self.rows.sender_name))
+        self.key: Callable[[str], Key] = router.key
 
     @property
     def interface(self) -> Interface:
         """The interface of the type, as its router knows it now."""
         return self.router.interface
 
-    def towards(self, choice: Choice) -> InstanceSender:
+    @property
+    def address(self) -> tuple[Any, ...]:
+        """What two senders have in common that send alike."""
+        return self.router, self.choice
+
+    def by(self, choice: Choice) -> InstanceSender:
         """Return the sender to the same type by another router."""
-        senders = self.router.senders
+        senders = self.rows.senders
         sender: InstanceSender | None = senders.get(choice)
         if sender is None:
             sender = InstanceSender(self.router, choice)
@@ -86,9 +98,13 @@ class InstanceSender:
                 senders[choice] = sender
         return sender
 
-    def key(self, method: str, /) -> Key:
-        """Return the key of a method; always the same object."""
-        return self.router.key(method)
+    def route_for(self, entity_id: str) -> ShardRoute:
+        """Return the route that a reference may use without this sender: by a router that picks for
+        each message, or in a process with tracing, it is none."""
+        if self._to_all or not self._sticky or self.router.tracer is not None:
+            self.rows.of(entity_id)  # this asks for homes; an invalid id is the caller's error
+            return NO_ROUTE
+        return Picked(self, entity_id)
 
     # ---- one instance
 
@@ -98,11 +114,11 @@ class InstanceSender:
         Raises:
             ConfigError: the id is not valid, or has the mark of an instance.
         """
-        if not self.sticky:
+        if not self._sticky:
             return wire_id(entity_id, self._instance(entity_id))
-        if self._version != self.router.version or len(self._picked) >= ROUTES_MAX:
+        if self._version != self.rows.version or len(self._picked) >= ROUTES_MAX:
             self._picked.clear()
-            self._version = self.router.version
+            self._version = self.rows.version
         found = self._picked.get(entity_id)
         if found is None:
             found = wire_id(entity_id, self._instance(entity_id))
@@ -110,69 +126,62 @@ class InstanceSender:
         return found
 
     def _instance(self, entity_id: str) -> int:
-        router = self.router
-        rows, count = router.rows_of(entity_id), router.count
+        known = self.rows
+        rows, count = known.of(entity_id), known.count
         match self.choice.policy:
             case instance_policies.ROUND_ROBIN:
                 if len(self._turns) >= ROUTES_MAX:
                     self._turns.clear()
                 turn = self._turns.get(entity_id, -1)
                 if turn < 0:  # not all senders begin with the same instance
-                    turn = spread(f"{router.sender_name} {entity_id}", count)
+                    turn = spread(f"{known.sender_name} {entity_id}", count)
                 self._turns[entity_id] = turn + 1
                 return next_in_turn(rows.ready, turn, count)
             case instance_policies.RANDOM:
                 return any_of(rows.ready, self._dice, count)
             case instance_policies.LEAST_BUSY:
-                cost = partial(router.cost_of, entity_id, rows)
+                cost = partial(known.cost_of, entity_id, rows)
                 return least_busy(rows.ready, self._dice, count, cost)
             case instance_policies.HASH:
-                return spread(self.choice.key or router.sender_name, count)
+                return spread(self.choice.key or known.sender_name, count)
             case _:
                 return self._nearest(entity_id, rows)[0]
 
     def _nearest(self, entity_id: str, rows: ShardRows) -> tuple[int, int]:
-        text = f"{self.router.sender_name} {entity_id}"
-        return nearest(rows.ready, rows.distances, text, self.router.count)
-
-    def route_of(self, entity_id: str) -> ShardRoute:
-        """Return the route of the instance that the next message goes to."""
-        return self.router.route_of(self.pick(entity_id))
+        text = f"{self.rows.sender_name} {entity_id}"
+        return nearest(rows.ready, rows.distances, text, self.rows.count)
 
     # ---- telling
 
     def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
         """Send without an answer. Returns an awaitable that is done when there is room for more.
         Raises as `Router.tell`."""
-        if self.to_all:
+        if self._to_all:
             return self._tell_each(key, entity_id, payload)
-        self.router.binds = self._binds
-        return self.router.tell(key, self.pick(entity_id), payload)
+        return self._post.tell(key, self.pick(entity_id), payload, self._binding)
 
     def send(self, entity_id: str, message: object) -> Any:
         """Tell a message to `receive`. Raises as `Router.send`."""
-        if self.to_all:
+        if self._to_all:
             form = form_of(message)
             return self._tell_each(self.key(form.method), entity_id, form.encode(message))
-        self.router.binds = self._binds
-        return self.router.send(self.pick(entity_id), message)
+        return self._post.send(self.pick(entity_id), message, self._binding)
 
     def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
         """Send at once, or raise BufferFull if `tell` would wait at some instance."""
-        if not self.to_all:
-            self.router.binds = self._binds
-            self.router.tell_nowait(key, self.pick(entity_id), payload)
+        if not self._to_all:
+            self._post.tell_nowait(key, self.pick(entity_id), payload, self._binding)
             return
-        for k, route in enumerate(self.router.rows_of(entity_id).routes, 1):
+        for k, route in enumerate(self.rows.of(entity_id).routes, 1):
             check_room(route.out, key[0], wire_id(entity_id, k))
         self._tell_each(key, entity_id, payload)
 
     def _tell_each(self, key: Key, entity_id: str, payload: bytes) -> Any:
         """Tell every instance, once their number is known."""
-        router, rows = self.router, self.router.rows_of(entity_id)
-        if router.counted:
+        router, rows = self.router, self.rows.of(entity_id)
+        if self.rows.counted:
             return self._tell_all(key, entity_id, payload)
-        message = PartOfAll(key, rows.shard, entity_id, payload)
+        message = PendingMessage(key, rows.shard, entity_id, payload)
         router.hold_uncounted(message, partial(self._tell_all, key, entity_id, payload))
         return router.done
 
@@ -181,13 +190,9 @@ class InstanceSender:
         of a later one is not definite: the message was sent to the first."""
         router = self.router
         waits: list[Any] = []
-        for k, route in enumerate(list(router.rows_of(entity_id).routes), 1):
-            wire = wire_id(entity_id, k)
+        for k in range(1, len(self.rows.of(entity_id).routes) + 1):
             try:
-                if route.out is not None:
-                    room = router.tell(key, wire, payload)
-                else:
-                    room = router.deliver(PartOfAll(key, route.shard, wire, payload))
+                room = self._post.tell(key, wire_id(entity_id, k), payload, Binding.PART)
             except RequestError as error:
                 error.definite = error.definite and k == 1
                 raise
@@ -205,8 +210,8 @@ class InstanceSender:
             answer: asyncio.Future[Any] = self.done.get_loop().create_future()
             self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
             return answer
-        wire, self.router.binds = self.pick(entity_id), self._binds
-        future = self.router.ask(key, wire, payload, timeout_ms, decode)
+        wire = self.pick(entity_id)
+        future = self._post.ask(key, wire, payload, timeout_ms, decode, self._binding)
         if self.choice.policy == LEAST_BUSY:
             self._note_open(wire, future)
         return future
@@ -228,14 +233,14 @@ class InstanceSender:
         elif self._asks_several:
             self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
         else:
-            wire, self.router.binds = self.pick(entity_id), self._binds
-            self.router.ask_for(answer, key, wire, payload, timeout_ms, decode)
+            wire = self.pick(entity_id)
+            self._post.ask_for(answer, key, wire, payload, timeout_ms, decode, self._binding)
             if least_busy:
                 self._note_open(wire, answer)
 
     def _note_open(self, wire: str, future: asyncio.Future[Any]) -> None:
         home = self.router.region.home_of(self.router.route_of(wire).shard)
-        self.router.note_open(wire, home.node if home is not None else None, future)
+        self.rows.note_open(wire, home.node if home is not None else None, future)
 
     def _ask_several(
         self,
@@ -246,32 +251,38 @@ class InstanceSender:
         timeout_ms: int,
         decode: Decode,
     ) -> None:
-        if self.choice.policy == FIRST:
-            first, second = self._nearest(entity_id, self.router.rows_of(entity_id))
+        loop = self.done.get_loop()
+        ends = loop.time() + timeout_ms / 1000
 
-            self.router.binds = False
+        def left_ms() -> int:
+            return max(1, round((ends - loop.time()) * 1000))
+
+        # This asks for homes; an invalid id is the caller's error.
+        rows = self.rows.of(entity_id)
+        if self.choice.policy == FIRST:
 
             def ask(instance: int) -> asyncio.Future[Any]:
-                return self.router.ask(
-                    key, wire_id(entity_id, instance), payload, timeout_ms, decode
-                )
+                return self._post.ask(key, wire_id(entity_id, instance), payload, left_ms(), decode)
 
-            FirstAnswer(self.router, answer, ask, first, second, self.choice.after)
+            first, second = self._nearest(entity_id, rows)
+            FirstAnswer(self.rows, answer, ask, first, second, self.choice.after, ends)
             return
-        # This asks for homes; an invalid id is the caller's error.
-        rows = self.router.rows_of(entity_id)
-        ask_all = partial(self._ask_all, answer, key, entity_id, payload, timeout_ms, decode)
-        if self.router.counted:
-            ask_all()
+        if self.rows.counted:
+            self._ask_all(answer, key, entity_id, payload, timeout_ms, decode)
             return
-        message = PartOfAll(key, rows.shard, entity_id, payload, 0, answer, decode)
+
+        def ask_all() -> None:
+            timer.cancel()  # from now on each instance has the rest of the time
+            self._ask_all(answer, key, entity_id, payload, left_ms(), decode)
+
+        message = PendingMessage(key, rows.shard, entity_id, payload, 0, answer, decode)
         try:
             self.router.hold_uncounted(message, ask_all)
         except (RequestError, LocalProtocolError) as error:
             set_error(answer, error)
             return
         text = f"the number of instances of {self.interface.name!r} is not known in time"
-        timer = self.done.get_loop().call_later(timeout_ms / 1000, _fail, answer, AskTimeout(text))
+        timer = loop.call_later(timeout_ms / 1000, _fail, answer, AskTimeout(text))
         answer.add_done_callback(lambda _: timer.cancel())
 
     def _ask_all(
@@ -287,27 +298,26 @@ class InstanceSender:
         if answer.done():
             return
         router, loop = self.router, self.done.get_loop()
-        rows = router.rows_of(entity_id)
+        rows = self.rows.of(entity_id)
         answers = AllAnswers(loop, answer)
         for k, route in enumerate(list(rows.routes), 1):
+            patience = None
+            if route.out is None:
+                absence, node = router.region.absence_of(route.shard)
+                patience = HOMES_WITHIN_S
+                if absence is Absence.NEVER:
+                    patience += rows.watched_at - loop.time()
+                if absence is Absence.DEAD or patience <= 0:
+                    where = f"{node} died" if node is not None else f"instance {k} has no home yet"
+                    answers.add(str(node) if node is not None else f"~{k}", NodeLost(where))
+                    continue
             wire = wire_id(entity_id, k)
-            if route.out is not None:
-                future = router.ask(key, wire, payload, timeout_ms, decode)
+            future = self._post.ask(key, wire, payload, timeout_ms, decode, Binding.PART)
+            if patience is None:
                 answers.expect(self._name(route, k), future)
-                continue
-            absence, node = router.region.absence_of(route.shard)
-            patience = HOMES_WITHIN_S
-            if absence is Absence.NEVER:
-                patience += rows.watched_at - loop.time()
-            if absence is Absence.DEAD or patience <= 0:
-                where = f"{node} died" if node is not None else f"instance {k} has no home yet"
-                answers.add(str(node) if node is not None else f"~{k}", NodeLost(where))
-                continue
-            future = loop.create_future()
-            deadline = router.deadline(timeout_ms)
-            router.deliver(PartOfAll(key, route.shard, wire, payload, 0, future, decode, deadline))
-            answers.expect(partial(self._name, route, k), future)
-            loop.call_later(patience, self._give_up, answers, route, k, future)
+            else:
+                answers.expect(partial(self._name, route, k), future)
+                loop.call_later(patience, self._give_up, route, k, future)
         answers.begin()
 
     def _name(self, route: ShardRoute, instance: int) -> str:
@@ -318,16 +328,38 @@ class InstanceSender:
         _, node = self.router.region.absence_of(route.shard)
         return str(node) if node is not None else f"~{instance}"
 
-    def _give_up(
-        self, answers: AllAnswers, route: ShardRoute, instance: int, future: asyncio.Future[Any]
-    ) -> None:
+    @staticmethod
+    def _give_up(route: ShardRoute, instance: int, future: asyncio.Future[Any]) -> None:
         """End the wait for an instance that has no home in time."""
         if route.out is None and not future.done():
             set_error(future, NodeLost(f"instance {instance} has no home yet"))
 
 
-def sender_of(router: InstanceRouter) -> InstanceSender:
-    """Return the sender to a type by the router that it declares."""
+class Picked(ShardRoute):
+    """The instance that a reference by `nearest`, `first` or `hash` sends to: its wire id and its
+    route, as of a version of the rows."""
+
+    __slots__ = ("_entity_id", "_sender", "route", "rows", "version", "wire")
+
+    def __init__(self, sender: InstanceSender, entity_id: str) -> None:
+        super().__init__("")
+        self._sender, self._entity_id, self.rows = sender, entity_id, sender.rows
+        self.wire = ""
+        self.version = -1
+        self.route: ShardRoute
+        self.renew()
+
+    def renew(self) -> None:
+        """Pick again."""
+        self.wire = self._sender.pick(self._entity_id)
+        self.route = self._sender.router.route_of(self.wire)
+        self.version = self.rows.version
+
+
+def sender_of(router: Router) -> LoopSender:
+    """Return the sender to a type: with instances, by the router that it declares."""
+    if router.rows is None:
+        return plain_sender(router)
     return InstanceSender(router, Choice(router.interface.router))
 
 

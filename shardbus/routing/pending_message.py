@@ -14,6 +14,7 @@ Source: S0.11, S0.14, S2.22 to S2.24, S2.65.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from shardbus.errors import (
@@ -43,12 +44,24 @@ OVERHEAD_BYTES = 128
 """What a pending message counts in the buffer besides its payload."""
 
 
+class Binding(Enum):
+    """Which instances of its entity may get a message, of a type with instances."""
+
+    ANY = "any"
+    """One: the picked instance, or another one if that has no home."""
+    PICKED = "picked"
+    """One: the picked instance, or another one if that is no more."""
+    PART = "part"
+    """The picked instance alone: it is a part of `all`, and the others get theirs."""
+
+
 class PendingMessage:
     """A message that waits for its shard's home, or (key None) a flush that follows such
     messages. `via` is the session by which a tell came, as a number below zero."""
 
     __slots__ = (
-        "any_instance",
+        "binding",
+        "called",
         "chain",
         "deadline",
         "decode",
@@ -78,6 +91,7 @@ class PendingMessage:
         deadline: int = 0,
         chain: Chain = (),
         via: int = 0,
+        binding: Binding = Binding.ANY,
     ) -> None:
         self.key, self.shard, self.entity_id, self.payload, self.hops = (
             key,
@@ -88,12 +102,18 @@ class PendingMessage:
         )
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
         self.size, self.via = len(payload) + OVERHEAD_BYTES, via
-        self.any_instance = not hops and key is not None
+        self.binding, self.called = binding, False
+        """`called`: it is on its way into the region, and its sender is called back."""
         self.error: Refusal | None = None
         self.since = 0.0
         """When it began to wait, in seconds of the loop."""
         self.trace = self.why = ""
         """Its trace context, and why it waits; empty if it is not traced."""
+
+    @property
+    def any_instance(self) -> bool:
+        """True if another instance may handle it as well."""
+        return self.binding is Binding.ANY and not self.hops and self.key is not None
 
     @property
     def expired(self) -> bool:

@@ -14,13 +14,14 @@ Source: docs/how-to/send.md; B.48, B.140.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex
+from typing import Any, NoReturn, Self, SupportsIndex
 
-from shardbus.errors import ConfigError, ShardBusError
-from shardbus.routing.pending_message import PendingMessage
-from shardbus.routing.router import Router, Sender, ShardRoute, check_room
-from shardbus.routing.traced_sending import TracedSending
-from shardbus.transport.asks import Key, set_error
+from shardbus.errors import ConfigError
+from shardbus.routing.instance_policies import choice_of
+from shardbus.routing.instance_sender import Picked
+from shardbus.routing.router import Messages, Sender
+from shardbus.routing.traced_sending import TracedSender
+from shardbus.transport.asks import Key
 from shardbus.wire.missing_handlers import no_attribute
 from shardbus.wire.schema import (
     Decode,
@@ -31,9 +32,6 @@ from shardbus.wire.schema import (
     encode_value,
     form_of,
 )
-
-if TYPE_CHECKING:
-    import asyncio
 
 START = "$start"
 """The method of StartEntity; no handler has this name. It only makes the entity run."""
@@ -82,7 +80,8 @@ class Addressed:
 
 
 class Call(Addressed):
-    """One handler of one entity: call it to ask, or use `tell`."""
+    """One handler of one entity: call it to ask, or use `tell`. `route` leads there without the
+    sender, if it has a session."""
 
     __slots__ = (
         "_count",
@@ -91,20 +90,20 @@ class Call(Addressed):
         "_method",
         "_packed",
         "_route",
-        "_router",
+        "_sender",
         "_timeout_ms",
     )
 
     def __init__(
-        self, router: Router, entity_id: str, route: ShardRoute, method: Method, timeout_ms: int
+        self, sender: Sender, entity_id: str, route: Any, method: Method, timeout_ms: int
     ) -> None:
-        self._router, self._id, self._route, self._method = router, entity_id, route, method
+        self._sender, self._id, self._route, self._method = sender, entity_id, route, method
         self._timeout_ms = timeout_ms
-        self._key = router.key(method.name)
+        self._key = sender.key(method.name)
         self._count, self._packed = method.count, method.pack
 
     def _address(self) -> tuple[Any, ...]:
-        return self._router, self._id, self._method.name
+        return *self._sender.address, self._id, self._method.name
 
     def __repr__(self) -> str:
         return f"<ref {self._key[0]} {self._id!r} {self._method.name}>"
@@ -119,13 +118,14 @@ class Call(Addressed):
                 pass
         return self._method.encode(args, kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Ask. Returns a future of the handler's answer.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask. Returns a future of the handler's answer; by `all`, of a dict of node to reply or
+        error. A reference of a thread blocks, and returns the answer.
 
         Raises:
             TypeError: the arguments do not fit the handler. SchemaError: one cannot be serialized.
         """
-        return self._router.ask(
+        return self._sender.ask(
             self._key,
             self._id,
             self._pack(args, kwargs),
@@ -134,7 +134,8 @@ class Call(Addressed):
         )
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
-        """Send without an answer. Returns an awaitable that waits while the send buffer is full.
+        """Send without an answer. Returns an awaitable that waits while the send buffer is full; a
+        reference of a thread blocks.
 
         Raises:
             BufferFull: the buffer for shards without a home is full, or the send buffer is.
@@ -149,50 +150,21 @@ class Call(Addressed):
                 payload = self._method.encode(args, kwargs)
         out = self._route.out
         if out is None:
-            return self._router.deliver(
-                PendingMessage(self._key, self._route.shard, self._id, payload)
-            )
+            return self._sender.tell(self._key, self._id, payload)
         out.tell(self._key, self._id, payload)
-        return self._router.done if out.writable else out.until_room
+        return self._sender.done if out.writable else out.until_room
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
-        check_room(self._route.out, self._key[0], self._id)
-        self.tell(*args, **kwargs)
+        self._sender.tell_nowait(self._key, self._id, self._pack(args, kwargs))
 
 
-class TracedCall(Call):
-    """A handler in a process with tracing. Each call reads the current context; `routing.tracing`
-    says why that is written out here."""
+class PickedCall(Call):
+    """A handler of an entity with instances, by a router that stays with the instance that it has
+    picked. It asks for another one when the version of the rows has changed: one comparison per
+    message."""
 
-    __slots__ = ("_tracing",)
-
-    _router: TracedSending
-
-    def __init__(
-        self, router: Router, entity_id: str, route: ShardRoute, method: Method, timeout_ms: int
-    ) -> None:
-        super().__init__(router, entity_id, route, method, timeout_ms)
-        self._tracing = router.tracing
-
-    def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        router, payload, tracing = self._router, self._pack(args, kwargs), self._tracing
-        current = tracing.current
-        left = tracing.left = tracing.left - 1
-        if left <= 0 or current() is not tracing.plain:
-            context = tracing.parent()
-            if context is not None:
-                return router.ask_traced(
-                    self._key,
-                    self._id,
-                    payload,
-                    self._timeout_ms,
-                    self._method.decode_result,
-                    context,
-                )
-        return router.ask_untraced(
-            self._key, self._id, payload, self._timeout_ms, self._method.decode_result
-        )
+    __slots__ = ()
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
@@ -203,54 +175,91 @@ class TracedCall(Call):
                 payload = packed(args)
             except UNPACKABLE:
                 payload = self._method.encode(args, kwargs)
-        router, out, tracing = self._router, self._route.out, self._tracing
-        current = tracing.current
-        left = tracing.left = tracing.left - 1
-        if left <= 0 or current() is not tracing.plain:
-            context = tracing.parent()
-            if context is not None:
-                return router.tell_traced(self._key, self._id, payload, context)
+        picked = self._route
+        if picked.version != picked.rows.version:
+            picked.renew()
+        out = picked.route.out
         if out is None:
-            return router.deliver(PendingMessage(self._key, self._route.shard, self._id, payload))
-        out.tell(self._key, self._id, payload)
-        return router.done if out.writable else out.until_room
+            return self._sender.tell(self._key, self._id, payload)
+        out.tell(self._key, picked.wire, payload)
+        return self._sender.done if out.writable else out.until_room
+
+
+class TracedCall(Call):
+    """A handler in a process with tracing. A message that is not traced goes past its sender;
+    `routing.tracing` says why that is written out here."""
+
+    __slots__ = ()
+    _sender: TracedSender
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        sender, payload, decode = self._sender, self._pack(args, kwargs), self._method.decode_result
+        tracer = sender.tracer
+        current = tracer.current
+        left = tracer.left = tracer.left - 1
+        if left > 0 and current() is tracer.plain:
+            return sender.ask_untraced(self._key, self._id, payload, self._timeout_ms, decode)
+        tracer.left = left + 1  # the sender counts it
+        return sender.ask(self._key, self._id, payload, self._timeout_ms, decode)
+
+    def tell(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
+            payload = self._method.encode(args, kwargs)
+        else:
+            try:
+                packed = self._packed
+                payload = packed(args)
+            except UNPACKABLE:
+                payload = self._method.encode(args, kwargs)
+        sender, out = self._sender, self._route.out
+        tracer = sender.tracer
+        current = tracer.current
+        left = tracer.left = tracer.left - 1
+        if out is not None and left > 0 and current() is tracer.plain:
+            out.tell(self._key, self._id, payload)
+            return sender.done if out.writable else out.until_room
+        tracer.left = left + 1  # the sender counts it
+        return sender.tell(self._key, self._id, payload)
 
 
 class Ref(Addressed):
-    """A reference to one entity. Its attributes are the entity's handlers."""
+    """A reference to one entity. Its attributes are the entity's handlers. What a verb returns is
+    for its sender to say: an awaitable, or in a thread the outcome."""
 
     def __init__(
         self,
-        router: Router,
+        sender: Sender,
         entity_id: str,
         timeout_ms: int,
         interface: Interface | None = None,
     ) -> None:
-        self._router, self.entity_id, self._timeout_ms = router, entity_id, timeout_ms
-        self._interface = interface or router.interface
+        self._sender, self.entity_id, self._timeout_ms = sender, entity_id, timeout_ms
+        self._interface = interface or sender.interface
         """That of the class by which it was made; other modules may have other classes."""
-        self._route = router.route_of(entity_id)
+        self._route = sender.route_for(entity_id)
 
     @property
     def entity_type(self) -> str:
         """Return the type's name."""
-        return self._router.interface.name
+        return self._sender.interface.name
 
     def _address(self) -> tuple[Any, ...]:
-        return self._router, self.entity_id
+        return *self._sender.address, self.entity_id
 
     def __dir__(self) -> list[str]:
         return [*self._interface.methods, "to"]
 
     def __getattr__(self, name: str) -> Call:
-        if name == "_interface":  # of a reference that was not made by its class
+        if name.startswith("_"):  # no handler; also of a reference that was not made by its class
             raise AttributeError(name)
         method = self._interface.methods.get(name)
         if method is None:
             raise no_attribute(self._interface, name)
-        router = self._router
-        kind = Call if router.tracing is None else TracedCall
-        call = kind(router, self.entity_id, self._route, method, self._timeout_ms)
+        sender, route = self._sender, self._route
+        kind: type[Call] = PickedCall if isinstance(route, Picked) else Call
+        if isinstance(sender, TracedSender):
+            kind = TracedCall
+        call = kind(sender, self.entity_id, route, method, self._timeout_ms)
         setattr(self, name, call)  # an access to __dict__ would create a dict for each reference
         return call
 
@@ -259,7 +268,7 @@ class Ref(Addressed):
 
     def within(self, timeout: float) -> Ref:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
-        return Ref(self._router, self.entity_id, milliseconds(timeout), self._interface)
+        return Ref(self._sender, self.entity_id, milliseconds(timeout), self._interface)
 
     def to(self, policy: str, *, key: object = None, after: object = None) -> Ref:
         """Return a reference to the same entity by another router, of a type with instances.
@@ -267,27 +276,21 @@ class Ref(Addressed):
         Raises:
             ConfigError: the type has none, or there is no such router.
         """
-        raise without_instances(self.entity_type)
+        sender = self._sender.by(choice_of(policy, key, after))
+        return Ref(sender, self.entity_id, self._timeout_ms, self._interface)
 
-    def start_entity(self) -> asyncio.Future[Any]:
-        """Start the entity without a message. Returns a future that is done when it runs."""
-        return start_entity(self._router, self.entity_id, self._timeout_ms)
+    def start_entity(self) -> Any:
+        """Start the entity without a message, or by `all` each of its instances. Returns a future
+        that is done when it runs."""
+        return start_entity(self._sender, self.entity_id, self._timeout_ms)
 
     def tell(self, message: object) -> Any:
         """Send a message to `receive`."""
-        return self._router.send(self.entity_id, message)
+        return self._sender.send(self.entity_id, message)
 
-    def ask(self, message: object) -> asyncio.Future[Any]:
+    def ask(self, message: object) -> Any:
         """Ask `receive`."""
-        return ask(self._router, self.entity_id, message, (), self._timeout_ms)
-
-
-def without_instances(entity_type: str) -> ConfigError:
-    """Return the error for a router of a type without instances."""
-    return ConfigError(
-        f"entity type {entity_type!r} has no instances, so no router",
-        hint="declare instances=3 in @bus.entity",
-    )
+        return ask(self._sender, self.entity_id, message, (), self._timeout_ms)
 
 
 def milliseconds(timeout: float) -> int:
@@ -305,8 +308,8 @@ def milliseconds(timeout: float) -> int:
 
 
 def ask(
-    router: Sender, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
-) -> asyncio.Future[Any]:
+    router: Messages, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
+) -> Any:
     """Ask `receive` with `message`. With `args`, and if the type is known to have no `receive`, ask
     the handler that `message` names."""
     if args or message.__class__ is str:
@@ -317,46 +320,29 @@ def ask(
     return router.ask(key, entity_id, payload, timeout_ms, decode_value)
 
 
-def attempt(
-    router: Sender, entity_id: str, message: object, timeout_ms: int
-) -> asyncio.Future[Any]:
-    """Ask `receive`. An error of sending is set on the future, too, instead of raised."""
-    try:
-        return ask(router, entity_id, message, (), timeout_ms)
-    except ShardBusError as error:
-        return failed(router.done.get_loop(), error)
-
-
-def failed(loop: asyncio.AbstractEventLoop, error: ShardBusError) -> asyncio.Future[Any]:
-    """Return the future of an ask that could not be sent."""
-    future: asyncio.Future[Any] = loop.create_future()
-    set_error(future, error)
-    return future
-
-
 def call(
-    router: Sender, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
-) -> asyncio.Future[Any]:
+    router: Messages, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
+) -> Any:
     """Ask a handler by its name."""
     key, payload, decode = named(router, handler, args)
     return router.ask(key, entity_id, payload, timeout_ms, decode)
 
 
-def named(router: Sender, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+def named(router: Messages, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
     """Return key, payload and decoder of the answer for a handler that is named by a string."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
     return router.key(handler), arguments(router, handler, args), decode
 
 
-def arguments(router: Sender, handler: str, args: tuple[Any, ...]) -> bytes:
+def arguments(router: Messages, handler: str, args: tuple[Any, ...]) -> bytes:
     """Encode the arguments of a handler that is named by a string: by its annotations, if the
     sender knows them."""
     known = router.interface.methods.get(handler)
     return encode_arguments(args) if known is None else known.encode_positional(args)
 
 
-def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+def question(router: Messages, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
     """Return key, payload and decoder of the answer for an ask, as `ask` describes it."""
     interface = router.interface
     if isinstance(message, str):
@@ -368,19 +354,27 @@ def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Ke
     return router.key(form.method), form.encode(message), decode_value
 
 
-def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
+def tell(router: Messages, entity_id: str, message: object, args: tuple[Any, ...]) -> Any:
+    """Tell a message to `receive`, or with `args` to the handler that it names."""
+    key, payload = pack(router, message, args)
+    return router.tell(key, entity_id, payload)
+
+
+def cast(router: Messages, entity_id: str, handler: str, args: tuple[Any, ...]) -> Any:
+    """Tell a handler by its name."""
+    return router.tell(router.key(handler), entity_id, arguments(router, handler, args))
+
+
+def start_entity(router: Messages, entity_id: str, timeout_ms: int) -> Any:
     """Start an entity. The future is done when it runs and, if its type remembers entities, when
     the store remembers it."""
     return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
-def pack(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
+def pack(router: Messages, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """Return key and payload of a message for `receive`, or with `args` for a named handler."""
-    if args and message.__class__ is str:
-        handler: Any = message
-        known = router.interface.methods.get(handler)
-        encode = encode_arguments if known is None else known.encode_positional
-        return router.key(handler), encode(args)
+    if isinstance(message, str) and args:
+        return router.key(message), arguments(router, message, args)
     method, payload = method_and_payload(message, args)
     return router.key(method), payload
 

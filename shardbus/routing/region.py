@@ -90,9 +90,12 @@ class Region:
         owner = self._owner()
         timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         if isinstance(message, StartEntity):
-            return start_entity(owner.sender, self._checked(message.entity_id), timeout_ms)
-        entity_id, received = self._addressed(owner, message)
-        return ask(owner.sender, entity_id, received, (), timeout_ms)
+            entity_id = self._checked(message.entity_id)
+            answer: asyncio.Future[Any] = start_entity(owner.sender, entity_id, timeout_ms)
+        else:
+            entity_id, received = self._addressed(owner, message)
+            answer = ask(owner.sender, entity_id, received, (), timeout_ms)
+        return answer
 
     def _addressed(self, owner: Owner, message: object) -> tuple[str, object]:
         """Return the entity id, and the message that the entity receives."""

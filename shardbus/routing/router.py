@@ -9,6 +9,11 @@ and asks any node for what the region of a node asks the coordinator.
     route.out is a session    the home is known: append to its batch
     route.out is None         the region decides: `Deliver`
 
+Its parts: `rows`, the instances of each shard, of a type with instances; `caller`, the handler that
+asks, in a process that hosts entities; `tracer`, in a process with tracing. `InstanceSender` and
+`TracedSender` send by a router. What one message needs (the binding to an instance, the chain, the
+deadline, the trace) is an argument of its send, and then a field of the `PendingMessage`.
+
 The routes of entity ids are cached, up to ROUTES_MAX ids, because to hash an id costs more than to
 find it.
 
@@ -19,16 +24,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
-from shardbus.errors import BufferFull
+from shardbus.errors import NodeLost, RequestError
 from shardbus.histograms import Histogram
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
-from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
+from shardbus.routing.instance_policies import Choice, without_instances
+from shardbus.routing.instance_routes import InstanceRoutes
+from shardbus.routing.pending_message import (
+    Binding,
+    BufferedAsks,
+    PendingMessage,
+    Refusal,
+    rejection,
+)
+from shardbus.routing.shard_route import ROUTES_MAX, ShardRoute, check_room
+from shardbus.routing.tracer import Tracer
 from shardbus.sharding import events
+from shardbus.sharding.instances import INSTANCES_MAX, split_row
 from shardbus.sharding.messages import CarriedEntity, MoveAck
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.sharding.region.route import REJECT_EXPIRED, Absence, BufferedMessage
+from shardbus.sharding.region.route import (
+    REJECT_BUFFER_FULL,
+    REJECT_EXPIRED,
+    REJECT_NO_INSTANCE,
+    Absence,
+    BufferedMessage,
+)
 from shardbus.tasks.answers import answers_of
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
@@ -45,7 +69,6 @@ WHY = {
     Absence.MOVING: "move",
 }
 """Why a message waits, as its trace says."""
-ROUTES_MAX = 200_000
 ABANDONED = "abandoned"
 """The reason for which an ask is dropped whose sender has given it up before it had a home."""
 FLUSH_TIMEOUT_MS = 60_000
@@ -65,40 +88,51 @@ class KeyTable(dict[str, Key]):
         return key
 
 
-class ShardRoute:
-    """The route to one shard: `out` is the session to its home, None if that is unknown."""
-
-    __slots__ = ("out", "shard")
-
-    def __init__(self, shard: str) -> None:
-        self.shard = shard
-        self.out: Session | None = None
-
-
-def check_room(out: Session | None, entity_type: str, entity_id: str) -> None:
-    """Raise BufferFull if a tell to this entity along this session would wait."""
-    if out is None or out.has_room_for((entity_type, entity_id)):
-        return
-    if out.writable:
-        raise BufferFull(f"{entity_type} {entity_id!r} has no room at {out.name}")
-    raise BufferFull(f"the send buffer to {out.name} is full")
-
-
-class Sender(Protocol):
-    """What sends to the entities of one type: a `Router`, or an `InstanceSender`."""
+class Messages(Protocol):
+    """What takes the messages of one type: a sender, or what keeps them until there is one."""
 
     @property
     def interface(self) -> Interface: ...
-
-    done: asyncio.Future[Any]
-
     def key(self, method: str, /) -> Key: ...
-    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any: ...
-    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None: ...
-    def send(self, entity_id: str, message: object) -> Any: ...
+    def tell(self, key: Key, entity_id: str, payload: bytes, /) -> Any: ...
     def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
-    ) -> asyncio.Future[Any]: ...
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode, /
+    ) -> Any:
+        """Send an ask. Returns a future of its answer; the sender of a thread, the answer."""
+
+
+class Sender(Messages, Protocol):
+    """What sends to the entities of one type: a `Router`, or what picks, traces or waits and then
+    uses one."""
+
+    @property
+    def address(self) -> tuple[Any, ...]:
+        """What two senders of one process have in common that send alike."""
+        ...
+
+    @property
+    def done(self) -> Any:
+        """What a tell returns while there is room."""
+        ...
+
+    def by(self, choice: Choice, /) -> Sender:
+        """Return a sender to the same type by this choice of instances. Raises ConfigError: it has
+        no instances."""
+        ...
+
+    def route_for(self, entity_id: str, /) -> ShardRoute:
+        """Return the route that a reference may use without its sender, else `NO_ROUTE`. Raises
+        ConfigError: the id is not valid."""
+        ...
+
+    def tell_nowait(self, key: Key, entity_id: str, payload: bytes, /) -> None: ...
+    def send(self, entity_id: str, message: object, /) -> Any: ...
+
+
+class LoopSender(Sender, Protocol):
+    """A sender for the loop's thread: it never waits."""
+
+    def by(self, choice: Choice, /) -> LoopSender: ...
     def ask_for(
         self,
         answer: Any,
@@ -107,7 +141,22 @@ class Sender(Protocol):
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
+        /,
     ) -> None: ...
+
+
+class Run(Protocol):
+    """The run of a handler that asks. Its asks carry `chain`."""
+
+    chain: Chain
+
+    def asked(self, target: tuple[str, str], answer: asyncio.Future[Any]) -> None: ...
+
+
+class Caller(Protocol):
+    """What runs in the current task, in a process that hosts entities."""
+
+    def call_chain_now(self) -> Run | None: ...
 
 
 class RouterOwner(Protocol):
@@ -115,6 +164,9 @@ class RouterOwner(Protocol):
 
     def out_for(self, node: NodeId) -> Session: ...
     def is_here(self, node: NodeId) -> bool: ...
+    def ask_failed(self, entity_type: str, waited_s: float, /) -> None:
+        """Note that an ask of this process has failed that waited so long and found no home."""
+
     def perform(self, effect: events.RegionEffect) -> None:
         """Carry out an effect that does not concern routes."""
 
@@ -149,6 +201,9 @@ class Router:
         loop: asyncio.AbstractEventLoop,
         clock: CoarseClock,
         within: Router | None = None,
+        *,
+        tracer: Tracer | None = None,
+        caller: Callable[[], Caller | None] | None = None,
     ) -> None:
         guard(self)
         self.interface, self.region = interface, region
@@ -163,26 +218,20 @@ class Router:
             self.table._inner[interface.name] = self
             self.routes, self.buffered_asks = self.table.routes, self.table.buffered_asks
         self.refused: Refusal | None = None
-        self.ask_failed: Callable[[str, float], object] | None = None
-        """Called with the type, and the seconds that it waited, when an ask fails that found no
-        home."""
-        self.tracing: Any = None
-        """The tracer (`traced_sending`) of a process with tracing."""
+        self.tracer = tracer
+        """That of a process with tracing, where `TracedSender`s send by this router."""
         self.entered = 0
         """Messages of this type that the region machine was given, to let them wait or leave."""
         self.left = 0
         """Those that have left it for the home of their shard."""
         self.home_latencies = Histogram()
         """From the first message that waits for the home of a shard until messages go there."""
-        self._delivering: PendingMessage | None = None
-        """A message of this process that is on its way into the region: its sender is called
-        back."""
         self._wanted_since: dict[str, float] = {}
         """When the first message began to wait, by shard."""
         self._by_id: dict[str, ShardRoute] = {}
         self._numbered: dict[int, ShardRoute] = {}
         """The routes by the number of the default shard function, so that no text is built."""
-        self._owner, self._loop, self._clock = owner, loop, clock
+        self._owner, self._loop, self._clock, self._caller = owner, loop, clock, caller
         self._create_future = answers_of(loop)
         self.done = loop.create_future()
         """What a tell returns while there is room: one finished future for all."""
@@ -191,11 +240,21 @@ class Router:
         self.key: Callable[[str], Key] = KeyTable(interface.name).__getitem__
         """Returns the key of a method; always the same object."""
         self._forms: dict[type, tuple[Key, Pack]] = {}
-        self._shards, self._shard_of = interface.shards, interface.shard_of
+        self._shard_of = interface.shard_of
+        self.rows: InstanceRoutes | None = None
+        """The instances of each shard, of a type with instances: ids are wire ids then."""
+        if interface.instances is not None:
+            self.rows = InstanceRoutes(self, loop)
+            self._shard_of = self.rows.row_of
 
-    def trace_with(self, tracer: Any) -> None:
-        """Use this tracer; None in a process without tracing."""
-        self.tracing = tracer
+    @property
+    def address(self) -> tuple[Any, ...]:
+        """What two senders have in common that send alike."""
+        return (self,)
+
+    def by(self, choice: Choice) -> LoopSender:
+        """Raise ConfigError: the type has no instances."""
+        raise without_instances(self.interface.name)
 
     def shard_of(self, entity_id: str) -> str:
         """Return the shard of an entity.
@@ -210,17 +269,23 @@ class Router:
 
     def _numbered_route(self, entity_id: str) -> ShardRoute:
         """Return the route of an entity's shard by the default shard function."""
-        number = shard_number(entity_id, self._shards)
+        shards = self.interface.shards
+        number = shard_number(entity_id, shards)
         route = self._numbered.get(number)
         if route is None:
-            route = self._numbered[number] = self.route(shard_of(entity_id, self._shards))
+            route = self._numbered[number] = self.route(shard_of(entity_id, shards))
         return route
 
     def has_shard(self, shard: str) -> bool:
         """True if the type's shard function can return this shard."""
-        if self.table._shard_of is not None:
+        if self.rows is not None:
+            shard, instance = split_row(shard)
+            if not 0 < instance <= INSTANCES_MAX:
+                return False
+        if self.table.interface.shard_of is not None:
             return True
-        return shard.isascii() and shard.isdigit() and len(shard) < 10 and int(shard) < self._shards
+        number = shard.isascii() and shard.isdigit() and len(shard) < 10
+        return number and int(shard) < self.interface.shards
 
     def route_of(self, entity_id: str) -> ShardRoute:
         """Return the route of an entity's shard; the same object until the process ends."""
@@ -235,6 +300,8 @@ class Router:
             self._by_id[entity_id] = route
         return route
 
+    route_for = route_of
+
     def route(self, shard: str) -> ShardRoute:
         """Return the route of a shard."""
         route = self.routes.get(shard)
@@ -244,7 +311,7 @@ class Router:
 
     # ---- sending
 
-    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+    def tell(self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY) -> Any:
         """Send without an answer. Returns an awaitable that is done when there is room for more.
 
         Raises:
@@ -254,20 +321,18 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            return self.deliver(PendingMessage(key, route.shard, entity_id, payload))
+            return self.deliver(self.pending(key, route, entity_id, payload, binding))
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
-    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
+    def tell_nowait(
+        self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY
+    ) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
         check_room(self.route_of(entity_id).out, key[0], entity_id)
-        self.tell(key, entity_id, payload)
+        self.tell(key, entity_id, payload, binding)
 
-    def deadline(self, timeout_ms: int) -> int:
-        """Return the tick at which an ask made now expires."""
-        return self._clock.after(timeout_ms)
-
-    def send(self, entity_id: str, message: object) -> Any:
+    def send(self, entity_id: str, message: object, binding: Binding = Binding.ANY) -> Any:
         """Tell a message to `receive`.
 
         Raises:
@@ -281,7 +346,7 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            return self.deliver(PendingMessage(key, route.shard, entity_id, payload))
+            return self.deliver(self.pending(key, route, entity_id, payload, binding))
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
@@ -292,20 +357,38 @@ class Router:
         return known
 
     def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         future = self._create_future()
+        run: Run | None = None
+        if self._caller is not None and (caller := self._caller()) is not None:
+            run = caller.call_chain_now()
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            deadline = self._clock.after(timeout_ms)
-            self.deliver(
-                PendingMessage(key, route.shard, entity_id, payload, 0, future, decode, deadline)
-            )
-        else:
+            chain = () if run is None else run.chain
+            waits = future, decode, timeout_ms
+            self.deliver(self.pending(key, route, entity_id, payload, binding, waits, chain))
+        elif run is None:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
+            return future
+        else:
+            out.ask_in_chain(key, entity_id, payload, timeout_ms, future, decode, run.chain)
+        if run is not None:
+            run.asked((key[0], entity_id), future)
         return future
+
+    def run_of_caller(self) -> Run | None:
+        """Return the run of the handler that sends; None outside of entities."""
+        caller = None if self._caller is None else self._caller()
+        return None if caller is None else caller.call_chain_now()
 
     def ask_for(
         self,
@@ -315,41 +398,34 @@ class Router:
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> None:
         """Send an ask whose outcome goes to `answer`, which need not be a future of this loop."""
         route = self.route_of(entity_id)
         if route.out is not None:
             route.out.ask(key, entity_id, payload, timeout_ms, answer, decode)
         else:
-            deadline = self._clock.after(timeout_ms)
-            shard = route.shard
-            self.deliver(
-                PendingMessage(key, shard, entity_id, payload, 0, answer, decode, deadline)
-            )
+            waits = answer, decode, timeout_ms
+            self.deliver(self.pending(key, route, entity_id, payload, binding, waits))
 
-    def ask_in_chain(
+    def pending(
         self,
         key: Key,
+        route: ShardRoute,
         entity_id: str,
         payload: bytes,
-        timeout_ms: int,
-        decode: Decode,
-        chain: Chain,
-    ) -> asyncio.Future[Any]:
-        """Send an ask from inside an entity; `chain` names the entities that wait for it."""
-        future = self._create_future()
-        route = self._by_id.get(entity_id) or self.route_of(entity_id)
-        out = route.out
-        if out is None:
-            deadline = self._clock.after(timeout_ms)
-            self.deliver(
-                PendingMessage(
-                    key, route.shard, entity_id, payload, 0, future, decode, deadline, chain
-                )
-            )
-        else:
-            out.ask_in_chain(key, entity_id, payload, timeout_ms, future, decode, chain)
-        return future
+        binding: Binding,
+        waits: tuple[Any, Decode | None, int] = (None, None, 0),
+        chain: Chain = (),
+    ) -> PendingMessage:
+        """Return a message for `deliver`. `waits`, of an ask: the future of the answer, its decoder
+        and the timeout in ms."""
+        waiter, decode, timeout_ms = waits
+        deadline = 0 if waiter is None else self._clock.after(timeout_ms)
+        shard = route.shard
+        return PendingMessage(
+            key, shard, entity_id, payload, 0, waiter, decode, deadline, chain, 0, binding
+        )
 
     def deliver(self, pending: PendingMessage) -> Any:
         """Send a pending message by its shard's route, or buffer it; also for an arrival that
@@ -371,11 +447,11 @@ class Router:
                 raise self.refused
             return self.done
         self._waits(pending)
-        self.table._delivering = pending
+        pending.called = True
         try:
             self.handle(events.Deliver(pending.shard, pending))
         finally:
-            self.table._delivering = None
+            pending.called = False
         if pending.error is not None and pending.waiter is None:
             raise pending.error
         return self.done
@@ -432,7 +508,8 @@ class Router:
         """Note that a traced message has waited for its home."""
         about = {"shardbus.why": pending.why, "shardbus.shard": pending.shard}
         waited = self._loop.time() - pending.since
-        pending.trace = self.tracing.passed(pending.trace, "buffered", about, waited)
+        assert self.tracer is not None
+        pending.trace = self.tracer.passed(pending.trace, "buffered", about, waited)
         pending.why = ""
 
     def _pending(self, unsent: Unsent) -> PendingMessage:
@@ -445,6 +522,7 @@ class Router:
             own, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via
         )
         pending.trace = trace
+        pending.binding = Binding.PICKED  # it goes where it was going
         return pending
 
     def reconnect(self, lost: Session) -> None:
@@ -456,6 +534,10 @@ class Router:
     def refuse(self, error: Refusal, reason: str) -> None:
         """Fail what is buffered and what is sent later: the type cannot be reached from here. The
         tells that wait are dropped, and counted by this reason."""
+        for message in self._take_uncounted():
+            message.refuse(error)
+            if message.waiter is None:
+                self._drop_uncounted(message, reason)
         self._refuse_asks(error)
         own = None if self.table is self else self.interface.name
         waiting = [p for p in self._buffered() if p.key is not None and own in (None, p.key[0])]
@@ -480,8 +562,10 @@ class Router:
 
     @property
     def waiting(self) -> int:
-        """The number of messages that wait for a home, and flushes that follow such messages."""
-        return self.table.region.buffered[0]
+        """The number of messages that wait for a home, or for the number of instances, and of
+        flushes that follow such messages."""
+        uncounted = 0 if self.rows is None else len(self.rows.uncounted)
+        return self.table.region.buffered[0] + uncounted
 
     @property
     def buffered_tells(self) -> int:
@@ -493,6 +577,8 @@ class Router:
         for pending in self.table.region.kept():
             if isinstance(pending, PendingMessage) and not pending.is_marker:
                 yield pending
+        if self.rows is not None:
+            yield from self.rows.uncounted
 
     def _refuse_asks(self, error: Refusal) -> None:
         self.refused = error
@@ -503,6 +589,8 @@ class Router:
     def end(self, error: Refusal) -> None:
         """Refuse asks, and what is sent later, also what has a route: the client is closed. The
         client has counted the tells that wait."""
+        for message in self._take_uncounted():
+            message.refuse(error)
         self._refuse_asks(error)
         for route in self.routes.values():
             route.out = None
@@ -525,6 +613,8 @@ class Router:
         for effect in table.region.handle(event, self._loop.time()):
             table._perform(effect)
         table._machine_timer.arm()
+        if self.rows is not None:
+            self._settle(self.rows)
 
     def _perform(self, effect: events.RegionEffect) -> None:
         match effect:
@@ -533,6 +623,8 @@ class Router:
                 self.route(shard).out = None if node is None else self._owner.out_for(node)
                 if node is not None and (since := self._wanted_since.pop(shard, None)):
                     self.home_latencies.observe(self._loop.time() - since)
+                if self.rows is not None:
+                    self.rows.changed(shard)
             case events.Release(node=node, messages=envelopes):
                 self._release(node, envelopes)
             case events.Send(message=MoveAck(moves=moves)):
@@ -547,6 +639,9 @@ class Router:
             case events.Reject(message=pending, reason=reason):
                 assert isinstance(pending, PendingMessage)
                 self.buffered_asks.discard(pending)
+                if self.rows is not None and reason == REJECT_NO_INSTANCE:
+                    self.rows.homeless.append(pending)
+                    return
                 self._dropped(pending, reason)
                 if not pending.expired:
                     self._note_failed(pending)
@@ -576,7 +671,7 @@ class Router:
             elif pending.error is None:
                 if pending.key is not None:
                     self._router_of(pending).left += 1
-                if pending.trace and pending.why and self.tracing is not None:
+                if pending.trace and pending.why and self.tracer is not None:
                     self._trace_wait(pending)
                 pending.send(out, self._clock)
             elif pending.expired:
@@ -587,12 +682,12 @@ class Router:
     def _note_failed(self, pending: PendingMessage) -> None:
         """Note an ask of this process that fails while it waits for a home."""
         own = pending.key is not None and pending.decode is not None
-        if own and self.ask_failed is not None and pending.key is not None:
-            self.ask_failed(pending.key[0], self._loop.time() - pending.since)
+        if own and pending.key is not None:
+            self._owner.ask_failed(pending.key[0], self._loop.time() - pending.since)
 
     def _dropped(self, pending: PendingMessage, reason: str) -> None:
         if pending.key is not None:  # a flush is no message
-            answered = pending.waiter is not None or pending is self.table._delivering
+            answered = pending.waiter is not None or pending.called
             self._router_of(pending)._owner.lost(pending, reason, answered=answered)
 
     def _router_of(self, pending: PendingMessage) -> Router:
@@ -602,16 +697,73 @@ class Router:
     def _tick(self) -> None:
         for effect in self.region.tick(self._loop.time()):
             self._perform(effect)
+        if self.rows is not None:
+            self._settle(self.rows)
 
     def give_up(self, reason: str) -> int:
         """Count every message that waits here as dropped; return their number."""
-        given_up = 0
-        for pending in self.region.kept():
-            assert isinstance(pending, PendingMessage)
-            if not pending.is_marker:
-                self._dropped(pending, reason)
-                given_up += 1
-        return given_up
+        uncounted, given_up = self._take_uncounted(), list(self._buffered())
+        for message in uncounted:
+            self._drop_uncounted(message, reason)
+        for pending in given_up:
+            self._dropped(pending, reason)
+        return len(uncounted) + len(given_up)
+
+    # ---- instances
+
+    def hold_uncounted(self, message: PendingMessage, send: Callable[[], object]) -> None:
+        """Keep a message of `all` until the number of instances is known, then call `send`.
+
+        Raises:
+            BufferFull: no room. MessageTooLarge: the payload is over the limit.
+        """
+        assert self.rows is not None
+        if len(message.payload) > PAYLOAD_BYTES_MAX:
+            raise too_large(len(message.payload))
+        if self.refused is not None:
+            raise self.refused
+        if self.tracer is not None:
+            send = partial(self.tracer.under, self.tracer.current(), send)
+        message.called = True
+        if not self.rows.uncounted.add(message, send):
+            self._drop_uncounted(message, REJECT_BUFFER_FULL)
+            raise rejection(self.interface.name, REJECT_BUFFER_FULL)
+        message.called = False
+
+    def _drop_uncounted(self, message: PendingMessage, reason: str) -> None:
+        self.entered += 1
+        self._dropped(message, reason)
+
+    def _take_uncounted(self) -> list[PendingMessage]:
+        return [] if self.rows is None else [held for held, _ in self.rows.uncounted.take()]
+
+    def _settle(self, rows: InstanceRoutes) -> None:
+        """Use a new number of instances, and route what lost its instance."""
+        rows.recount()
+        if rows.counted:
+            for message, send in rows.uncounted.take():
+                if not message.abandoned:
+                    with suppress(RequestError):  # the buffer is full, which is counted already
+                        send()
+        while rows.homeless:
+            homeless, rows.homeless = rows.homeless, []
+            for pending in homeless:
+                self._route_anew(rows, pending)
+
+    def _route_anew(self, rows: InstanceRoutes, pending: PendingMessage) -> None:
+        """Send a message to another instance: that which it was for is no more, or has no home."""
+        if pending.expired:
+            self._dropped(pending, REJECT_EXPIRED)
+            return
+        if pending.key is None or pending.binding is Binding.PART:
+            self._dropped(pending, REJECT_NO_INSTANCE)
+            name = self.interface.name
+            pending.refuse(NodeLost(f"{pending.entity_id!r} of {name!r} is no instance any more"))
+            return
+        pending.entity_id, pending.shard = rows.instead_of(pending.entity_id)
+        self.left += 1
+        with suppress(RequestError):  # the buffer is full, which is counted already
+            self.deliver(pending)
 
     def close(self) -> None:
         """Stop the timer."""

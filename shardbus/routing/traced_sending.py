@@ -1,9 +1,10 @@
-"""What a router adds if its process has tracing: a span and its context for each traced message.
+"""Sends by a router in a process with tracing: a span and its context for each traced message.
 
-A process without tracing makes plain routers, so it pays nothing. In one with tracing, a message
-that is not traced costs a look at the current context; a traced one is a `PendingMessage`, even if
-its home is known, because that has room for the context. Once it is one, it counts as accepted, so
-the bound of the send buffer is checked before.
+A process without tracing has no such sender, so it pays nothing. In one with tracing, a message
+that is not traced costs a look at the current context; `routing.tracing` says why that is written
+out here. A traced one is a `PendingMessage`, even if its home is known, because that has room for
+the context. Once it is one, it counts as accepted, so the bound of the send buffer is checked
+before.
 
 Source: docs/how-to/trace.md; B.151.
 """
@@ -12,146 +13,114 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from random import Random
-from typing import Any, Protocol
+from typing import Any
 
-from shardbus.errors import BufferFull, ConfigError
-from shardbus.routing.pending_message import PendingMessage
-from shardbus.routing.router import Router
+from shardbus.errors import BufferFull
+from shardbus.routing.instance_policies import Choice
+from shardbus.routing.pending_message import Binding
+from shardbus.routing.router import LoopSender, Router
+from shardbus.routing.shard_route import ShardRoute, check_room
+from shardbus.routing.tracer import Tracer
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.batch import Chain
-from shardbus.wire.schema import Decode, form_of
+from shardbus.wire.schema import Decode, Interface, form_of
 
 
-class Tracer(Protocol):
-    """What routers and regions use of `routing.tracing.Tracing`."""
+class TracedSender:
+    """Sends by `router` and traces what it sends."""
 
-    left: int
-    current: Any
-    plain: Any
+    def __init__(self, router: Router, tracer: Tracer) -> None:
+        self._router, self.tracer = router, tracer
+        self.done = router.done
+        self.key: Callable[[str], Key] = router.key
+        self._tell, self._send, self.ask_untraced = router.tell, router.send, router.ask
 
-    def parent(self) -> Any | None: ...
-    def send(
-        self, what: str, entity_type: str, entity_id: str, method: str, context: Any
-    ) -> Any: ...
-    def end_with(self, span: Any, answer: asyncio.Future[Any]) -> None: ...
-    def under(self, context: Any, call: Callable[[], Any]) -> Any: ...
-    def ending(self, span: Any, answer: Any) -> Any: ...
-    def text(self, span: Any) -> str: ...
-    def passed(
-        self, carried: str, what: str, about: dict[str, Any], seconds: float = 0.0
-    ) -> str: ...
-    def handling(
-        self,
-        function: Any,
-        text: str,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        is_async: bool,
-        asked: bool,
-        method: str,
-    ) -> Any: ...
-    def cause(self) -> str: ...
-    def fired(
-        self, cause: str, entity_type: str, entity_id: str, method: str, delay: float | None
-    ) -> str: ...
-    def keeper(self, states: Any) -> Any: ...
+    @property
+    def interface(self) -> Interface:
+        """The interface of the type, as its router knows it now."""
+        return self._router.interface
 
+    @property
+    def address(self) -> tuple[Any, ...]:
+        """What two senders have in common that send alike."""
+        return self._router.address
 
-def open_tracing(
-    where: str,
-    ratio: float,
-    dice: Random,
-    loop: asyncio.AbstractEventLoop,
-    may_begin: Callable[[], bool] = lambda: True,
-    limit: int = 0,
-) -> Tracer:
-    """Return the tracing of this process. Without a span, messages begin traces only where
-    `may_begin` permits it, and at most `limit` in a second by the clock of `loop`; 0: any number.
+    def by(self, choice: Choice) -> LoopSender:
+        """Raise ConfigError: the type has no instances."""
+        return self._router.by(choice)
 
-    Raises:
-        ConfigError: OpenTelemetry is not installed.
-    """
-    try:
-        from shardbus.routing.tracing import TraceLimit, Tracing
-    except ImportError as e:
-        raise ConfigError(
-            f"tracing needs OpenTelemetry: {e}", hint="pip install 'shardbus[otel]'"
-        ) from None
-    return Tracing(where, ratio, dice, may_begin, TraceLimit(limit, loop) if limit else None)
+    def route_for(self, entity_id: str) -> ShardRoute:
+        """Return the route of the entity's shard, for `TracedCall`."""
+        return self._router.route_of(entity_id)
 
-
-class TracedSending(Router):
-    """A router that traces what is sent; `trace_with` gives it the tracer."""
-
-    tell_untraced: Callable[[Key, str, bytes], Any]
-    """`tell` as a router without tracing does; below, `send` and `ask`."""
-    send_untraced: Callable[[str, object], Any]
-    ask_untraced: Callable[[Key, str, bytes, int, Decode], asyncio.Future[Any]]
-
-    def trace_with(self, tracer: Tracer | None) -> None:
-        super().trace_with(tracer)
-        self.tell_untraced, self.send_untraced = super().tell, super().send
-        self.ask_untraced = super().ask
-
-    def parent(self) -> Any | None:
+    def _parent(self) -> Any | None:
         """Return the context to trace a message in that is sent now; None if it is not traced."""
-        tracing = self.tracing
-        current = tracing.current
-        left = tracing.left = tracing.left - 1
-        if left <= 0 or current() is not tracing.plain:
-            return tracing.parent()
+        tracer = self.tracer
+        current = tracer.current
+        left = tracer.left = tracer.left - 1
+        if left <= 0 or current() is not tracer.plain:
+            return tracer.parent()
         return None
 
-    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
-        context = self.parent()
+    def tell(self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY) -> Any:
+        """As `Router.tell`, with a span if it is traced."""
+        context = self._parent()
         if context is None:
-            return self.tell_untraced(key, entity_id, payload)
-        return self.tell_traced(key, entity_id, payload, context)
+            return self._tell(key, entity_id, payload, binding)
+        return self._tell_traced(key, entity_id, payload, context, binding)
 
-    def tell_traced(self, key: Key, entity_id: str, payload: bytes, context: Any) -> Any:
-        """`tell` with a span."""
-        span = self.tracing.send("tell", key[0], entity_id, key[1], context)
+    def tell_nowait(
+        self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY
+    ) -> None:
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        check_room(self._router.route_of(entity_id).out, key[0], entity_id)
+        self.tell(key, entity_id, payload, binding)
+
+    def send(self, entity_id: str, message: object, binding: Binding = Binding.ANY) -> Any:
+        """As `Router.send`, with a span if it is traced."""
+        context = self._parent()
+        if context is None:
+            return self._send(entity_id, message, binding)
+        form = form_of(message)
+        key, payload = self.key(form.method), form.encode(message)
+        return self._tell_traced(key, entity_id, payload, context, binding)
+
+    def _tell_traced(
+        self, key: Key, entity_id: str, payload: bytes, context: Any, binding: Binding
+    ) -> Any:
+        span = self.tracer.send("tell", key[0], entity_id, key[1], context)
         try:
-            route = self.route_of(entity_id)
+            route = self._router.route_of(entity_id)
             if route.out is not None:
                 route.out.admit(key, entity_id)
-            pending = PendingMessage(key, route.shard, entity_id, payload)
-            pending.trace = self.tracing.text(span)
-            return self.deliver(pending)
+            pending = self._router.pending(key, route, entity_id, payload, binding)
+            pending.trace = self.tracer.text(span)
+            return self._router.deliver(pending)
         finally:
             span.end()
 
-    def send(self, entity_id: str, message: object) -> Any:
-        context = self.parent()
-        if context is None:
-            return self.send_untraced(entity_id, message)
-        form = form_of(message)
-        return self.tell_traced(self.key(form.method), entity_id, form.encode(message), context)
-
     def ask(
-        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
-    ) -> asyncio.Future[Any]:
-        context = self.parent()
-        if context is None:
-            return self.ask_untraced(key, entity_id, payload, timeout_ms, decode)
-        return self.ask_traced(key, entity_id, payload, timeout_ms, decode, context)
-
-    def ask_traced(
         self,
         key: Key,
         entity_id: str,
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
-        context: Any,
-        chain: Chain = (),
+        binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
-        """`ask` with a span."""
-        future = self._create_future()
-        span = self.tracing.send("ask", key[0], entity_id, key[1], context)
-        future.add_done_callback(lambda answer: self.tracing.end_with(span, answer))
-        self._deliver_ask(future, key, entity_id, payload, timeout_ms, decode, chain, span)
+        """As `Router.ask`, with a span if it is traced."""
+        tracer, context = self.tracer, self._parent()
+        if context is None:
+            return self.ask_untraced(key, entity_id, payload, timeout_ms, decode, binding)
+        future: asyncio.Future[Any] = self.done.get_loop().create_future()
+        span = tracer.send("ask", key[0], entity_id, key[1], context)
+        future.add_done_callback(lambda answer: tracer.end_with(span, answer))
+        run = self._router.run_of_caller()
+        chain = () if run is None else run.chain
+        waits = future, decode, timeout_ms
+        self._deliver_ask(key, entity_id, payload, binding, waits, chain, span)
+        if run is not None:
+            run.asked((key[0], entity_id), future)
         return future
 
     def ask_for(
@@ -162,44 +131,49 @@ class TracedSending(Router):
         payload: bytes,
         timeout_ms: int,
         decode: Decode,
+        binding: Binding = Binding.ANY,
     ) -> None:
-        context = self.parent()
+        """As `Router.ask_for`, with a span if it is traced."""
+        context = self._parent()
         if context is None:
-            super().ask_for(answer, key, entity_id, payload, timeout_ms, decode)
+            self._router.ask_for(answer, key, entity_id, payload, timeout_ms, decode, binding)
             return
-        span = self.tracing.send("ask", key[0], entity_id, key[1], context)
+        span = self.tracer.send("ask", key[0], entity_id, key[1], context)
         if isinstance(answer, asyncio.Future):
 
             def ended(answer: asyncio.Future[Any]) -> None:
                 if answer.cancelled():
-                    self.tracing.end_with(span, answer)
+                    self.tracer.end_with(span, answer)
 
             answer.add_done_callback(ended)
-        answer = self.tracing.ending(span, answer)
-        self._deliver_ask(answer, key, entity_id, payload, timeout_ms, decode, (), span)
+        answer = self.tracer.ending(span, answer)
+        waits = answer, decode, timeout_ms
+        self._deliver_ask(key, entity_id, payload, binding, waits, (), span)
 
     def _deliver_ask(
         self,
-        waiter: Any,
         key: Key,
         entity_id: str,
         payload: bytes,
-        timeout_ms: int,
-        decode: Decode,
+        binding: Binding,
+        waits: tuple[Any, Decode, int],
         chain: Chain,
         span: Any,
     ) -> None:
         try:
-            route, deadline = self.route_of(entity_id), self.deadline(timeout_ms)
-            pending = PendingMessage(
-                key, route.shard, entity_id, payload, 0, waiter, decode, deadline, chain
-            )
-            pending.trace = self.tracing.text(span)
+            route = self._router.route_of(entity_id)
+            pending = self._router.pending(key, route, entity_id, payload, binding, waits, chain)
+            pending.trace = self.tracer.text(span)
             if route.out is not None:
                 route.out.admit(key, entity_id)
-            self.deliver(pending)
+            self._router.deliver(pending)
         except BufferFull as error:
-            set_error(waiter, error)
+            set_error(waits[0], error)
         except BaseException:
             span.end()
             raise
+
+
+def plain_sender(router: Router) -> Router | TracedSender:
+    """Return what sends by a router to ids as they are."""
+    return router if router.tracer is None else TracedSender(router, router.tracer)

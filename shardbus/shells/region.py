@@ -30,25 +30,18 @@ from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.message_times import MessageTimes
-from shardbus.entities.reentrancy import (
-    NodeInstanceRouter,
-    NodeRouter,
-    TracedNodeInstanceRouter,
-    TracedNodeRouter,
-)
 from shardbus.entities.runner import Arrive, read_ahead
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, NodeLost, Refused, Unhandled, UnknownEntityType
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
-from shardbus.routing.instance_refs import AnySender
-from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import ancestors
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.refs import start_entity
-from shardbus.routing.traced_sending import Tracer
+from shardbus.routing.router import LoopSender, Router
+from shardbus.routing.tracer import Tracer
 from shardbus.sharding import events, messages
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.shells.load_sampling import LoadSampling
@@ -56,6 +49,7 @@ from shardbus.shells.shard_hosts import ShardHosts
 from shardbus.shells.shard_leases import ShardLeases
 from shardbus.shells.text_messages import handler_call, handler_runs, unhandled
 from shardbus.store.protocol import StateStore
+from shardbus.tasks.eager import OWNER
 from shardbus.transport.asks import Failure
 from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
@@ -142,8 +136,8 @@ class RegionShell:
         self.settings, self.hosts = settings, hosts
         self.shard_hosts: ShardHosts
         self.shard_leases: ShardLeases
-        self.router: NodeRouter
-        self.sender: AnySender
+        self.router: Router
+        self.sender: LoopSender
         """What senders of this node use: the router, or a sender by the router of the type."""
         self.table: RegionShell = self if within is None else within.table
         """The region whose coordinator places the shards of this type: this one, or that of the
@@ -171,7 +165,7 @@ class RegionShell:
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
         self.host.counts.keep_letter = node.letters.keeper(name, settings)
         self._place(within)
-        self.router.ask_failed = node.endpoint.sent.ended
+        self.ask_failed = node.endpoint.sent.ended
         self._check_leases = self.shard_leases.check
         self.times = MessageTimes(loop.time)
         self.sampling = LoadSampling(self.router.shard_of, loop.time, self.times)
@@ -203,24 +197,24 @@ class RegionShell:
             self.shard_hosts, self.shard_leases = table.shard_hosts, table.shard_leases
             self.shard_hosts.add(self.host, len(ancestors(interface)))
             region = table.router.region
-        loop, clock = self._loop, node.endpoint.clock
-        traced = node.tracer is not None
-        if interface.instances is not None:
-            instances = TracedNodeInstanceRouter if traced else NodeInstanceRouter
-            rows = instances(interface, region, self, loop, clock)
-            rows.here, rows.sender_name = node.me, str(node.me)
-            self.router, self.sender = rows, sender_of(rows)
-        else:
-            of_parent = within.router if within is not None else None
-            plain = TracedNodeRouter if traced else NodeRouter
-            self.router = plain(interface, region, self, loop, clock, of_parent)
-            self.sender = self.router
-        self.router.trace_with(node.tracer)
+        self.router = Router(
+            interface,
+            region,
+            self,
+            self._loop,
+            node.endpoint.clock,
+            within.router if within is not None else None,
+            tracer=node.tracer,
+            caller=OWNER.get,
+        )
+        if self.router.rows is not None:
+            self.router.rows.here, self.router.rows.sender_name = node.me, str(node.me)
+        self.sender = sender_of(self.router)
 
     def set_zones(self, zones: Mapping[NodeId, str]) -> None:
         """Use these zones of the members that have one, to find the nearest instance."""
-        if isinstance(self.router, InstanceRouter):
-            self.router.set_zones(zones)
+        if self.router.rows is not None:
+            self.router.rows.set_zones(zones)
 
     @property
     def coordinator(self) -> NodeId | None:

@@ -15,14 +15,13 @@ from typing import Any
 
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.towards import Towards
-from shardbus.routing.instance_refs import InstanceCall, InstanceRef
 from shardbus.routing.refs import Call, Ref
 from shardbus.routing.region import Region
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.tasks.internals import running_loop
 from shardbus.testing.virtual_time import Pending, VirtualTime
 
-BRIDGED = (AsyncClient, Ref, Call, InstanceRef, InstanceCall, Region, Towards)
+BRIDGED = (AsyncClient, Ref, Call, Region, Towards)
 
 
 class Bridge:

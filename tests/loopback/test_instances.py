@@ -23,7 +23,6 @@ from shardbus.admin.administration import Administration
 from shardbus.admin.pages import cluster as cluster_pages
 from shardbus.ids import shard_of
 from shardbus.node.node import Node
-from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.sharding.events import MessageReceived
 from shardbus.sharding.messages import InstanceCount
@@ -174,7 +173,8 @@ async def test_an_instance_that_died_is_named(nodes: Nodes) -> None:
     ref = client.ref(quote, "x").to("all")
     assert len(await ref.who()) == 3
     router = client._regions.of_class(quote).router
-    assert isinstance(router, InstanceRouter)
+    rows = router.rows
+    assert rows is not None
     gone = started[2]
     client._endpoint.remove(gone.me, NodeLost("gone"))
     answers = await ref.who()
@@ -235,8 +235,9 @@ async def test_fewer_instances_send_what_waits_to_the_others(nodes: Nodes) -> No
     await three(nodes, bus)
     client = await nodes.client()
     router = client._regions.of_class(quote).router
-    assert isinstance(router, InstanceRouter)
-    await until(lambda: router.counted, "the number of instances")
+    rows = router.rows
+    assert rows is not None
+    await until(lambda: rows.counted, "the number of instances")
     await client.ref(quote, "0").to("all").who()  # its contact has sent the number by now
     other = next(str(n) for n in range(1, 9) if shard_of(str(n), 4) != shard_of("0", 4))
     ref, wire = client.ref(quote, other), f"{other}~3"
@@ -251,7 +252,7 @@ async def test_fewer_instances_send_what_waits_to_the_others(nodes: Nodes) -> No
     answers = await all_
     lost = [isinstance(answer, NodeLost) for answer in answers.values()]
     assert sorted(lost) == [False, False, True]
-    assert router.rerouted == 2
+    assert rows.rerouted == 2
     noted = await ref.to("all").noted()
     assert sorted(map(len, noted.values())) == [0, 1]
     assert wire not in {i for node in nodes.all for i in node.regions["quote"].host.active}
@@ -265,19 +266,20 @@ async def test_first_asks_a_second_instance_when_the_first_is_late(nodes: Nodes)
     await ref.to("all").who()
     nearest = (await ref.who())[1]
     router = client._regions.of_class(quote).router
-    assert isinstance(router, InstanceRouter)
+    rows = router.rows
+    assert rows is not None
     assert (await ref.to("first", after=60).who())[1] == nearest
-    assert router.hedged == 0
+    assert rows.hedged == 0
     try:
         await ref.hold.tell(nearest)
         assert (await ref.to("first", after=0).who_is_free())[1] != nearest
-        assert router.hedged == 1
+        assert rows.hedged == 1
     finally:
         quote.gate.set()
     other = client.ref(quote, "z")
     nearest = (await other.who())[1]
     assert (await other.to("first", after=60).fails_at(nearest))[1] != nearest
-    assert router.hedged == 2
+    assert rows.hedged == 2
     with pytest.raises(EntityFailed, match="everywhere"):
         await other.to("first", after=60).fails_at(0)
 
@@ -358,5 +360,5 @@ async def test_S3_47_every_node_knows_the_zones_and_instances_spread_over_them(
         page = await cluster_pages.nodes(Administration(node))
         assert sorted(row["zone"] for row in page["nodes"]) == ["east", "west", "west"]
     router: Any = east.regions["quote"].router
-    assert router.zone == "east"
-    assert router._zones == {node.me: node.settings.node.zone for node in started}
+    assert router.rows.zone == "east"
+    assert router.rows._zones == {node.me: node.settings.node.zone for node in started}

@@ -15,7 +15,6 @@ from shardbus.membership import events
 from shardbus.membership.member import Member
 from shardbus.membership.view import MembershipView
 from shardbus.membership.vitals import Survey, Vitals
-from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.paths import ancestors
 from shardbus.shells.region import RegionShell
 
@@ -149,7 +148,7 @@ async def types(admin: Administration) -> Json:
 
 def instances_of(region: RegionShell) -> int | None:
     """Return the number of instances of a type as this node knows it; None if it has none."""
-    return region.router.count if isinstance(region.router, InstanceRouter) else None
+    return None if region.router.rows is None else region.router.rows.count
 
 
 @page("GET", "/v1/gossip")

@@ -23,7 +23,7 @@ from shardbus.http.page import (
 )
 from shardbus.ids import NodeId
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_router import InstanceRouter, wire_id
+from shardbus.routing.instance_routes import wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.shells.region import RegionShell
@@ -45,9 +45,9 @@ async def where(admin: Administration, type: EntityType, id: EntityId) -> Json:
     """
     region = admin.region(type)
     router = region.router
-    if not isinstance(router, InstanceRouter) or INSTANCE_MARK in id:
+    if router.rows is None or INSTANCE_MARK in id:
         return await _place(admin, region, type, id)
-    count = len(router.rows_of(id).routes)
+    count = len(router.rows.of(id).routes)
     places = await asyncio.gather(
         *(_place(admin, region, type, wire_id(id, k)) for k in range(1, count + 1))
     )

@@ -16,7 +16,7 @@ from shardbus.admin.shard_control import check_shard
 from shardbus.admin.slowness import EntityPlace, causes
 from shardbus.errors import RequestError, Unhandled
 from shardbus.http.page import EntityId, EntityType, Json, ShardId, page
-from shardbus.routing.instance_router import wire_id
+from shardbus.routing.instance_routes import wire_id
 from shardbus.sharding.instances import INSTANCE_MARK
 from shardbus.sharding.messages import Home
 from shardbus.shells.region import RegionShell

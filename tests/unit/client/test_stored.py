@@ -1,12 +1,15 @@
-"""The list of stored ids: an error of a later page is not definite, for its entities may have been
-called."""
+"""The list of stored ids, and a call of each: what is definite, and the rate after a pause."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
 import pytest
 
-from shardbus.client.stored import stored_ids
+from shardbus.client.stored import BURST_S, call_each, call_each_here, stored_ids
 from shardbus.errors import UnknownEntityType
+from tests.virtual_time import virtual
 
 PAGES = {"": (["a", "b"], "2"), "2": (["c"], "3"), "3": (["d"], None)}
 
@@ -27,3 +30,51 @@ async def test_an_error_is_definite_on_the_first_page_only(broken: str) -> None:
     with pytest.raises(UnknownEntityType) as failed:
         await read()
     assert failed.value.definite is (not found)
+
+
+RATE = 100.0
+BURST = int(BURST_S * RATE)
+
+
+def check_rate(begun: list[float]) -> None:
+    """No more calls at once than a pause of `BURST_S` makes up for."""
+    assert len(begun) == 60
+    assert all(
+        late - early >= 0.99 / RATE for early, late in zip(begun, begun[BURST + 2 :], strict=False)
+    )
+
+
+@virtual
+async def test_a_slow_page_is_not_made_up_for_without_the_rate() -> None:
+    begun: list[float] = []
+
+    async def ids() -> AsyncIterator[str]:
+        for n in range(60):
+            if n == 10:
+                await asyncio.sleep(30)
+            yield str(n)
+
+    async def call(entity_id: str) -> None:
+        begun.append(asyncio.get_running_loop().time())
+
+    await call_each(ids(), call, rate=RATE, at_once=16, on_error=None)
+    check_rate(begun)
+
+
+def test_a_slow_page_of_a_thread_is_not_made_up_for_without_the_rate() -> None:
+    now, begun = [0.0], list[float]()
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    def ids() -> Iterator[str]:
+        for n in range(60):
+            if n == 10:
+                pause(30)
+            yield str(n)
+
+    def call(entity_id: str) -> None:
+        begun.append(now[0])
+
+    call_each_here(ids(), call, rate=RATE, on_error=None, clock=lambda: now[0], sleep=pause)
+    check_rate(begun)

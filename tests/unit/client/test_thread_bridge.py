@@ -14,6 +14,7 @@ import pytest
 from shardbus.client.thread_bridge import ITEM_BYTES, QUEUE_BYTES, ThreadBridge
 from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError, UnknownEntityType
 from shardbus.wire.schema import decode_value
+from tests.virtual_time import virtual
 from tests.waiting import PATIENCE_S
 
 KEY = ("page", "add")
@@ -149,6 +150,49 @@ def test_a_tell_without_a_home_is_retried_and_keeps_its_place(queue: Queue) -> N
     queue.loop.call_soon_threadsafe(queue.sender.refusals.clear)
     assert queue.ask("c") == "c"
     assert queue.sender.sent == ["a", "b", "c"]
+
+
+@virtual
+async def test_each_time_without_a_home_has_a_timeout_of_its_own() -> None:
+    loop = asyncio.get_running_loop()
+    bridge, sender = ThreadBridge(loop, timeout=1.0), Sender(loop)
+    for entity_id in ("a", "b"):
+        sender.refusals = [BufferFull("no home")]
+        bridge.tell((sender, KEY, entity_id, b""))  # type: ignore[arg-type]
+        await asyncio.sleep(0.6)
+        sender.refusals = []
+        await asyncio.sleep(0.1)
+    assert (sender.sent, bridge.dropped) == (["a", "b"], 0)
+    sender.refusals = [BufferFull("no home")]
+    bridge.tell((sender, KEY, "c", b""))  # type: ignore[arg-type]
+    await asyncio.sleep(1.1)
+    assert bridge.dropped == 1
+
+
+@virtual
+async def test_a_tell_that_is_tried_again_keeps_the_context_of_its_thread() -> None:
+    class Tracer:
+        plain, here = "", "span"
+        used: list[str] = []  # noqa: RUF012
+
+        def current(self) -> str:
+            return self.here
+
+        def under(self, context: str, call: Any) -> Any:
+            self.used.append(context)
+            return call()
+
+    loop, tracer = asyncio.get_running_loop(), Tracer()
+    bridge, sender = ThreadBridge(loop, timeout=1.0), Sender(loop)
+    bridge.tracer = tracer  # type: ignore[assignment]
+    sender.refusals = [BufferFull("no home")]
+    bridge.tell((sender, KEY, "a", b""))  # type: ignore[arg-type]
+    tracer.here = ""
+    bridge.tell((sender, KEY, "b", b""))  # type: ignore[arg-type]
+    await asyncio.sleep(0.005)
+    sender.refusals = []
+    await asyncio.sleep(0.1)
+    assert (sender.sent, tracer.used) == (["a", "b"], ["span", "span"])
 
 
 def test_a_dropped_tell_is_counted_and_raised_by_a_later_call(queue: Queue) -> None:

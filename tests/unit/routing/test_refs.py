@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from shardbus import ConfigError, Entity, ShardBus, handler
-from shardbus.client.blocking import BlockingRef
-from shardbus.client.thread_bridge import ThreadBridge
+from shardbus.client.thread_bridge import ThreadBridge, ThreadSender
 from shardbus.config.settings import ShardingSettings
 from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_refs import AnySender, reference
-from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import SENDERS_MAX, InstanceSender, sender_of
-from shardbus.routing.router import Router
+from shardbus.routing.refs import Ref
+from shardbus.routing.router import LoopSender, Router
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock
 from shardbus.wire.schema import Interface
@@ -46,14 +44,12 @@ class Quote(Entity):
     def copy(self) -> None: ...
 
 
-def sender_to(kind: Any) -> AnySender:
+def sender_to(kind: Any) -> LoopSender:
     """What sends to a type; each is another sender."""
     interface: Interface = kind.__shardbus_interface__
     region = ShardRegion(interface.name, None, interface.layout, ShardingSettings())
     loop, owner = asyncio.get_running_loop(), object()
-    if interface.instances is None:
-        return Router(interface, region, owner, loop, CoarseClock())  # type: ignore[arg-type]
-    router = InstanceRouter(interface, region, owner, loop, CoarseClock())  # type: ignore[arg-type]
+    router = Router(interface, region, owner, loop, CoarseClock())  # type: ignore[arg-type]
     return sender_of(router)
 
 
@@ -66,11 +62,11 @@ class Maker:
         self.other = sender_to(Quote if form == "instances" else Counter)
         self.bridge = ThreadBridge(asyncio.get_running_loop(), 5.0)
 
-    def __call__(self, entity_id: str, sender: AnySender | None = None, timeout: int = 1) -> Any:
+    def __call__(self, entity_id: str, sender: LoopSender | None = None, timeout: int = 1) -> Any:
         sender = sender or self.sender
         if self.form == "blocking":
-            return BlockingRef(self.bridge, sender, entity_id, timeout)
-        return reference(sender, entity_id, timeout)
+            return Ref(ThreadSender(self.bridge, sender), entity_id, timeout)
+        return Ref(sender, entity_id, timeout)
 
 
 @pytest.fixture(params=["plain", "instances", "blocking"])
@@ -175,7 +171,7 @@ async def test_references_by_one_choice_are_equal_however_many_there_are() -> No
         ref.to("hash", key=number + 10)
     assert isinstance(ref._sender, InstanceSender)
     late = Choice("hash", "late")
-    assert ref._sender.towards(late) is not ref._sender.towards(late)
+    assert ref._sender.by(late) is not ref._sender.by(late)
     assert ref.to("hash", key="late") == ref.to("hash", key="late")
 
 

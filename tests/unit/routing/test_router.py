@@ -16,6 +16,7 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.ids import NodeId
+from shardbus.routing.paths import placed_within
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router
 from shardbus.sharding import events
@@ -44,8 +45,13 @@ class Out:
 
     tell_accepted = tell
 
+    def flush(self) -> None:
+        self.sent.append("flush")
+
     def ask(self, key: Any, entity_id: str, payload: bytes, *rest: Any) -> None:
         self.sent.append(payload.decode())
+
+    ask_accepted = ask
 
     def flush_shard(self, name: str, shard: str, hops: int, timeout_ms: int, waiter: Any) -> None:
         self.flushed.append(waiter)
@@ -56,6 +62,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.outs = {A: Out(), B: Out()}
+        self.here: NodeId | None = None
         self.effects: list[object] = []
         self.drops: list[tuple[str, bool]] = []
 
@@ -63,7 +70,9 @@ class Owner:
         return self.outs[node]
 
     def is_here(self, node: NodeId) -> bool:
-        return False
+        return node == self.here
+
+    def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
 
     def perform(self, effect: object) -> None:
         self.effects.append(effect)
@@ -120,6 +129,40 @@ async def test_messages_for_a_dead_node_go_to_the_next_home() -> None:
     assert sender.owner.outs[A].sent == []
     sender.home(B, 2)
     assert sender.owner.outs[B].sent == ["1", "2"]
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["here", "elsewhere"])
+async def test_what_waited_for_a_home_here_is_handed_over_before_anything_arrives(
+    here: bool,
+) -> None:
+    sender = Sender()
+    sender.owner.here = A if here else B
+    sender.tell("1")
+    sender.home(A, 1)
+    assert sender.owner.outs[A].sent == (["1", "flush"] if here else ["1"])
+
+
+async def test_a_refused_type_fails_no_asks_of_the_type_that_it_lives_within() -> None:
+    sender = Sender()
+    outer = sender.router
+    inner = Router(
+        placed_within(Interface("item", 1, ""), outer.interface),
+        outer.region,
+        sender.owner,
+        asyncio.get_running_loop(),
+        sender.clock,
+        outer,
+    )
+    of_outer = outer.ask(ADD, "x", b"outer", 1000, decode_value)
+    of_inner = inner.ask(inner.key("add"), "x/1", b"inner", 1000, decode_value)
+    inner.refuse(UnknownEntityType("no such type"), "unknown_type")
+    with pytest.raises(UnknownEntityType):
+        await of_inner
+    with pytest.raises(UnknownEntityType):
+        inner.tell(inner.key("add"), "x/1", b"")
+    sender.home(A, 1)
+    assert (of_outer.done(), sender.owner.outs[A].sent) == (False, ["outer"])
+    of_outer.cancel()
 
 
 async def test_a_message_over_the_limit_is_refused_and_does_not_wait() -> None:

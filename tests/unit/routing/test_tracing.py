@@ -13,7 +13,7 @@ from opentelemetry.context import attach, detach, get_current
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from shardbus.errors import ConfigError
-from shardbus.routing import traced_sending
+from shardbus.routing import tracer
 from shardbus.routing.tracing import LINKS_MAX, PAUSE_S, STATE_MAX, TraceLimit, Tracing
 from shardbus.wire.batch import TRACE_MAX, AskRun, TellRun, decode_batch, encode_batch
 from tests import spans
@@ -226,5 +226,5 @@ def test_without_opentelemetry_tracing_is_refused_with_what_to_do(
 
     monkeypatch.setitem(sys.modules, "shardbus.routing.tracing", None)
     with pytest.raises(ConfigError, match="OpenTelemetry") as refused:
-        traced_sending.open_tracing("n1", 0.0, Random(), asyncio.new_event_loop())
+        tracer.open_tracing("n1", 0.0, Random(), asyncio.new_event_loop())
     assert "shardbus[otel]" in str(refused.value.hint)

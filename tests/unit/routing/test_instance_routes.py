@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import BufferFull, ConfigError, UnknownEntityType
+from shardbus.errors import AskTimeout, BufferFull, ConfigError, UnknownEntityType
 from shardbus.ids import NodeId, shard_of
-from shardbus.routing import instance_router, instance_sender
-from shardbus.routing.instance_policies import Choice
-from shardbus.routing.instance_router import InstanceRouter, wire_id
+from shardbus.routing import instance_routes, instance_sender
+from shardbus.routing.instance_policies import Choice, spread
+from shardbus.routing.instance_routes import InstanceRoutes, wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.pending_message import PendingMessage
+from shardbus.routing.router import Router
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances, row_of
 from shardbus.sharding.messages import Home, ShardHomes
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.transport.asks import CoarseClock
+from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.wire.schema import Interface
+from tests.virtual_time import virtual
 from tests.waiting import turns, until
 
 A, B, C = (NodeId("10.0.0.1", port, port) for port in (1, 2, 3))
@@ -35,13 +37,18 @@ class Out:
     def __init__(self) -> None:
         self.sent: list[str] = []
         self.payloads: list[bytes] = []
+        self.asks: list[tuple[int, Any]] = []
+        """The timeout in ms, and the future, of each ask."""
 
     def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
         self.sent.append(entity_id)
         self.payloads.append(payload)
 
-    def ask(self, key: Any, entity_id: str, payload: bytes, *args: Any) -> None:
+    def ask(
+        self, key: Any, entity_id: str, payload: bytes, timeout_ms: int, waiter: Any, *args: Any
+    ) -> None:
         self.tell(key, entity_id, payload)
+        self.asks.append((timeout_ms, waiter))
 
     def flush(self) -> None: ...
 
@@ -60,22 +67,29 @@ class Owner:
     def is_here(self, node: NodeId) -> bool:
         return node == A
 
+    def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
+
     def perform(self, effect: object) -> None: ...
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
         self.drops.append(reason)
 
 
-def router_on(here: NodeId | None = A, **given: Any) -> tuple[InstanceRouter, Owner]:
+def router_on(here: NodeId | None = A, **given: Any) -> tuple[Router, Owner]:
     interface = Interface("quote", 4, "crc32/4~N", instances=Instances(exact=3), router="nearest")
     owner, loop = Owner(), asyncio.get_running_loop()
     region = ShardRegion("quote", None, interface.layout, ShardingSettings())
-    router = InstanceRouter(interface, region, owner, loop, CoarseClock())
-    router.here, router.sender_name = here, str(here)
+    router = Router(interface, region, owner, loop, CoarseClock())
+    rows_of(router).here, rows_of(router).sender_name = here, str(here)
     router.handle(events.CoordinatorAt(C))
     return router, owner
 
 
-def home(router: InstanceRouter, instance: int, node: NodeId, fence: int) -> None:
+def rows_of(router: Router) -> InstanceRoutes:
+    assert router.rows is not None
+    return router.rows
+
+
+def home(router: Router, instance: int, node: NodeId, fence: int) -> None:
     row = row_of(shard_of("x", 4), instance)
     homes = ShardHomes(1, (Home(row, node, fence),))
     router.handle(events.MessageReceived(C, homes))
@@ -92,9 +106,9 @@ async def test_a_wire_id_belongs_to_a_row_of_its_entitys_shard() -> None:
         with pytest.raises(ConfigError, match="names no instance"):
             router.shard_of(wrong)
     with pytest.raises(ConfigError, match="has a ~"):
-        router.rows_of("x~2")
+        rows_of(router).of("x~2")
     with pytest.raises(ConfigError, match="with its instance"):
-        router.rows_of("x" * 254)
+        rows_of(router).of("x" * 254)
 
 
 async def test_S3_47_nearest_prefers_the_own_zone_also_if_it_is_known_late() -> None:
@@ -105,14 +119,14 @@ async def test_S3_47_nearest_prefers_the_own_zone_also_if_it_is_known_late() -> 
     for zones in ({}, {A: "west", B: "west", C: "east"}, {A: "east", B: "west", C: "east"}):
         for out in owner.outs.values():
             out.sent.clear()
-        router.set_zones(zones)
+        rows_of(router).set_zones(zones)
         sender.tell(sender.key("note"), "x", b"")
         if zones:
             near = B if zones[A] == "west" else C
             assert [node for node, out in owner.outs.items() if out.sent] == [near]
     client, _ = router_on(here=None)
-    client.set_zones({A: "west"})
-    assert client.zone == ""
+    rows_of(client).set_zones({A: "west"})
+    assert rows_of(client).zone == ""
 
 
 async def test_a_sender_goes_to_its_own_instance_and_to_another_while_it_moves() -> None:
@@ -163,12 +177,108 @@ async def test_what_was_sent_blindly_goes_to_an_instance_with_a_home(
     router.close()
 
 
+async def test_a_message_routed_anew_is_not_bound_by_what_another_sender_sent() -> None:
+    """Its instance is no more, and the next one has no home. Then the other one gets a home."""
+    router, owner = router_on()
+    entity_id = next(
+        str(n)
+        for n in range(1000)
+        if shard_of(str(n), 4) == shard_of("x", 4) and spread(wire_id(str(n), 3), 2) == 1
+    )
+    router.tell(router.key("note"), wire_id(entity_id, 3), b"any")
+    InstanceSender(router, Choice("hash", "k")).tell(router.key("note"), "x", b"bound")
+    rows_of(router).set_count(2)
+    assert rows_of(router).rerouted >= 1
+    home(router, 2, B, 1)
+    await until(lambda: b"any" in owner.outs[B].payloads, "the instance with a home got it")
+    router.close()
+
+
+async def test_an_ask_of_first_is_not_bound_by_what_another_sender_sent() -> None:
+    router, owner = router_on()
+    by_hash, first = (InstanceSender(router, Choice(policy, "")) for policy in ("hash", "first"))
+    by_hash.tell(router.key("note"), "x", b"bound")
+    ask = first.ask(router.key("get"), "x", b"any", 5000, lambda payload: payload)
+    blindly = int(first.pick("x")[-1])
+    home(router, 1 + blindly % 3, B, 1)
+    await until(lambda: b"any" in owner.outs[B].payloads, "the instance with a home got it")
+    ask.cancel()
+    router.close()
+
+
+async def test_what_a_lost_session_never_sent_goes_to_no_other_instance() -> None:
+    """It may be older than messages that its instance has got."""
+    router, owner = router_on()
+    key = router.key("note")
+    router.resend([Unsent(key, "", wire_id("x", 1), b"unsent", 0, None, ())])
+    home(router, 2, B, 1)
+    assert (owner.outs[B].sent, router.waiting) == ([], 1)
+    home(router, 1, A, 2)
+    assert owner.outs[A].payloads == [b"unsent"]
+    router.close()
+
+
+@virtual
+async def test_an_ask_of_all_whose_number_comes_late_has_the_rest_of_its_time() -> None:
+    """Each instance that has answered by then is in the answer, with AskTimeout for the others."""
+    router, owner = router_on()
+    for instance, node in ((1, A), (2, B)):
+        home(router, instance, node, instance)
+    sender = InstanceSender(router, Choice("all"))
+    answer = sender.ask(router.key("get"), "x", b"", 300, lambda payload: payload)
+    await asyncio.sleep(0.1)
+    rows_of(router).set_count(2)
+    [(timeout_ms, quick)], [(_, silent)] = owner.outs[A].asks, owner.outs[B].asks
+    assert timeout_ms == 200
+    quick.set_result(7)
+    await asyncio.sleep(0.21)
+    assert not answer.done()
+    silent.set_exception(AskTimeout("no answer in time"))
+    found = await answer
+    assert (found[str(A)], type(found[str(B)])) == (7, AskTimeout)
+    router.close()
+
+
+@virtual
+async def test_an_ask_of_all_whose_number_is_not_known_in_time_fails() -> None:
+    router, owner = router_on()
+    home(router, 1, A, 1)
+    sender = InstanceSender(router, Choice("all"))
+    answer = sender.ask(router.key("get"), "x", b"", 300, lambda payload: payload)
+    with pytest.raises(AskTimeout, match="the number of instances of 'quote' is not known"):
+        await answer
+    rows_of(router).set_count(2)
+    assert (owner.outs[A].sent, router.waiting) == ([], 0)
+    router.close()
+
+
+@virtual
+async def test_both_asks_of_first_share_the_time_of_the_call() -> None:
+    router, owner = router_on()
+    home(router, 1, A, 1)
+    home(router, 2, B, 2)
+    sender = InstanceSender(router, Choice("first", after=0.1))
+    answer = sender.ask(router.key("get"), "x", b"", 300, lambda payload: payload)
+    await asyncio.sleep(0.1001)
+    [(first_ms, _)], [(second_ms, second)] = owner.outs[A].asks, owner.outs[B].asks
+    assert (first_ms, second_ms) == (300, 200)
+    second.set_result(7)
+    assert await answer == 7
+    late = sender.ask(router.key("get"), "x", b"", 50, lambda payload: payload)
+    await asyncio.sleep(0.06)
+    owner.outs[A].asks[-1][1].set_exception(AskTimeout("no answer in time"))
+    with pytest.raises(AskTimeout):
+        await late
+    assert (len(owner.outs[B].asks), rows_of(router).hedged) == (1, 1)
+    router.close()
+
+
 async def test_a_described_number_is_used() -> None:
     router, _ = router_on()
-    assert (router.count, router.counted) == (3, False)
-    router.set_count(2)
-    assert (router.count, router.counted) == (2, True)
-    assert len(router.rows_of("x").routes) == 2
+    assert (rows_of(router).count, rows_of(router).counted) == (3, False)
+    rows_of(router).set_count(2)
+    assert (rows_of(router).count, rows_of(router).counted) == (2, True)
+    assert len(rows_of(router).of("x").routes) == 2
 
 
 async def test_messages_of_all_wait_in_order_until_the_number_is_known() -> None:
@@ -183,7 +293,7 @@ async def test_messages_of_all_wait_in_order_until_the_number_is_known() -> None
     sender.tell(key, "x", b"4")
     given_up.cancel()
     assert (router.waiting, router.buffered_tells, owner.outs[B].payloads) == (4, 2, [])
-    router.set_count(2)
+    rows_of(router).set_count(2)
     assert owner.outs[B].payloads == [b"1", b"1", b"2", b"2", b"4", b"4"]
     assert router.waiting == 0
     asked.cancel()
@@ -193,7 +303,7 @@ async def test_messages_of_all_wait_in_order_until_the_number_is_known() -> None
 async def test_messages_of_all_that_wait_for_the_number_are_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(instance_router, "UNCOUNTED_MAX", 3)
+    monkeypatch.setattr(instance_routes, "UNCOUNTED_MAX", 3)
     router, owner = router_on()
     sender = InstanceSender(router, Choice("all"))
     key = sender.key("get")
@@ -215,8 +325,8 @@ async def test_open_asks_are_counted_until_they_have_an_outcome() -> None:
     loop = asyncio.get_running_loop()
     first, second = loop.create_future(), loop.create_future()
     for answer in (first, second):
-        router.note_open("x~1", A, answer)
-    asks = router.open_asks
+        rows_of(router).note_open("x~1", A, answer)
+    asks = rows_of(router).open_asks
     assert (asks.by_wire_id, asks.by_node) == ({"x~1": 2}, {A: 2})
     first.set_result(None)
     second.cancel()
@@ -227,7 +337,7 @@ async def test_open_asks_are_counted_until_they_have_an_outcome() -> None:
 async def test_choices_share_their_senders_and_so_their_turns() -> None:
     router, _ = router_on()
     sender = InstanceSender(router, Choice("nearest"))
-    turns = [sender.towards(Choice("round-robin")).pick("x") for _ in range(6)]
+    turns = [sender.by(Choice("round-robin")).pick("x") for _ in range(6)]
     assert sorted(turns) == ["x~1", "x~1", "x~2", "x~2", "x~3", "x~3"]
 
 
@@ -237,7 +347,7 @@ async def test_all_names_the_instances_without_a_home_and_waits_for_none(
 ) -> None:
     monkeypatch.setattr(instance_sender, "HOMES_WITHIN_S", patience)
     router, _ = router_on()
-    router.set_count(3)
+    rows_of(router).set_count(3)
     home(router, 2, B, 1)
     router.handle(events.NodeGone(B))
     sender = InstanceSender(router, Choice("all"))
@@ -258,12 +368,12 @@ async def test_a_tell_of_all_is_definite_only_if_no_instance_got_it(full: int) -
             raise BufferFull("the send buffer is full")
 
     router, owner = router_on()
-    router.set_count(3)
+    rows_of(router).set_count(3)
     nodes = (A, B, C)
     owner.outs[nodes[full - 1]] = Full()
     for instance, node in enumerate(nodes, 1):
         home(router, instance, node, instance)
-    router.set_count(3)
+    rows_of(router).set_count(3)
     sender = InstanceSender(router, Choice("all"))
     with pytest.raises(BufferFull) as refused:
         sender.tell(sender.key("set"), "x", b"")
