@@ -209,6 +209,7 @@ class FakeNode:
             route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
             shard_of=lambda i: shard_of.get(i, "3"),
             routes={"1": SimpleNamespace(out=1), "2": SimpleNamespace(out=1)},
+            rows=None,
         )
         interface = Interface(PAGE, 3, "crc32/3")
         region = SimpleNamespace(
