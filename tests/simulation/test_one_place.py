@@ -142,6 +142,9 @@ class Activated:
     def __init__(self, node: str, fence: int) -> None:
         self.node, self.fence = node, fence
 
+    def _of(self) -> Activated:
+        return self
+
 
 @pytest.fixture
 def world() -> Iterator[NodeWorld]:
