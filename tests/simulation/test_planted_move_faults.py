@@ -50,7 +50,7 @@ class PlantedInMoves:
 
 PLANTED = (
     PlantedInMoves(1, defects.a_new_home_starts_before_the_old_one_has_stopped, ("I1", "place")),
-    PlantedInMoves(88, defects.a_new_home_keeps_no_direct_message, ("I2",), kills=True),
+    PlantedInMoves(394, defects.a_new_home_keeps_no_direct_message, ("I2",), kills=True),
     PlantedInMoves(
         372,
         defects.a_shard_whose_old_home_died_after_its_report_waits_for_switch,
