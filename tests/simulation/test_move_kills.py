@@ -158,7 +158,7 @@ def test_a_kill_meets_the_phase_and_the_victim_that_it_is_for() -> None:
         ("forward", 3),
         ("drop", 19),
         ("keep/open/drop", 3),
-        ("forward/open/forward", 4),
+        ("forward/open/forward", 13),
         ("forward/buffer/forward", 0),
         ("drop/open/forward", 20),
     ],
