@@ -135,11 +135,12 @@ class Suspension:
 
     def _ask_again(self, members: Collection[NodeId], now: float) -> list[NodeId]:
         """Return the members whose contact is half over: their answers may have got lost."""
+        if self._decide is None or len(members) > PROMPT_MAX or now < self._again_at:
+            return []
         old = now - self.lifetime / 2
         aging = [n for n in members if n != self.me and self._contacts.get(n, now) <= old]
-        if self._decide is None or not aging or len(members) > PROMPT_MAX or now < self._again_at:
-            return []
-        self._again_at = now + self._interval / REQUESTS
+        if aging:
+            self._again_at = now + self._interval / REQUESTS
         return aging
 
     def consents(self, gossip: Gossip, asker: NodeId, refused: bool, now: float) -> bool:
