@@ -13,6 +13,9 @@ Neither may begin a wait anew, nor end a refusal of consent.
                                                  has lasted for a moment, the picture is new
     it was at fault a moment ago                 at fault
 
+What lasts is the fault of a member, whether it is cut off or must go for bad links: one that was
+cut off and is heard again waits for no longer than one that was there all the time, and no less.
+
 Source: docs/downing.md; S1.31.
 """
 
@@ -33,6 +36,8 @@ class LastingFaults:
     def __init__(self) -> None:
         self.cut_since: dict[NodeId, float] = {}
         """Since when each member is cut off that is so now."""
+        self.bad_since: dict[NodeId, float] = {}
+        """Since when each member is cut off or must go, moments apart."""
         self.blamed_since: dict[NodeId, float] = {}
         """Since when each member must go that had not to when the picture was new."""
         self.were_broken: set[NodeId] = set()
@@ -43,7 +48,10 @@ class LastingFaults:
     def follow(self, before: Split, split: Split, group: Container[NodeId], now: float) -> None:
         """Take the next split. `group`: the members that the node has working links with."""
         self.cut_since = {node: self.cut_since.get(node, now) for node in split.cut}
-        self._at_fault = self.lately(before, now) | self._cut_for_good(split, group, now)
+        lately = self.lately(before, now)
+        bad = (*split.cut, *split.broken, *lately)
+        self.bad_since = {node: self.bad_since.get(node, now) for node in bad}
+        self._at_fault = lately | self._cut_for_good(split, group, now)
         self.were_broken |= {*split.broken}
         newly = [node for node in split.broken if node not in self._at_fault]
         self.blamed_since = {node: self.blamed_since.get(node, now) for node in newly}
@@ -53,6 +61,11 @@ class LastingFaults:
         self.were_broken, self.blamed_since = {*split.broken}, {}
         broken = dict.fromkeys(split.broken, now)
         self._at_fault = self._cut_for_good(split, group, now) | broken
+
+    def newest(self, split: Split) -> float:
+        """Return since when all members that are at fault by this split are so; 0 without one."""
+        bad = (self.bad_since.get(node, 0.0) for node in split.broken)
+        return max((*bad, *self.cut_since.values(), *self.blamed_since.values()), default=0.0)
 
     def renewed(self, changed_at: float, now: float) -> bool:
         """True if a blamed member makes the picture new, that changed at that time."""

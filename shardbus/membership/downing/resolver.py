@@ -6,7 +6,9 @@
     flags come and go         ──> no wait ends: after a limit each node downs its own side
 
 The leader carries out «down others». The speaker, the first voter of the side, asks for the lease.
-Every node of a losing side carries out «down ourselves», so that it does not depend on its leader.
+Every node of a losing side carries out «down ourselves», so that it does not depend on its leader,
+for itself and for the members of its side that have lost others too. One that has lost none may
+stand with the others, which this node alone does not hear: it decides for itself.
 
 **How long cut off.** A flagged member counts as cut off until it has seen the version, so each new
 version makes it look cut off for a moment, though it may be on our side. If its last link to us has
@@ -386,9 +388,17 @@ class Resolver:
             if not acts or now < since + self._patience:
                 return DowningPlan()
             decision = decide(self._survey(gossip, doubtful))
+        elif decision.outcome is DowningOutcome.DOWN_OURSELVES:
+            decision = replace(decision, down=self._losers(decision.down))
         act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
         turn = self._others_first if self._outnumbered else 0.0
         return self._act(decision, leading, since + decision.delay + turn, act_at, now)
+
+    def _losers(self, side: Iterable[NodeId]) -> tuple[NodeId, ...]:
+        """Return the members of a losing side that have lost others by their own account."""
+        cut = frozenset(self._split.cut)
+        lost = {observer for observer, subject in self._flags if subject in cut}
+        return tuple(node for node in side if node == self.me or node in lost)
 
     def _survey(self, gossip: Gossip, doubtful: Iterable[NodeId] = ()) -> Split:
         unborn = self._has_started is not None and not self._has_started(gossip)
@@ -403,8 +413,7 @@ class Resolver:
 
     @property
     def _settled_at(self) -> float:
-        others = (*self._faults.cut_since.values(), *self._faults.blamed_since.values())
-        quiet = max(self.changed_at, self._doubt_until, *others)
+        quiet = max(self.changed_at, self._doubt_until, self._faults.newest(self._split))
         return quiet + self.settings.stable_after
 
     @property

@@ -120,7 +120,8 @@ class Split:
     """The members of this side that may be Up elsewhere."""
     theirs: tuple[NodeId, ...] = ()
     """The members that may be Up elsewhere: those cut off, and Down members that may not know it
-    yet. A Down member at whose address a new process has joined has ended."""
+    yet. A Down member at whose address a new process has joined has ended; of several Down ones at
+    one address one may live."""
     elders: tuple[NodeId, ...] = ()
     """The oldest members, as the module's text defines them; empty if no member is Up."""
     unborn: bool = False
@@ -190,7 +191,7 @@ def survey(
     possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
     held = {n.address for n, m in gossip.members.items() if m.status is not Status.DOWN}
     down = [n for n, m in voters.items() if m.status is Status.DOWN and n not in gossip.seen]
-    unaware = [n for n in down if n.address not in held]
+    unaware = {n.address: n for n in down if n.address not in held}.values()
     silent = {n for n in gossip.unreachable() if n not in gossip.seen and n != me}
     silent |= {*cut, *doubtful_nodes}
     starting = () if _may_be_led_elsewhere(gossip, silent) else STARTING

@@ -378,6 +378,9 @@ class OutgoingMoves:
     def deliver(self, event: ev.Deliver) -> bool:
         """Forward or drop a message for a shard that leaves. Returns False if it takes the way of
         any other message."""
+        if self._is_overtaken(event):
+            self._reject(event.shard, (event.message,), REJECT_STOPPED)
+            return True
         one = self._moves.get(event.shard)
         if one is None or one.phase is OutgoingPhase.PREPARING:
             return False
@@ -394,21 +397,38 @@ class OutgoingMoves:
             return True
         return False
 
-    def _reject(self, shard: str, messages: tuple[BufferedMessage, ...]) -> None:
-        self._out.extend(ev.Reject(shard, one, REJECT_DROPPED_IN_MOVE) for one in messages)
+    def _is_overtaken(self, event: ev.Deliver) -> bool:
+        """True for a message of a sender that has not acknowledged, if the shard has left the new
+        home by a death: the home after that may have later messages of this sender."""
+        last = self._moved.get(event.shard)
+        if last is None or event.via not in last.unacked or event.message.is_marker:
+            return False
+        newest = self._routing.home_of(event.shard)
+        left = newest is not None and newest.fence > last.move.new.fence
+        return last.mode.keeps_order and (left or last.move.new.node in self._gone)
+
+    def _reject(
+        self, shard: str, messages: tuple[BufferedMessage, ...], why: str = REJECT_DROPPED_IN_MOVE
+    ) -> None:
+        self._out.extend(ev.Reject(shard, one, why) for one in messages)
 
     # Acknowledgements.
 
     def on_ack(self, sender: NodeId, move: ShardMove) -> None:
         """Count the acknowledgement, and forward it behind what came before it. While messages for
         the shard wait here it would overtake them: the new home asks for it again."""
-        if sender != self._me:
+        if sender != self._me and move.new.node not in self._gone:
             if self._routing.keeps(move.old.shard):
                 return
             self._out.append(ev.Send(move.new.node, msg.MoveAck(sender, (move,))))
-        one = self._moves.get(move.old.shard)
+        one = self._moved.get(move.old.shard)
         if one is not None and one.move == move:
             self._count(one, sender)
+
+    def on_running(self, shard: str) -> None:
+        """Await no acknowledgement of an earlier move: the shard runs here again."""
+        if shard in self._moved and shard not in self._moves:
+            self._moved[shard].unacked.clear()
 
     def on_ack_wanted(self, move: ShardMove) -> None:
         """Forward a MoveAck for each sender that is gone: everything that it sent has been
@@ -437,7 +457,7 @@ class OutgoingMoves:
             last = self._moved.get(shard)
             to_it = last is not None and last.mode.keeps_order and last.move.new.node == node
             if to_it and message.hops and not message.is_marker:
-                self._out.append(ev.Reject(shard, message, REJECT_STOPPED))
+                self._reject(shard, (message,), REJECT_STOPPED)
             else:
                 rest.append((shard, message))
         return tuple(rest)

@@ -592,6 +592,7 @@ class ShardRegion:
         if hosted is None or hosted.state is not HostedState.STARTING or self._me is None:
             return
         hosted.state = HostedState.RUNNING
+        self._outgoing.on_running(shard)
         self._started_now[shard] = Home(shard, self._me, hosted.fence)
         if not self._incoming.on_running(shard, now):
             self._routing.on_shard_running(shard, hosted.fence)

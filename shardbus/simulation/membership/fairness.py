@@ -32,8 +32,13 @@ from shardbus.simulation.membership.checks import HOSTS, Violation
 from shardbus.simulation.membership.network import Channel
 from shardbus.simulation.membership.options import Options
 from shardbus.simulation.membership.process import Process
-from shardbus.simulation.membership.troubles import ACCUSATIONS, WALLS, NodeTrouble
-from shardbus.simulation.membership.unfair import ACCUSED_WITHIN_S
+from shardbus.simulation.membership.troubles import (
+    ACCUSATIONS,
+    ACCUSED_WITHIN_S,
+    SPREAD_S,
+    WALLS,
+    NodeTrouble,
+)
 from shardbus.simulation.membership.world import World
 
 SUSPENDED_MAX_S = 1.0
@@ -45,6 +50,10 @@ GOES_WITHIN_S = 30.0
 is noticed, the picture settles, and the node that should go by itself does not."""
 LOOKS_S = 0.5
 """Seconds between two looks for processes that should not be Up."""
+
+
+Records = frozenset[tuple[NodeId, NodeId, Flag]]
+"""Observers and subjects with the flags between them."""
 
 
 class Fairness:
@@ -129,8 +138,11 @@ class Fairness:
             fails and trouble.lasts > GOES_WITHIN_S and not trouble.flaps_s
         )
         if self._judges and judged and not trouble.pair and culprit and culprit.member:
-            accused = ACCUSED_WITHIN_S if trouble.kind in ACCUSATIONS else 0.0
-            world.later(accused + GOES_WITHIN_S, lambda: self._has_gone(culprit, trouble))
+            if trouble.kind in ACCUSATIONS:
+                spread = ACCUSED_WITHIN_S + SPREAD_S
+                world.later(spread, lambda: self._is_accused(culprit, trouble, frozenset()))
+            else:
+                world.later(GOES_WITHIN_S, lambda: self._has_gone(culprit, trouble))
         if fails and not trouble.flaps_s:
             until = world.now + trouble.lasts
             world.later(LOOKS_S, lambda: self._look(trouble, until, before))
@@ -142,12 +154,23 @@ class Fairness:
         return trouble.kind in WALLS and gossip and others <= set(trouble.others)
 
     def _has_gone(self, culprit: Process, trouble: NodeTrouble) -> None:
-        by = [p for p in self._healthy() if p.machine.view.member(culprit.id) is not None]
-        shown = [p for p in by if p.machine.gossip.members[culprit.id].status is not Status.DOWN]
-        flags = [r for p in shown for r in p.machine.gossip.records() if culprit.id in r[:2]]
-        stands = trouble.kind not in ACCUSATIONS or any(r[2] is Flag.QUARANTINED for r in flags)
-        if culprit.running and shown and stands:
+        if culprit.running and self._member_at(culprit):
             raise Violation("goes", f"{culprit.id} is still a member: {trouble}")
+
+    def _is_accused(self, culprit: Process, trouble: NodeTrouble, before: Records) -> None:
+        """Judge the culprit if it has had the same accusations for `GOES_WITHIN_S`. A slow one is
+        late with them."""
+        records = {r for p in self._member_at(culprit) for r in p.machine.gossip.records()}
+        stand = frozenset(r for r in records if culprit.id in r[:2] and r[2] is Flag.QUARANTINED)
+        if stand and stand == before:
+            self._has_gone(culprit, trouble)
+        elif culprit.running:
+            self._world.later(GOES_WITHIN_S, lambda: self._is_accused(culprit, trouble, stand))
+
+    def _member_at(self, culprit: Process) -> list[Process]:
+        """Return the healthy processes with the culprit as a member that is not Down."""
+        by = [p for p in self._healthy() if p.machine.view.member(culprit.id) is not None]
+        return [p for p in by if p.machine.gossip.members[culprit.id].status is not Status.DOWN]
 
     def _look(self, trouble: NodeTrouble, until: float, before: Container[NodeId]) -> None:
         """Judge, again and again, that no later process of the culprit is Up."""

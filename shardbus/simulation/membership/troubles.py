@@ -15,7 +15,8 @@ trouble or two. The healthy nodes are a majority, and every link between two of 
 
 The first four concern some channels or all (`network`). **The others** are all other nodes, or more
 healthy ones than there are culprits: then the culprits are the smallest set of nodes that explains
-all broken links. A trouble with one other node only is a **pair**: either end may go for it.
+all broken links. A trouble with one other node only is a **pair**: either end may go for it. So a
+culprit that accuses several is heard until it has: of one accusation, either end may be at fault.
 
 Source: docs/simulation.md.
 """
@@ -23,7 +24,7 @@ Source: docs/simulation.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
 
 from shardbus.simulation.membership.network import (
@@ -78,6 +79,10 @@ FACTORS = (10.0, 100.0, 1000.0)
 """The factors of slow processes."""
 RESTARTS = 4
 """Restarts of one culprit, at most."""
+ACCUSED_WITHIN_S = 3.0
+"""Seconds within which the accusations of one trouble follow each other."""
+SPREAD_S = 1.0
+"""Seconds within which the last of them is known everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +172,23 @@ def draw_troubles(
     healthy = [name for name in names if name not in culprits]
     found = []
     for culprit in culprits:
-        found += [
+        its = [
             _draw(dice, culprit, _others(dice, culprit, culprits, healthy), seconds)
             for _ in range(2 if dice.random() < SECOND else 1)
         ]
+        found += [_heard(trouble, its) for trouble in its]
     return tuple(found)
+
+
+def _heard(trouble: NodeTrouble, its: Sequence[NodeTrouble]) -> NodeTrouble:
+    """Let a trouble that stops the gossip of a culprit begin after its accusations."""
+    silent = trouble.kind in ("mute", "cannot-accept") and Channel.GOSSIP.value in trouble.channels
+    ends = [t.begins + ACCUSED_WITHIN_S + SPREAD_S for t in its if t.kind == "accuses"]
+    for end in ends if silent else ():
+        if end - ACCUSED_WITHIN_S - SPREAD_S <= trouble.begins < end:
+            lasts = max(1.0, trouble.begins + trouble.lasts - end)
+            return replace(trouble, begins=round(end, 3), lasts=round(lasts, 3))
+    return trouble
 
 
 def _others(

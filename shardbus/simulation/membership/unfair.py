@@ -19,11 +19,9 @@ from shardbus.membership import events as ev
 from shardbus.membership.reachability import Flag
 from shardbus.simulation.membership.network import UnfairWall
 from shardbus.simulation.membership.process import Process
-from shardbus.simulation.membership.troubles import ACCUSATIONS, NodeTrouble
+from shardbus.simulation.membership.troubles import ACCUSATIONS, ACCUSED_WITHIN_S, NodeTrouble
 from shardbus.simulation.membership.world import World
 
-ACCUSED_WITHIN_S = 3.0
-"""Seconds within which the accusations of one trouble follow each other."""
 STALLED_S = (4.0, 14.0)
 """Seconds, drawn from this range, after which nodes accuse others that acknowledge nothing."""
 BREAKING = 0.3

@@ -910,6 +910,22 @@ def test_members_cut_off_and_one_with_bad_links_go_together_once_all_are_surely_
     assert plan.decision.down == (D, E)
 
 
+def test_a_loser_does_not_down_members_that_have_lost_no_other() -> None:
+    """E accuses A, B and C, and hears only D since; D hears all."""
+    copy = flagged(FIVE, (D, E), (E, A), (E, B), (E, C))
+    loser = Resolver(E, SETTINGS)
+    loser.consider(copy, False, 10.0)
+    plan = loser.consider(copy, False, 10.0 + STABLE)
+    assert plan.decision is not None
+    assert plan.decision.down == (E,)
+    with_it = flagged(FIVE, (D, E), (E, A), (E, B), (E, C), (D, B))
+    loser = Resolver(E, SETTINGS)
+    loser.consider(with_it, False, 10.0)
+    plan = loser.consider(with_it, False, 10.0 + STABLE)
+    assert plan.decision is not None
+    assert plan.decision.down == (D, E)
+
+
 # -- who suspects itself first ------------------------------------------------------------------
 
 NOTICED = 11.0
@@ -961,6 +977,23 @@ def test_where_the_leader_must_go_the_speaker_acts() -> None:
         resolver.consider(copy, False, 10.0)
         plan = resolver.consider(copy, False, 10.0 + STABLE)
         assert (outcome(plan) is DowningOutcome.DOWN_OTHERS) is acts
+
+
+def test_a_member_that_was_cut_off_and_must_go_since_has_been_at_fault_all_the_time() -> None:
+    """C has lost A and B, and shows only later that it still hears them."""
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(THREE, True, 10.0)
+    rows = {C: ObserverRow(1, {A: Flag.UNREACHABLE, B: Flag.UNREACHABLE})}
+    cut_off = replace(THREE, reachability=Reachability(rows), seen=frozenset({A, B}))
+    heard = replace(cut_off, seen=frozenset({A, B, C}))
+    assert resolver.consider(cut_off, True, 100.0) == DowningPlan()
+    resolver.consider(replace(cut_off), True, 102.0)
+    soon = 100.0 + 0.7 * STABLE
+    assert resolver.consider(heard, True, soon) == DowningPlan()
+    assert resolver.deadline() == 100.0 + STABLE
+    late = resolver.consider(heard, True, 100.0 + STABLE + PATIENCE)
+    assert late.decision is not None
+    assert late.decision.down == (C,)
 
 
 def test_flags_that_go_with_their_observer_are_no_flapping() -> None:

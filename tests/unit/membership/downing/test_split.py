@@ -149,6 +149,15 @@ def test_who_is_down_does_not_count_elsewhere_once_a_new_process_has_its_address
     assert survey(replace(copy, members=members), A).theirs == ()
 
 
+def test_of_several_down_processes_at_one_address_one_counts_elsewhere() -> None:
+    """A process that was restarted again and again, and that others have downed each time."""
+    copy = state("ab", a=U, b=U, c=DOWN, d=DOWN)
+    former = [C._replace(uid=uid) for uid in (2, 3)]
+    more = {node: replace(copy.members[C], node=node) for node in former}
+    here = replace(copy, members=dict(sorted({**copy.members, **more}.items())))
+    assert [node.host for node in survey(here, A).theirs] == ["c", "d"]
+
+
 def test_a_flagged_node_that_has_seen_the_flag_is_not_cut_off() -> None:
     copy = state(a=U, b=U, c=U)
     found = split(copy, C, seen=(C,))

@@ -828,6 +828,52 @@ def test_what_a_dead_new_home_gives_back_of_others_does_not_go_behind_their_late
     assert here.released() == [(S, [seq for seq in (1, 2, 3) if seq not in refused])]
 
 
+# How the shard left the new home without the old one: it died, or a still newer home is known.
+DIED = (ev.NodeGone(N2, ()),)
+LIVES_ELSEWHERE = (
+    ev.MessageReceived(COORDINATOR, msg.ShardHomes(EPOCH, (Home("17", CLIENT, 3),))),
+)
+
+
+@pytest.mark.parametrize("left", [DIED, LIVES_ELSEWHERE, DIED + LIVES_ELSEWHERE])
+@pytest.mark.parametrize(
+    ("mode", "acked", "refused"),
+    [("ordered", False, [1]), ("ordered", True, []), ("forward", False, [])],
+)
+def test_what_comes_when_the_shard_has_left_the_new_home_does_not_go_behind_later_messages(
+    left: tuple[ev.RegionEvent, ...], mode: str, acked: bool, refused: list[int]
+) -> None:
+    """A sender that has not acknowledged may have sent later ones to the newest home. One that has
+    does not know of the move any more when it sends here. A Flush goes on in any case."""
+    here = switched(mode)
+    if acked:
+        here.got(S, ack(S))
+    for event in left:
+        here.do(event)
+    here.look()
+    here.deliver(1, S)
+    assert here.rejected() == [(seq, "stopped") for seq in refused]
+    here.do(ev.Deliver("17", replace(letter(2), flush_id=1), S))
+    if not acked:
+        here.got(S, ack(S))
+    here.deliver(3, S)
+    assert here.rejected() == []
+
+
+def test_an_acknowledgement_that_never_came_refuses_nothing_once_the_shard_has_come_back() -> None:
+    here = switched()
+    here.do(ev.NodeGone(N2, ()))
+    here.pass_time(FORWARD_S)
+    again = Home("17", N1, 3)
+    here.got(COORDINATOR, msg.HostShard(EPOCH, (again,)))
+    here.do(ev.ShardReady("17"))
+    here.got(COORDINATOR, msg.HandOff(EPOCH, (again,)))
+    here.do(ev.ShardDown("17"))
+    here.look()
+    here.deliver(1, S)
+    assert here.rejected() == []
+
+
 def test_a_client_that_knows_another_home_leaves_it_with_a_flush() -> None:
     client = Here(None)
     later = ShardMove(Home("17", S, 2), Home("17", N2, 3))
