@@ -337,21 +337,25 @@ class DeliveryChecker:
 
     def untold(self) -> str:
         """Return the process that has not learned of all of its tells that were dropped. Empty if
-        there is none, or if a process ended without order: reports end with their session. What a
-        process that has left was not told is counted by the node that had forwarded it."""
+        there is none, or if a process ended without order: reports end with their session. So the
+        node that had forwarded a tell counts it if the sender has left by then, or has parted with
+        that node, which leaves."""
         if any(one.ended_badly for one in self._processes()):
             return ""
         dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
         dropped += self._failed_tells
-        missing = {one: tells - one.refused_tells for one, tells in dropped.items()}
-        spare = sum(max(0, one.refused_tells - dropped[one]) for one in self._processes())
-        for process, tells in missing.items():
-            if tells <= 0:
+        spare = {one: max(0, one.refused_tells - dropped[one]) for one in self._processes()}
+        by_all = sum(spare.values())
+        by_left = sum(number for one, number in spare.items() if one.ended_at is not None)
+        for process, tells in dropped.items():
+            missing = tells - process.refused_tells
+            if missing <= 0:
                 continue
-            spare -= tells if process.ended_at is not None else 0
-            if process.ended_at is None or spare < 0:
+            by_all -= missing
+            by_left -= missing if process.ended_at is None else 0
+            if (by_left if process.ended_at is None else by_all) < 0:
                 told = process.refused_tells
-                return f"{process.name}: {dropped[process]} tells are lost, {told} reported"
+                return f"{process.name}: {tells} tells are lost, {told} reported"
         return ""
 
     def _processes(self) -> Iterator[SimProcess]:
