@@ -47,8 +47,8 @@ class LastingFaults:
 
     def follow(self, before: Split, split: Split, group: Container[NodeId], now: float) -> None:
         """Take the next split. `group`: the members that the node has working links with."""
-        self.cut_since = {node: self.cut_since.get(node, now) for node in split.cut}
         lately = self.lately(before, now)
+        self.cut_since = {node: self.cut_since.get(node, now) for node in split.cut}
         bad = (*split.cut, *split.broken, *lately)
         self.bad_since = {node: self.bad_since.get(node, now) for node in bad}
         self._at_fault = lately | self._cut_for_good(split, group, now)
@@ -78,7 +78,8 @@ class LastingFaults:
 
     def lately(self, split: Split, now: float) -> dict[NodeId, float]:
         """Return the members at fault by this split, or a moment ago; and until when."""
-        until = self._at_fault | dict.fromkeys(self.in_both(split), now)
+        lasting = [n for n in split.cut if self.cut_since.get(n, now) <= now - MOMENT_S]
+        until = self._at_fault | dict.fromkeys((*self.in_both(split), *lasting), now)
         return {node: at for node, at in until.items() if now <= at + MOMENT_S}
 
     def _cut_for_good(

@@ -69,7 +69,7 @@ winning side. Members that are proved gone have stopped, and need no margin.
 
 **Starved.** A process that was paused wakes up with outdated flags; others may have decided about
 it meanwhile. It waits until its own failure detector has had the time to notice which members no
-longer answer, and then for `stable_after`.
+longer answer, and then for `stable_after`. Nor does it go because flags came and went meanwhile.
 
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
 a node that must go by its last picture goes if no picture has lasted within `stable_after` plus
@@ -272,8 +272,9 @@ class Resolver:
             self._sweep.on_result(node, outcome)
 
     def on_starved(self, doubt_until: float) -> None:
-        """Distrust flags until that time: this node's own timer was late."""
-        self._doubt_until = doubt_until
+        """Distrust flags until that time: this node's own timer was late. It has no count of how
+        they came and went."""
+        self._doubt_until, self._instability = doubt_until, None
 
     def on_lease_result(self, name: str, granted: bool | None) -> DowningPlan:
         """Handle the store's answer. None: the store could not be reached."""
@@ -338,6 +339,7 @@ class Resolver:
                 return plan
         if now < self._settled_at:
             return self._check_instability(decide, now)
+        self._instability = None
         decision, since = decide(split), self._settled_at
         if split.cut:
             plan = self._resolve(decide, decision, gossip, leading, now)

@@ -791,6 +791,16 @@ def test_a_picture_that_has_lasted_begins_the_count_anew() -> None:
     assert resolver.consider(cut(FIVE, Flag.UNREACHABLE, D), False, 15.0 + STABLE) == DowningPlan()
 
 
+def test_what_a_starved_node_has_seen_come_and_go_is_no_flapping() -> None:
+    resolver, now = Resolver(A, SETTINGS), 10.0
+    while now < 10.0 + 3 * PATIENCE:
+        resolver.on_starved(now + STABLE)
+        for nodes in ((E,), (D, E), (B, C, D)):
+            copy = cut(FIVE, Flag.UNREACHABLE, *nodes)
+            assert resolver.consider(copy, True, now) == DowningPlan()
+            now += 2.0
+
+
 def test_what_heals_between_is_forgotten() -> None:
     resolver = Resolver(A, SETTINGS)
     for i in range(8):
@@ -979,21 +989,20 @@ def test_where_the_leader_must_go_the_speaker_acts() -> None:
         assert (outcome(plan) is DowningOutcome.DOWN_OTHERS) is acts
 
 
-def test_a_member_that_was_cut_off_and_must_go_since_has_been_at_fault_all_the_time() -> None:
-    """C has lost A and B, and shows only later that it still hears them."""
+@pytest.mark.parametrize("links", [[(A, E), (B, E)], [(E, A), (E, B), (E, C), (E, D)]])
+def test_a_member_that_was_cut_off_and_must_go_since_has_been_at_fault_all_the_time(
+    links: list[tuple[NodeId, NodeId]],
+) -> None:
+    """E is lost, or has lost others, and shows only later that it still hears them."""
     resolver = Resolver(A, SETTINGS)
-    resolver.consider(THREE, True, 10.0)
-    rows = {C: ObserverRow(1, {A: Flag.UNREACHABLE, B: Flag.UNREACHABLE})}
-    cut_off = replace(THREE, reachability=Reachability(rows), seen=frozenset({A, B}))
-    heard = replace(cut_off, seen=frozenset({A, B, C}))
-    assert resolver.consider(cut_off, True, 100.0) == DowningPlan()
-    resolver.consider(replace(cut_off), True, 102.0)
-    soon = 100.0 + 0.7 * STABLE
-    assert resolver.consider(heard, True, soon) == DowningPlan()
+    resolver.consider(FIVE, True, 10.0)
+    assert resolver.consider(flagged(FIVE, (A, B, C, D), *links), True, 100.0) == DowningPlan()
+    heard = flagged(FIVE, FIVE.members, *links)
+    assert resolver.consider(heard, True, 100.0 + 0.7 * STABLE) == DowningPlan()
     assert resolver.deadline() == 100.0 + STABLE
     late = resolver.consider(heard, True, 100.0 + STABLE + PATIENCE)
     assert late.decision is not None
-    assert late.decision.down == (C,)
+    assert late.decision.down == (E,)
 
 
 def test_flags_that_go_with_their_observer_are_no_flapping() -> None:
