@@ -11,6 +11,10 @@
 #                                   without either: the last tag, or the first build of this protocol
 #   make test-kubernetes APISERVER=/path/to/kube-apiserver  with etcd and kubectl on PATH
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
+#   make mutants FILES='shardbus/ids.py ...' [SAMPLE=100] [SEED=0]
+#   make mutants FILES=changed [SINCE=HEAD]
+#                                   plant defects made by rules in these files, or in changed lines,
+#                                   and run the tests that execute them; it installs pytest-cov
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
@@ -45,6 +49,9 @@ STATE :=
 MINUTES := 30
 SEED :=
 ONLY :=
+FILES :=
+SINCE := HEAD
+SAMPLE := 100
 ENVIRONMENTS :=
 URL :=
 WHEEL :=
@@ -82,7 +89,9 @@ test-kubernetes: .venv/all.stamp
 	KUBE_APISERVER='$(abspath $(APISERVER))' $(BIN)/python -m pytest -m soak tests/process/test_real_api_server.py $(PYTEST_FLAGS)
 
 mutants: .venv/all.stamp
-	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)
+	$(if $(FILES),$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mutants]')
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY) \
+		$(if $(FILES),--files $(FILES) --since $(SINCE) --sample $(SAMPLE) $(if $(SEED),--seed $(SEED)))
 
 simulate: .venv/all.stamp
 	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)

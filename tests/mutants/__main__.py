@@ -1,11 +1,16 @@
-"""Plant each defect of the catalogue into a copy of the tree and run the tests that it names.
+"""Plant each defect of the catalogue into a copy of the tree and run the tests that it names; or
+defects made by rules, in chosen files, and run the tests that execute their lines.
 
     python -m tests.mutants [--jobs 2] [id ...]
+    python -m tests.mutants --files shardbus/ids.py ... | changed [--since HEAD] [--sample 100]
 
     found   a test failed, as it should
     PASSES  no test failed: the behaviour is not tested
     HANGS   the tests did not end: a test should fail, not wait for ever
     STALE   the defect cannot be planted, or its tests cannot be run: mend the entry
+    UNTOUCHED   no test executes the line (`--files`)
+
+A rule may make a change that changes nothing for anybody: read what passes.
 
 The exit code is 0 if all are found, 1 if not, and 2 if the tests fail without any defect.
 """
@@ -21,12 +26,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
 
 from tests.mutants.catalogue import ROOT, Mutant, load, problems
+from tests.mutants.generated import CHANGED, Coverage, changed_lines, generate
 
 LIMIT_S = 1800.0
 """Ends tests that hang. No measure of speed."""
@@ -100,8 +107,9 @@ class Copy:
         return run.returncode, "\n".join(said.splitlines()[-SHOWN_LINES:])
 
 
-def judge_all(mutants: list[Mutant], jobs: int) -> int:
-    """Judge the mutants in `jobs` copies at a time; print verdicts and a summary."""
+def judge_all(mutants: Sequence[Mutant], jobs: int, *, known_good: bool = False) -> int:
+    """Judge the mutants in `jobs` copies at a time; print verdicts and a summary. `known_good`: the
+    tests have just run without a defect."""
     began = time.monotonic()
     counts: Counter[Verdict] = Counter()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -110,7 +118,7 @@ def judge_all(mutants: list[Mutant], jobs: int) -> int:
             copies.put(Copy(Path(folder) / str(number), number))
         sound = copies.get()
         named = sorted({t for m in mutants if not problems(m) for t in m.tests})
-        code, said = sound.run(tuple(named)) if named else (0, "")
+        code, said = sound.run(tuple(named)) if named and not known_good else (0, "")
         copies.put(sound)
         if code != 0:
             print(f"without any defect, the tests end with {code}:\n{said}")
@@ -135,11 +143,39 @@ def judge_all(mutants: list[Mutant], jobs: int) -> int:
     return int(counts[Verdict.FOUND] < len(mutants))
 
 
+def judge_made(chosen: argparse.Namespace) -> int:
+    """Make defects by rules, and judge them."""
+    files: dict[str, frozenset[int] | None] = {}
+    for name in chosen.files:
+        files |= changed_lines(chosen.since) if name == CHANGED else {name: None}
+    if not files:
+        print(f"nothing of the product differs from {chosen.since}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="coverage-") as folder:
+        coverage = Coverage(list(files), chosen.jobs, Path(folder) / "lines")
+        try:
+            mutants, untouched = generate(files, coverage, chosen.sample, chosen.seed)
+        except RuntimeError as error:
+            print(f"without any defect, the suite fails:\n{error}")
+            return 2
+    for place in untouched:
+        print(f"UNTOUCHED {place}", flush=True)
+    return max(judge_all(mutants, chosen.jobs, known_good=True), int(bool(untouched)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
     parser.add_argument("ids", nargs="*", help="only these; all if none is given")
     parser.add_argument("--jobs", type=int, default=2, help="copies that run at once")
+    parser.add_argument("--files", nargs="+", help="make defects in these, or in what is changed")
+    parser.add_argument(
+        "--since", default="HEAD", help="the commit that `changed` is compared with"
+    )
+    parser.add_argument("--sample", type=int, default=100, help="defects to make, at most")
+    parser.add_argument("--seed", type=int, default=0, help="which ones, if there are more")
     chosen = parser.parse_args()
+    if chosen.files:
+        return judge_made(chosen)
     mutants = {mutant.id: mutant for mutant in load()}
     if unknown := [name for name in chosen.ids if name not in mutants]:
         parser.error(f"there is no mutant {', '.join(unknown)}")
