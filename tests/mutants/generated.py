@@ -81,10 +81,10 @@ class Coverage:
         return next((tuple(t[:TESTS_MAX]) for at in near if (t := self.tests.get((file, at)))), ())
 
     def _run(self) -> None:
-        settings = self._data.with_suffix(".ini")
+        settings = self._data.with_name("settings.ini")  # not lines.*: coverage.py erases these
         include = "".join(f"    {ROOT / file}\n" for file in self.files)
         settings.write_text(f"[run]\ndata_file = {self._data}\ninclude =\n{include}", "utf-8")
-        suite = [name for name in SUITE if (ROOT / name).is_dir()]
+        suite = [name for name in SUITE if (ROOT / name).exists()]
         options = ["-q", "-m", "not long and not soak", "--hypothesis-profile=quick"]
         options += [f"--numprocesses={self._workers}", "--dist=worksteal", "-p", "pytest_cov"]
         options += ["--cov", "--cov-context=test", f"--cov-config={settings}", "--cov-report="]
