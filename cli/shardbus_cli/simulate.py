@@ -8,9 +8,11 @@ order of the seeds.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -195,7 +197,14 @@ def _run_all(drawn: list[Options | NodeOptions], jobs: int) -> Iterator[RunOutco
         yield from map(_run, drawn)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_run, drawn, chunksize=SEEDS_PER_TURN)
+        yield from pool.map(partial(_run_for, os.getpid()), drawn, chunksize=SEEDS_PER_TURN)
+
+
+def _run_for(parent: int, drawn: Options | NodeOptions) -> RunOutcome:
+    """Run in a worker, which ends if its parent was killed."""
+    if os.getppid() != parent:
+        os._exit(1)
+    return _run(drawn)
 
 
 def _run(drawn: Options | NodeOptions) -> RunOutcome:

@@ -231,8 +231,10 @@ class RememberedEntities:
                 shard_list.stale = True
             except StoreError as error:
                 log.warning("%s shard %s: %s", self.entity_type, shard_list.hosted.shard, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, self._pause_max)
+            except Exception:  # a defect must not end it: entities would wait for ever
+                log.exception("%s shard %s", self.entity_type, shard_list.hosted.shard)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._pause_max)
         raise ShardNotHosted
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

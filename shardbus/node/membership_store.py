@@ -89,6 +89,8 @@ class MembershipStore:
         except ShardBusError as e:
             level = logging.DEBUG if wanted.name == FOUNDING else logging.WARNING
             log.log(level, "no answer about lease %s: %s", wanted.name, e)
+        except Exception:
+            log.exception("the lease %s was not asked for", wanted.name)
         else:
             granted, counter = lease is not None, lease.counter if lease is not None else 0
             if wanted.name == FOUNDING:
@@ -101,6 +103,8 @@ class MembershipStore:
             record = await claim_registry.read(self._store)
         except ShardBusError as e:
             log.debug("the record of the cluster that has the store was not read: %s", e)
+        except Exception:
+            log.exception("the record of the cluster that has the store was not read")
         self._post(ev.ClaimRead(record))
 
     async def _update(self, work: Coroutine[None, None, None]) -> None:

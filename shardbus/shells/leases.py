@@ -169,6 +169,8 @@ class LeaseShell:
             await self._in_time(self._store.release_lease(asked.lease))
         except (StoreError, TimeoutError):
             self._holder.on_note(Note("lease_kept", f"{name}: it expires by itself"))
+        except Exception:
+            log.exception("the lease %r was not released", name)
         self._handle(ls.LeaseReturned(name, asked.ticket))
 
     async def _in_time(self, call: Awaitable[T]) -> T:

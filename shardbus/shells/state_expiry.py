@@ -108,6 +108,8 @@ class StateExpiry:
                 await self._sweep(region)
             except StoreError as error:
                 log.warning("%s: the sweep of idle states ended early: %s", region.name, error)
+            except Exception:
+                log.exception("%s: the sweep of idle states ended early", region.name)
 
     async def _sweep(self, region: RegionShell) -> None:
         rate, cursor, first = region.settings.state_sweep_rate, None, True

@@ -51,6 +51,9 @@ async def reaches_store(store: StateStore, types: Sequence[str]) -> bool:
                 await store.load_table(entity_type)
     except (ShardBusError, TimeoutError):
         return False
+    except Exception:
+        log.exception("the store was not probed")
+        return False
     return True
 
 

@@ -11,7 +11,6 @@ Source: docs/how-to/operate.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 from shardbus.errors import StoreUnavailable
@@ -65,11 +64,15 @@ class ServerWatch:
             pause = min(PROBE_S, self._check_every)
             await asyncio.sleep(pause)
             due -= pause
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 await self._probe()
                 if due <= 0:
                     due = self._check_every
                     await self._check_again()
+            except StoreUnavailable:
+                pass  # the calls of others say so
+            except Exception:
+                log.exception("the store %s was not probed", self._shown)
 
     async def _check_again(self) -> None:
         problems = await self._find_problems()

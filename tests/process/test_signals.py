@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,31 @@ async def test_a_second_signal_ends_a_node_whose_loop_is_blocked(lab: Processes)
         node.signal(signal.SIGTERM)
         assert await node.ended() == 7
     assert "does not end, at " in node.err.read_text()
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of all threads of a process."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(number) for one in lists for number in one.read_text().split()]
+
+
+def computes(pid: int) -> bool:
+    """True if the process is there, and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_workers_of_simulate_end_with_a_parent_that_was_killed() -> None:
+    program = str(Path(sys.executable).with_name("shardbus"))
+    command = [program, "simulate", "--seeds", "10000", "--jobs", "2"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        # Two workers, and the process that keeps track of their semaphores.
+        await until(lambda: len(children_of(parent.pid)) == 3, "the workers")
+        children = children_of(parent.pid)
+    finally:
+        parent.kill()
+        parent.wait()
+    await until(lambda: not any(map(computes, children)), "the end of the workers")

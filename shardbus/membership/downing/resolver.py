@@ -17,9 +17,10 @@ cut off for less than `stable_after`.
 
 **Unaware voters.** A member may reach us without being reached by us, and stand with the other
 side. It is not flagged, and is missing from the split. So the leader carries out «down others» once
-all voters of its side have seen the picture, and the speaker asks for the lease then. Voters that
-have not within the patience count as cut off. So do voters that this node has lost contact with
-meanwhile (`suspension`): their links have broken after they had seen the picture.
+all voters of its side have seen the picture, and the speaker asks for the lease then, or earlier if
+the side has more votes than all others without the unaware ones. Voters that have not seen it
+within the patience count as cut off. So do voters that this node has lost contact with meanwhile
+(`suspension`): their links have broken after they had seen the picture.
 
 **Suspended first.** A live member may be downed only once it is surely suspended: its entities
 start elsewhere at that moment. The voters of this side refuse it their consent (`refuses`), so the
@@ -50,9 +51,9 @@ was flagged already.
 
 **Outnumbered.** A node that hears no other is more probably at fault than all of them, and may have
 noticed first: the others hear its last messages. So do fewer nodes that do not hear more. They ask
-for a lease only later than other sides, by `noticed_within` and at least by the patience, so that
-the nodes that hear each other have had their turn. In a cluster of two each node is alone, and
-either may win.
+for a lease only later than other sides, by `noticed_within` or the patience, and the patience once
+more, so that the nodes that hear each other have had their turn. In a cluster of two each node is
+alone, and either may win.
 
 **Who acts.** The leader of a copy may be a member that must go. The speaker stands in for it.
 
@@ -387,14 +388,24 @@ class Resolver:
         stays = decision.outcome in (DowningOutcome.DOWN_OTHERS, DowningOutcome.ASK_LEASE)
         if stays and (doubtful := self._doubtful(gossip, now)):
             acts = leading or decision.outcome is DowningOutcome.ASK_LEASE
-            if not acts or now < since + self._patience:
+            without = decide(self._survey(gossip, doubtful))
+            if acts and now >= since + self._patience:
+                decision = without
+            elif self._outvotes(without):
+                decision = replace(without, down=decision.down)
+            else:
                 return DowningPlan()
-            decision = decide(self._survey(gossip, doubtful))
         elif decision.outcome is DowningOutcome.DOWN_OURSELVES:
             decision = replace(decision, down=self._losers(decision.down))
         act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
         turn = self._others_first if self._outnumbered else 0.0
         return self._act(decision, leading, since + decision.delay + turn, act_at, now)
+
+    def _outvotes(self, without: Decision) -> bool:
+        """True if this side asks for a lease, and has more votes than all others although the
+        doubtful ones count as cut off."""
+        asks = without.outcome is DowningOutcome.ASK_LEASE
+        return asks and len(without.split.ours) > len(without.split.theirs)
 
     def _losers(self, side: Iterable[NodeId]) -> tuple[NodeId, ...]:
         """Return the members of a losing side that have lost others by their own account."""
@@ -432,9 +443,9 @@ class Resolver:
 
     @property
     def _others_first(self) -> float:
-        """Seconds after which more nodes have had their turn: they may have noticed later, and may
-        have waited for one of them that has not seen their picture."""
-        return max(self.noticed_within, self._patience)
+        """Seconds after which more nodes have had their turn: they may have noticed later, may have
+        begun the wait anew for another one, and waited for one that has not seen their picture."""
+        return max(self.noticed_within, self._patience) + self._patience
 
     @property
     def _outnumbered(self) -> bool:
