@@ -197,11 +197,10 @@ def _parts(
     """Return which part of the node's messages is for this shard, and which part of the shard's is
     for this entity, by the samples of a span that every type's samples reach back to."""
     regions = node.regions.values()
-    full = [one.times.recent[0].arrived for one in regions if _is_full(one)]
-    since = max(now - RECENT_S, *full) if full else now - RECENT_S
+    since = max(now - RECENT_S, *(one.times.reach_back_to for one in regions))
     total = of_shard = of_entity = 0
     for one in regions:
-        for sample, at in _places(one):
+        for sample, at in sampled_places(one):
             if sample.arrived < since:
                 continue
             total += sample.weight
@@ -212,12 +211,7 @@ def _parts(
     return (of_shard / total if total else 0.0), (of_entity / of_shard if of_shard else 0.0)
 
 
-def _is_full(region: RegionShell) -> bool:
-    recent = region.times.recent
-    return len(recent) == recent.maxlen
-
-
-def _places(region: RegionShell) -> Iterator[tuple[SampledMessage, str]]:
+def sampled_places(region: RegionShell) -> Iterator[tuple[SampledMessage, str]]:
     """Yield the samples of a type with their shards."""
     for sample in tuple(region.times.recent):
         try:

@@ -134,7 +134,9 @@ class LoadSampling:
         was the sample when it arrived, no handler has got that, so each stands for itself."""
         if self.latencies is None:
             return invoker
-        function = self.latencies.timed(invoker.function, 1, is_async=invoker.is_async)
+        function = self.latencies.timed(
+            invoker.function, 1, is_async=invoker.is_async, method=invoker.name
+        )
         return invoker.calling(function)
 
     def pace(self, count: int) -> None:
