@@ -91,7 +91,7 @@ async def test_the_pictures_of_the_docs(
     for name, page in pages.items():
         await page.bring_to_front()
         await shows(page, "#nodes tbody", "draining")
-        await shows(page, "#map-summary", "119 shards on 4 nodes, all run")
+        await shows(page, ".map-summary", "119 shards on 4 nodes, all run")
         if "dark" in name:
             await page.locator("#map-title").scroll_into_view_if_needed()
             await page.evaluate("scrollTo(0, document.querySelector('#nodes').offsetTop - 110)")
