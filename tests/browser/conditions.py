@@ -100,6 +100,18 @@ def failing() -> Fleet:
     fleet.failures = [
         {"type": "order", "method": "pay", "node": fleet.names[0], "count": 128, "last": []}
     ]
+    fleet.failed = {"order": 128, "page": 1}
+    fleet.found = [
+        {
+            "check": "failing-handler",
+            "level": "fault",
+            "of": "order",
+            "subjects": ["pay"],
+            "what": "has 128 failures, the last one ValueError: no money for 3 of o-1",
+            "advice": "see `shardbus explain order o-1`, or the log of 10.0.0.1:7355",
+            "confirmed": True,
+        }
+    ]
     fleet.drops = [["order", "failed", 128], ["cart", "mailbox_full", 31_000], ["", "early", 1]]
     fleet.letters = [fleet.letter("order", "failed", f"o-{n}") for n in range(4)]
     report = {"at": "2026-01-01T00:00:00Z", "node": fleet.names[1], "type": "order"}

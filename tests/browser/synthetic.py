@@ -48,6 +48,10 @@ class Fleet(FakeNode):
         self.reports: list[Json] = []
         self.lost: list[Json] = []
         self.failures: list[Json] = []
+        self.failed: dict[str, int] = {}
+        """Failures of each node, by type."""
+        self.found: list[Json] = []
+        """Findings beside those of the overview."""
         self.rates: dict[str, dict[str, float]] = {}
         self.hour: list[Json] = []
         """Steps of the hour that the nodes have kept: `ago`, and some of the columns."""
@@ -151,7 +155,10 @@ class Fleet(FakeNode):
         counts = {"shards": here, "entities": 10 * here, "received": self.received}
         times = {"handled": [0, 0, self.received], "waited": [self.received]}
         known: Json = {
-            "types": {t: {**counts, "failures": 0, "buffered": 0, **times} for t in self.types_},
+            "types": {
+                t: {**counts, "failures": self.failed.get(t, 0), "buffered": 0, **times}
+                for t in self.types_
+            },
             "vitals": {
                 "busy": 0.08 * (n % 11),
                 "lag": 0.002,
@@ -379,8 +386,8 @@ class Fleet(FakeNode):
 
     async def findings(self) -> Json:
         cluster = await self.overview()
-        found = findings(Picture(cluster=cluster))
-        return {"findings": grouped(found), "lost": self.lost, "failures": self.failures}
+        found = [*self.found, *grouped(findings(Picture(cluster=cluster)))]
+        return {"findings": found, "lost": self.lost, "failures": self.failures}
 
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}

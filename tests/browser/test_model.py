@@ -157,7 +157,7 @@ async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) ->
     }
     lines = await m("m.attention(a).map((p) => `${p.level}: ${p.text}. ${p.advice}`)", answer)
     assert lines[:2] == [
-        "fault: members a:1 is unreachable. look",
+        "fault: member a:1 is unreachable. look",
         "warning: cart 0, 1, 2, 3, 4 and 2 more is handing⟨U+202E⟩ off. look",
     ]
     assert lines[2].startswith("note: b:1 was lost at ")

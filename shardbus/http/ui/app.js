@@ -11,7 +11,7 @@
 import { Actions } from "./actions.js";
 import { Api } from "./api.js";
 import { Entities, changeRows } from "./entities.js";
-import { $, LongList, fill, h, name, offer, show } from "./dom.js";
+import { $, LongList, fill, h, name, offer, prose, show } from "./dom.js";
 import { address, amount, bytes, clock, count, duration, missing, number, percent, rate, reason, sentence, visible } from "./format.js";
 import { Handlers } from "./handlers.js";
 import { Maps } from "./maps.js";
@@ -134,7 +134,7 @@ const overviews = new Repeating(async () => {
   state.minute = addUp(state.points, now, MINUTE_MS);
   setTypes(answer.types);
   maps.setMembers(answer.nodes.map((node) => node.node), lostNodes(answer));
-  draw("head", "nodes", "types", "plots", "drops");
+  draw("head", "nodes", "types", "plots", "moves", "drops");
 }, () => OVERVIEW_MS);
 
 const lostNodes = (overview) => new Set(overview.nodes.filter((node) => !node.reachable).map((node) => node.node));
@@ -308,7 +308,7 @@ const DRAW = {
     const found = attention(state.findings);
     const lines = found.length || !state.findings ? found : [{ level: "good", text: "Nothing needs attention.", advice: "" }];
     show($("problems"), lines.slice(0, PROBLEMS).map(({ level, check, text, advice }) =>
-      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", check && check !== "lost" ? [h("small", { class: "tag" }, visible(check, 40)), " "] : null, h("strong", {}, text), advice ? ` ${advice}` : null)),
+      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", check && check !== "lost" ? [h("small", { class: "tag" }, visible(check, 40)), " "] : null, h("strong", {}, prose(text, 1000)), advice ? [" ", prose(advice, 1000)] : null)),
       lines.length > PROBLEMS ? h("li", {}, `and ${count(lines.length - PROBLEMS, "other")}`) : null);
     const failing = state.findings?.failures.length ?? 0;
     $("failing-count").hidden = !failing;

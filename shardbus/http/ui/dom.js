@@ -39,6 +39,9 @@ export function name(text, most) {
   return h("bdi", { class: "name", title: shown === text ? null : String(text).slice(0, 1000) }, shown);
 }
 
+/** A sentence of a node, in which backticks are around what is code. */
+export const prose = (text, most) => visible(text, most).split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 /** Replace the rows of a table. Columns: `{title, of, wide}`; `of` returns a text or elements. The
  * title stands beside each cell where rows are cards. */
 export function fill(table, columns, rows, empty) {

@@ -1,7 +1,7 @@
 // The view of entities: those in memory by the beginning of their ids, a page at a time, and one of
 // them in detail.
 
-import { $, LongList, fill, h, name, show } from "./dom.js";
+import { $, LongList, fill, h, name, prose, show } from "./dom.js";
 import { address, bytes, clock, count, duration, missing, reason, sentence, visible } from "./format.js";
 import { Sending } from "./send.js";
 import { StoredState } from "./stored.js";
@@ -14,7 +14,7 @@ function causeList(causes, figures) {
   if (causes.length === 0) {
     return h("p", {}, figures ? "Nothing that this node and the home know is slow." : "Nothing that this node knows is slow; the home has given no figures.");
   }
-  return h("ol", { class: "causes" }, causes.map((one) => h("li", {}, h("strong", {}, one.cause.replaceAll("_", " ")), ": ", name(one.text, 1000), h("br"), "To do: ", name(one.remedy, 500))));
+  return h("ol", { class: "causes" }, causes.map((one) => h("li", {}, h("strong", {}, one.cause.replaceAll("_", " ")), ": ", h("bdi", {}, prose(one.text, 1000)), h("br"), "To do: ", h("bdi", {}, prose(one.remedy, 500)))));
 }
 
 /** Columns of changes of a shard's home. */

@@ -41,9 +41,9 @@ export class Handlers {
       { title: "handler", of: (row) => [name(row.handler, 80), row.parameters ? h("small", {}, ` (${visible(row.parameters, 160)})`) : null] },
       { title: "calls", class: "amount", of: (row) => amount(row.calls) },
       { title: "calls/s", class: "amount", of: (row) => (row.calls ? rate(row.rate) : "–") },
-      { title: "failures", class: "amount", of: (row) => (row.failures ? h("span", { class: "state fault" }, amount(row.failures)) : "0") },
       { title: "p50", class: "amount", of: (row) => duration(row.p50) },
       { title: "p99", class: "amount", of: (row) => duration(row.p99) },
+      { title: "failures", class: "amount", of: (row) => (row.failures ? h("span", { class: "state fault" }, amount(row.failures)) : "0") },
       { title: "last exceptions", class: "wide", of: (row) => (row.last.length ? row.last.map((one) => this.#failure(row, one, open)) : "–") },
     ], rows, failing ? "No handler has failed." : "No type has a handler.");
   }

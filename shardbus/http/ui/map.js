@@ -172,7 +172,7 @@ export class ShardMap {
       paint.fillStyle = lost ? colour.fault : colour[`load${shade}`];
       paint.fillRect(x, y, inner, inner);
     }
-    if (cell >= NUMBERED) this.drawName(paint, x + inner / 2, y + inner / 2, this.map.shards[item], ink);
+    if (cell >= NUMBERED && state !== "s") this.drawName(paint, x + inner / 2, y + inner / 2, this.map.shards[item], ink);
     if (this.arrived.has(this.map.shards[item])) this.ring(paint, x, y, inner, colour.ring);
     if (item === this.chosen) this.ring(paint, x - 1, y - 1, inner + 2, colour.text);
   }

@@ -27,6 +27,7 @@ export class Maps {
     if (shown.join("\n") !== [...this.cards.keys()].join("\n")) {
       this.cards = new Map(shown.map((type) => [type, this.cards.get(type) ?? this.#card(type)]));
       show(this.place, [...this.cards.values()].map((card) => card.place));
+      this.place.closest("section").hidden = shown.length === 0;
     }
     for (const card of this.cards.values()) card.rebalance.hidden = !writes;
   }

@@ -202,10 +202,10 @@ export function dropTable(overview, recent) {
 export function attention(answer) {
   const found = (answer?.findings ?? []).filter((one) => one.confirmed).map(({ level, of, subjects, what, advice, check }) => {
     const shown = subjects.map((one) => visible(of === "members" ? address(one) : one, 80));
-    return { level, check, text: `${visible(of, 60)} ${listed(shown, SUBJECTS)} ${visible(what, 600)}`, advice: visible(advice, 600) };
+    return { level, check, text: `${of === "members" && shown.length === 1 ? "member" : visible(of, 60)} ${listed(shown, SUBJECTS)} ${visible(what, 600)}`, advice: visible(advice, 600) };
   });
   const lost = (answer?.lost ?? []).map((row) => {
-    const shards = Object.entries(row.shards).map(([type, { freed, homed }]) => `${number(homed)} of its ${count(freed, "shard")} of ${visible(type, 60)} have a home again`);
+    const shards = Object.entries(row.shards).map(([type, { freed, homed }]) => `${number(homed)} of its ${count(freed, "shard")} of ${visible(type, 60)} ${homed === 1 ? "has" : "have"} a home again`);
     return {
       level: "note", check: "lost",
       text: `${visible(address(row.node))} was lost at ${clock(Date.parse(row.at))}${row.by ? `, declared dead by ${visible(address(row.by))}: ${visible(row.why)}` : ""}`,
