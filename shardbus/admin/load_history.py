@@ -12,7 +12,7 @@ highest counts. The difference between the clocks of two nodes is fixed when a n
 so that each of its samples stands in one step. A step is shown once every member has sampled it. A
 node that is gone takes its hour along.
 
-Nothing here runs per message: a sample costs some 50 microseconds.
+Nothing here runs per message: a sample costs some 75 microseconds.
 
 Source: docs/how-to/dashboard.md; B.149.
 """
@@ -29,7 +29,7 @@ from shardbus.ids import NodeId
 
 STEP_S = 10
 SAMPLES_MAX = 360
-"""Samples that a node keeps: an hour, in some 60 KiB."""
+"""Samples that a node keeps: an hour, in some 80 KiB."""
 PART = 0.99
 """The part of the messages whose longest time is a sample's."""
 RATES = ("received", "failures", "dropped", "late", "store_calls", "store_seconds")
@@ -85,11 +85,11 @@ class LoadHistory:
         values = array("d", [*(count / (now - began) for count in grown), *read.now, *times])
         self._samples.append((number, values))
 
-    def after(self, number: int) -> tuple[float, list[list[float]]]:
-        """Return the time of the loop in steps, and the samples with higher numbers, oldest first,
-        each behind its number."""
+    def after(self, number: int) -> tuple[float, Sequence[str], list[list[float]]]:
+        """Return the time of the loop in steps, the names of the values, and the samples with
+        higher numbers, oldest first, each behind its number."""
         rows = [[at, *values] for at, values in self._samples if at > number]
-        return self._clock() / STEP_S, rows
+        return self._clock() / STEP_S, COLUMNS, rows
 
 
 def _highest(now: Histogram, before: Histogram) -> float:
@@ -118,17 +118,27 @@ class ClusterHour:
             self._offsets, self._last, self._steps = {}, {}, {}
         return {node: self._last.get(node, -1) for node in members}
 
-    def add(self, node: NodeId, now: float, sent: float, rows: Iterable[Sequence[float]]) -> None:
+    def add(
+        self,
+        node: NodeId,
+        now: float,
+        sent: float,
+        names: Sequence[str],
+        rows: Iterable[Sequence[float]],
+    ) -> None:
         """Add the samples of a member. `now` is the time of this loop in steps, `sent` the member's
-        when it answered."""
+        when it answered. `names`: of its values, which another release may have others of."""
         offset = self._offsets.setdefault(node, round(now - sent))
-        for number, *values in rows:
+        places = [(names.index(one) + 1, at) for at, one in enumerate(COLUMNS, 1) if one in names]
+        for row in rows:
+            number = int(row[0])
             if number <= self._last.get(node, -1):
                 continue
-            self._last[node] = int(number)
-            sums = self._steps.setdefault(int(number) + offset, [0.0] * (1 + len(COLUMNS)))
+            self._last[node] = number
+            sums = self._steps.setdefault(number + offset, [0.0] * (1 + len(COLUMNS)))
             sums[0] += 1
-            for at, value in enumerate(values, 1):
+            for place, at in places:
+                value = row[place]
                 sums[at] = sums[at] + value if at <= ADDED else max(sums[at], value)
 
     def rows(self, now: float) -> list[list[float]]:

@@ -34,14 +34,16 @@ MARK_S, MARKS = 60, 5
 
 
 class SampledMessage:
-    """A message that stands for `weight` messages. `waited` and `took` are seconds, None until its
-    handler begins and ends."""
+    """A message that stands for `weight` messages. `shard` is empty if its id is invalid; `waited`
+    and `took` are seconds, None until its handler begins and ends."""
 
-    __slots__ = ("arrived", "entity_id", "method", "took", "waited", "weight")
+    __slots__ = ("arrived", "entity_id", "method", "shard", "took", "waited", "weight")
 
-    def __init__(self, arrived: float, entity_id: str, method: str, weight: int) -> None:
-        self.arrived, self.entity_id, self.method = arrived, entity_id, method
-        self.weight = weight
+    def __init__(
+        self, arrived: float, entity_id: str, shard: str, method: str, weight: int
+    ) -> None:
+        self.arrived, self.entity_id, self.shard = arrived, entity_id, shard
+        self.method, self.weight = method, weight
         self.waited: float | None = None
         self.took: float | None = None
 
@@ -85,13 +87,14 @@ class MessageTimes:
         *,
         is_async: bool,
         entity_id: str = "",
+        shard: str = "",
         method: str = "",
     ) -> Callable[..., Any]:
         """Return a handler's function for a message that arrives now and stands for `weight`."""
         clock, waited, handled = self._clock, self.waited, self.handled
         of_method = self.methods.get(method) or self.methods.setdefault(method, Histogram())
         arrived = clock()
-        sample = SampledMessage(arrived, entity_id, method, weight)
+        sample = SampledMessage(arrived, entity_id, shard, method, weight)
         if entity_id:
             self.recent.append(sample)
 

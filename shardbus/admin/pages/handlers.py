@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any
 
 from shardbus.admin.administration import Administration, moment
-from shardbus.admin.entity_watch import sampled_places
 from shardbus.admin.questions import question
 from shardbus.entities.failures import KEPT
+from shardbus.entities.message_times import MessageTimes
 from shardbus.histograms import Histogram
 from shardbus.http.page import EntityType, Json, page
 from shardbus.ids import NodeId
@@ -182,16 +182,23 @@ def _rows(name: str, region: RegionShell, now: float) -> Iterator[list[Any]]:
 
 @question("shard_rates")
 def answer_shard_rates(admin: Administration) -> Mapping[str, list[list[Any]]]:
-    """Messages a second of the shards here, by type: the shard and its rate."""
+    """Messages a second of the shards here, by type: the shard and its rate. Those of types that
+    live within another are in its shards."""
     now = admin.node.loop.time()
-    return {name: _rates(region, now) for name, region in admin.node.regions.items()}
+    rates: dict[str, Counter[str]] = {name: Counter() for name in admin.tables}
+    for region in admin.node.regions.values():
+        rates[region.table.name].update(_rates(region.times, now))
+    return {
+        name: [[shard, round(rate, 3)] for shard, rate in found.most_common(RATED_MAX)]
+        for name, found in rates.items()
+    }
 
 
-def _rates(region: RegionShell, now: float) -> list[list[Any]]:
-    counts: Counter[str] = Counter()
-    since = max(region.times.reach_back_to, now - RATED_S)
-    for sample, shard in sampled_places(region):
-        if sample.arrived >= since:
-            counts[shard] += sample.weight
+def _rates(times: MessageTimes, now: float) -> dict[str, float]:
+    since = max(times.reach_back_to, now - RATED_S)
     seconds = max(1.0, now - since)
-    return [[shard, round(n / seconds, 3)] for shard, n in counts.most_common(RATED_MAX)]
+    rates: dict[str, float] = {}
+    for sample in times.recent:
+        if sample.arrived >= since and sample.shard:
+            rates[sample.shard] = rates.get(sample.shard, 0.0) + sample.weight / seconds
+    return rates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from shardbus.admin.administration import Administration
@@ -62,7 +63,9 @@ async def _ask_members(admin: Administration) -> Json:
 
 
 @question("load_history")
-def answer_load_history(admin: Administration, after: int) -> tuple[float, list[list[float]]]:
-    """The time of this loop in steps, and the samples after that number, oldest first: the number
-    and the values."""
+def answer_load_history(
+    admin: Administration, after: int
+) -> tuple[float, Sequence[str], list[list[float]]]:
+    """The time of this loop in steps, the names of the values, and the samples after that number,
+    oldest first: the number and the values."""
     return admin.history.after(after)

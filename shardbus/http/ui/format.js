@@ -43,7 +43,7 @@ export function amount(value) {
 export const rate = (value) => (unknown(value) ? NONE : `${amount(value)}/s`);
 
 /** A part of one. */
-export const percent = (value) => (unknown(value) ? NONE : `${number(100 * value, value < 0.1 ? 1 : 0)} %`);
+export const percent = (value) => (unknown(value) ? NONE : `${number(100 * value, value < 0.01 ? 1 : 0)} %`);
 
 export function bytes(value) {
   if (unknown(value)) return NONE;

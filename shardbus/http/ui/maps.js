@@ -27,8 +27,8 @@ export class Maps {
     if (shown.join("\n") !== [...this.cards.keys()].join("\n")) {
       this.cards = new Map(shown.map((type) => [type, this.cards.get(type) ?? this.#card(type)]));
       show(this.place, [...this.cards.values()].map((card) => card.place));
-      this.place.closest("section").hidden = shown.length === 0;
     }
+    this.place.closest("section").hidden = shown.length === 0;
     for (const card of this.cards.values()) card.rebalance.hidden = !writes;
   }
 
@@ -44,6 +44,7 @@ export class Maps {
     const space = h("div", { class: "map-space" }, canvas);
     const scroll = h("div", { class: "map-scroll" }, space);
     card.place = h("article", { class: "map-card" }, h("div", { class: "heading" }, card.title, card.rebalance), card.summary, scroll, card.line);
+    card.scroll = scroll;
     card.map = new ShardMap({ scroll, space, canvas, onpoint: (item) => this.#point(card, item), onchoose: (shard) => this.onchoose(type, shard) });
     card.map.setMembers(this.members, this.bad);
     return card;
@@ -108,15 +109,16 @@ export class Maps {
   }
 
   focus() {
-    [...this.cards.values()][0]?.map.canvas.focus();
+    [...this.cards.values()].find((card) => !card.scroll.hidden)?.map.canvas.focus();
   }
 
   draw() {
     for (const card of this.cards.values()) if (card.map.map) this.#summary(card);
   }
 
-  #summary({ type, map, summary, line }) {
+  #summary({ type, map, summary, scroll, line }) {
     const now = map.map;
+    scroll.hidden = line.hidden = now.shards.length === 0;
     const moving = [...now.states].filter((one) => one !== "r").length;
     const shards = count(now.shards.length, "shard");
     const nodes = count(now.nodes.length, "node");

@@ -11,6 +11,7 @@ const CELLS = [30, 22, 16, 11, 8, 6, 5];
 const HOUR_MS = 3_600_000;
 const SPAN_MIN_MS = 300_000;
 const GAP_MS = 45_000;
+const LANE_MIN = 12;
 export const LEVELS = 5;
 const SUBJECTS = 5;
 
@@ -297,8 +298,8 @@ function placeLanes(lanes, cell, room, label) {
   const tall = label ? 18 : 0;
   let y = 4;
   const rows = lanes.map((lane) => {
-    const lines = Math.max(1, Math.ceil(lane.items.length / columns));
-    const row = { ...lane, y, top: y + head, height: head + Math.max(tall, lines * step) };
+    const lines = Math.ceil(lane.items.length / columns);
+    const row = { ...lane, y, top: y + head, height: head + Math.max(tall, LANE_MIN, lines * step) };
     y += row.height + (step > 8 ? 6 : 4);
     return row;
   });

@@ -42,7 +42,7 @@ class Watched:
     def rows(self, after: int = -1) -> list[dict[str, float]]:
         return [
             dict(zip(("number", *COLUMNS), row, strict=True))
-            for row in self.history.after(after)[1]
+            for row in self.history.after(after)[2]
         ]
 
 
@@ -106,8 +106,8 @@ def shown(hour: ClusterHour, now: float) -> list[dict[str, float]]:
 
 def test_rates_are_added_and_of_loads_the_highest_counts() -> None:
     hour = ClusterHour()
-    hour.add(ONE, 10.0, 10.0, [row(7, received=3, entities=4, busy=0.2, handled=0.5)])
-    hour.add(TWO, 10.0, 510.2, [row(507, received=2, entities=1, busy=0.9, handled=0.1)])
+    hour.add(ONE, 10.0, 10.0, COLUMNS, [row(7, received=3, entities=4, busy=0.2, handled=0.5)])
+    hour.add(TWO, 10.0, 510.2, COLUMNS, [row(507, received=2, entities=1, busy=0.9, handled=0.1)])
     [only] = shown(hour, 10.0)
     assert (only["nodes"], only["received"], only["entities"]) == (2, 5, 5)
     assert (only["busy"], only["handled"]) == (0.9, 0.5)
@@ -117,17 +117,17 @@ def test_rates_are_added_and_of_loads_the_highest_counts() -> None:
 def test_a_sample_that_is_sent_again_counts_once_and_stays_in_its_step() -> None:
     hour = ClusterHour()
     assert hour.asks([ONE, TWO]) == {ONE: -1, TWO: -1}
-    hour.add(ONE, 10.0, 110.4, [row(105, received=1), row(106, received=1)])
+    hour.add(ONE, 10.0, 110.4, COLUMNS, [row(105, received=1), row(106, received=1)])
     assert hour.asks([ONE, TWO]) == {ONE: 106, TWO: -1}
     # The difference of the clocks is fixed, although this answer came a little later.
-    hour.add(ONE, 11.2, 111.75, [row(106, received=1), row(107, received=1)])
+    hour.add(ONE, 11.2, 111.75, COLUMNS, [row(106, received=1), row(107, received=1)])
     assert [one["received"] for one in shown(hour, 12.0)] == [1, 1, 1]
     assert [one["nodes"] for one in shown(hour, 12.0)] == [1, 1, 1]
 
 
 def test_a_step_is_shown_once_every_member_has_sampled_it() -> None:
     hour = ClusterHour()
-    hour.add(ONE, 10.0, 10.0, [row(8), row(9)])
+    hour.add(ONE, 10.0, 10.0, COLUMNS, [row(8), row(9)])
     assert [one["ago"] for one in shown(hour, 10.5)] == [1.5]
     assert len(shown(hour, 10.7)) == 2
 
@@ -135,16 +135,23 @@ def test_a_step_is_shown_once_every_member_has_sampled_it() -> None:
 def test_a_member_that_has_gone_takes_its_part_along() -> None:
     hour = ClusterHour()
     for node in (ONE, TWO):
-        hour.add(node, 10.0, 10.0, [row(7, received=3)])
+        hour.add(node, 10.0, 10.0, COLUMNS, [row(7, received=3)])
     assert hour.asks([ONE]) == {ONE: -1}
     assert hour.rows(10.0) == []
-    hour.add(ONE, 10.0, 10.0, [row(7, received=3)])
+    hour.add(ONE, 10.0, 10.0, COLUMNS, [row(7, received=3)])
     assert [one["received"] for one in shown(hour, 10.0)] == [3]
+
+
+def test_a_member_of_another_release_may_have_other_values() -> None:
+    hour = ClusterHour()
+    hour.add(ONE, 10.0, 10.0, ["new", "busy", "received"], [[7, 99.0, 0.5, 3.0]])
+    [only] = shown(hour, 10.0)
+    assert (only["received"], only["busy"], only["entities"]) == (3.0, 0.5, 0.0)
 
 
 def test_steps_of_more_than_an_hour_ago_are_forgotten() -> None:
     hour = ClusterHour()
-    hour.add(ONE, 10.0, 10.0, [row(7), row(8)])
+    hour.add(ONE, 10.0, 10.0, COLUMNS, [row(7), row(8)])
     assert len(hour.rows(8.0 + SAMPLES_MAX)) == 1
     assert hour.rows(9.5 + SAMPLES_MAX) == []
     assert hour.rows(10.0) == []
