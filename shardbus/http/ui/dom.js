@@ -83,6 +83,7 @@ export class LongList {
 
   set(rows) {
     this.rows = rows;
+    this.scroll.hidden = rows.length === 0;
     this.chosen = Math.min(this.chosen, rows.length - 1);
     this.space.style.height = `${rows.length * this.height}px`;
     this.scroll.setAttribute("aria-rowcount", rows.length + 1);
