@@ -9,6 +9,7 @@ Source: docs/how-to/dashboard.md; B.149.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from typing import Annotated, Any
@@ -59,7 +60,8 @@ async def send(
         if tell:
             sender.tell_nowait(key, id, payload)
         else:
-            answer = as_text(await sender.ask(key, id, payload, within, decode_value))
+            reply = await sender.ask(key, id, payload, within, decode_value)
+            answer = await asyncio.to_thread(as_text, reply)  # it may be long
     except RequestError as raised:
         error = error_row(raised)
     seconds = admin.node.loop.time() - began
