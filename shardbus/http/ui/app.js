@@ -163,7 +163,7 @@ const loads = new Repeating(async () => {
 }, () => LIST_MS);
 
 const hours = new Repeating(async () => {
-  if (state.view !== "cluster") return;
+  if (document.hidden || state.view !== "cluster") return;
   plots.setHour(hourOf(await api.get(["history"]), Date.now()));
   draw("plots");
 }, () => HISTORY_MS);
