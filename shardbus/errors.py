@@ -296,6 +296,17 @@ class StateUnreadable(EntityFailed):
         return self.message
 
 
+def advice_of(error: RequestError) -> str:
+    """Return whether it is safe to send a message again, for an error that may pass, or whose class
+    alone would say that it is; else an empty text."""
+    if error.definite:
+        passes = isinstance(error, BufferFull | MailboxFull)
+        return "no handler has begun: it is safe to send it again" if passes else ""
+    if isinstance(error, AskTimeout | NodeLost) or type(error).definite:
+        return "a handler may have run: send it again only if twice does no harm"
+    return ""
+
+
 class Rejection(RequestError):
     """The handler ran and refuses: an answer, not a failure. The entity goes on as it is, and to
     send the message again is useless until something changes.

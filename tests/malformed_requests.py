@@ -110,6 +110,8 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         (b"/v1/events/recent", b"within=60&limit=5"),
         (b"/v1/dead-letters", b"type=%b&reason=failed&since=60&limit=5" % kind),
         (b"/v1/map" + of_type, b"known=1.1"),
+        (b"/v1/maps", b"known=%b%%3D1.1" % kind),
+        (b"/v1/handlers", b"type=" + kind),
         (b"/v1/shards" + of_type, b""),
         (b"/v1/partitions" + of_type, b""),
         (b"/v1/plan" + of_type, b"add=1&remove=" + node),
@@ -142,6 +144,7 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         *(PageRequest("GET", path, query) for path, query in gets),
         *(PageRequest("POST", path, query) for path, query in posts),
         PageRequest("POST", state, b"revision=1", STATE),
+        PageRequest("POST", b"/v1/send" + of_entity, b"handler=add&tell=false&within=500", b"[1]"),
         PageRequest("DELETE", state, b"revision=1"),
     ]
 

@@ -35,7 +35,6 @@ from shardbus_cli.parameters import (
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
-    from shardbus.errors import RequestError
 
 T = TypeVar("T")
 
@@ -143,7 +142,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer, always as JSON."""
-    from shardbus.errors import RequestError, Unhandled
+    from shardbus.errors import RequestError, Unhandled, advice_of
 
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
@@ -159,29 +158,16 @@ def ask(
     try:
         reply = _with_client(node, timeout, secret, send)
     except Unhandled as unhandled:
-        hint = unhandled.hint or again(unhandled)
+        hint = unhandled.hint or advice_of(unhandled)
         if method and unhandled.definite:
             hint = f"""a message for `receive` is quoted: '"{method}"'"""
         raise CommandFailure(unhandled.message, hint) from None
     except RequestError as error:
         failure = CommandFailure.of(error)
         raise CommandFailure(
-            failure.message, failure.hint or again(error), code=failure.code
+            failure.message, failure.hint or advice_of(error), code=failure.code
         ) from None
     output.data(as_text(reply))
-
-
-def again(error: RequestError) -> str:
-    """Return whether it is safe to send a message again, for an error that may pass, or whose class
-    alone would say that it is."""
-    from shardbus.errors import AskTimeout, BufferFull, MailboxFull, NodeLost
-
-    if error.definite:
-        passes = isinstance(error, BufferFull | MailboxFull)
-        return "no handler has begun: it is safe to send it again" if passes else ""
-    if isinstance(error, AskTimeout | NodeLost) or type(error).definite:
-        return "a handler may have run: send it again only if twice does no harm"
-    return ""
 
 
 def plain(answer: object) -> object:

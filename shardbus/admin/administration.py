@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from shardbus.admin.brief import load_of
 from shardbus.admin.examination import Examination
+from shardbus.admin.load_history import ClusterHour, LoadHistory
 from shardbus.admin.shard_control import ShardControl
 from shardbus.admin.shard_map import ShardMaps
 from shardbus.admin.shared_answer import SharedAnswer
@@ -48,6 +50,8 @@ class Administration:
         self.last_maps: dict[str, Json] = {}
         """The last map of each type that a coordinator sent."""
         self.maps = ShardMaps()
+        self.history = LoadHistory(lambda: node.loop.time(), lambda: load_of(node))
+        self.hour = ClusterHour()
         self.lists = 0
         """Lists of entities that are being made."""
         self._shared: dict[str, SharedAnswer[Json]] = {}

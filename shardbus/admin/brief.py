@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from shardbus.admin.load_history import LoadReading
+from shardbus.histograms import Histogram
 from shardbus.node.node import Node
 from shardbus.node.recent_drops import Drop
 from shardbus.transport.send_buffer import SEND_BUFFER_FULL
@@ -39,6 +41,26 @@ def brief_of(node: Node) -> dict[str, Any]:
         "late": node.endpoint.asks_timed_out,
         "store": [*_calls_of(node), node.states.errors],
     }
+
+
+def load_of(node: Node) -> LoadReading:
+    """Read the load of a node, for its history."""
+    regions, vitals = node.regions.values(), node.vitals.vitals
+    handled, waited = Histogram(), Histogram()
+    for region in regions:
+        handled.add(region.times.handled)
+        waited.add(region.times.waited)
+    buffered = sum(one.router.region.buffered[0] for one in regions if one.table is one)
+    totals = (
+        sum(one.host.counts.accepted for one in regions),
+        sum(one.host.counts.failures for one in regions),
+        sum(count for _, _, count in drops_of(node)),
+        node.endpoint.asks_timed_out,
+        *_calls_of(node),
+    )
+    entities = sum(one.host.entities for one in regions)
+    now = (vitals.mailbox + buffered, entities, vitals.busy, vitals.lag)
+    return LoadReading(totals, handled, waited, now)
 
 
 def _calls_of(node: Node) -> tuple[int, float]:

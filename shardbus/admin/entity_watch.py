@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,6 @@ from shardbus.entities.entity_type import run_in_thread
 from shardbus.entities.host import Host
 from shardbus.entities.message_times import SampledMessage
 from shardbus.entities.slow_handlers import BLOCKED, places, suspended_frames
-from shardbus.errors import ConfigError
 from shardbus.histograms import Histogram
 from shardbus.node.node import Node
 from shardbus.shells.region import RegionShell
@@ -197,33 +196,18 @@ def _parts(
     """Return which part of the node's messages is for this shard, and which part of the shard's is
     for this entity, by the samples of a span that every type's samples reach back to."""
     regions = node.regions.values()
-    full = [one.times.recent[0].arrived for one in regions if _is_full(one)]
-    since = max(now - RECENT_S, *full) if full else now - RECENT_S
+    since = max(now - RECENT_S, *(one.times.reach_back_to for one in regions))
     total = of_shard = of_entity = 0
     for one in regions:
-        for sample, at in _places(one):
-            if sample.arrived < since:
+        for sample in one.times.recent:
+            if sample.arrived < since or not sample.shard:
                 continue
             total += sample.weight
-            if one.table is region.table and at == shard:
+            if one.table is region.table and sample.shard == shard:
                 of_shard += sample.weight
                 if one is region and sample.entity_id == entity_id:
                     of_entity += sample.weight
     return (of_shard / total if total else 0.0), (of_entity / of_shard if of_shard else 0.0)
-
-
-def _is_full(region: RegionShell) -> bool:
-    recent = region.times.recent
-    return len(recent) == recent.maxlen
-
-
-def _places(region: RegionShell) -> Iterator[tuple[SampledMessage, str]]:
-    """Yield the samples of a type with their shards."""
-    for sample in tuple(region.times.recent):
-        try:
-            yield sample, region.router.shard_of(sample.entity_id)
-        except ConfigError:  # an invalid id, which was refused
-            continue
 
 
 def to_plain(figures: EntityFigures) -> dict[str, Any]:

@@ -15,10 +15,13 @@ from shardbus.admin.pages import (
     events,
     explanation,
     findings,
+    handlers,
     health,
+    history,
     members,
     node,
     overview,
+    sending,
     shards,
     states,
 )
@@ -26,14 +29,15 @@ from shardbus.admin.questions import register
 from shardbus.http.page import NodePages, Page, declared_in
 from shardbus.node.node import Node
 
-OF_CLUSTER = (health, overview, cluster, members)
-OF_TYPES = (shards, entities, explanation, states)
+OF_CLUSTER = (health, overview, history, cluster, members)
+OF_TYPES = (shards, handlers, entities, explanation, sending, states)
 OF_EVENTS = (findings, checkup, events, dead_letters, node)
 PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
 
 def answer_questions(admin: Administration) -> None:
-    """Let a node answer the questions of other nodes."""
+    """Let a node answer the questions of other nodes, and keep what they ask for."""
+    admin.node.every("history of the load", 1, admin.history.sample)
     register(admin, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
 

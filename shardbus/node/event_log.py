@@ -44,6 +44,7 @@ ALARMING = frozenset(
         "state_set",
         "state_removed",
         "letters_replayed",
+        "message_sent",
         "too_few_shards",
         "too_many_shards",
         "hot_shard",

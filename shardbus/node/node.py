@@ -26,6 +26,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.dead_letters import DeadLetters
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.message_times import MARK_S
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
 from shardbus.errors import NodeLost, Refused, RequestError, ShardBusError
@@ -356,6 +357,7 @@ class Node:
                 add(f"{what} of {name}", sweep, SECOND)
             add(f"handlers of {name}", partial(region.find_slow_handlers, self.slow), SECOND)
             add(f"samples of {name}", region.pace, SECOND)
+            self.every(f"latencies of {name}", MARK_S, region.times.mark)
         add("loads", self.load_reports.on_tick, SECOND)
         add("latencies of the store", lambda tick: self.states.mark(), STORE_MARK_S * SECOND)
         add("samples of asks", lambda tick: self.endpoint.sent.pace(), SECOND)
@@ -364,6 +366,10 @@ class Node:
         add("drops", self.drops.report)
         add("refusals", lambda tick: self._log_refused())
         add("recent drops", self.recent_drops.sample, PERIOD_S * SECOND)
+
+    def every(self, name: str, period: int, run: Callable[[], object]) -> None:
+        """Call a function every `period` seconds, at the beats of the ticker."""
+        self._ticker.add(name, lambda tick: run(), period * SECOND)
 
     def join(self, http: str, rejoins_by: Sequence[str] = (), turn: int = 1) -> None:
         """Start membership, and join unless `node.join` is `manual`.

@@ -97,7 +97,7 @@ class LoadSampling:
         """
         since = self.marks.take(count, self._clock())
         at = self.marks.choose(len(ids))
-        function = invoker.function if invoker is not None else None
+        function, shard = invoker.function if invoker is not None else None, ""
         with suppress(ConfigError):  # an invalid id: the message will be refused
             shard = self._shard_of(ids[at])
             self.hot_spots.add(shard, ids[at], since)
@@ -111,6 +111,7 @@ class LoadSampling:
                 since,
                 is_async=invoker.is_async,
                 entity_id=ids[at],
+                shard=shard,
                 method=invoker.name,
             )
         changed = function is not invoker.function
@@ -134,7 +135,9 @@ class LoadSampling:
         was the sample when it arrived, no handler has got that, so each stands for itself."""
         if self.latencies is None:
             return invoker
-        function = self.latencies.timed(invoker.function, 1, is_async=invoker.is_async)
+        function = self.latencies.timed(
+            invoker.function, 1, is_async=invoker.is_async, method=invoker.name
+        )
         return invoker.calling(function)
 
     def pace(self, count: int) -> None:

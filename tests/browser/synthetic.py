@@ -10,6 +10,7 @@ from typing import Any
 
 from shardbus.admin.diagnosis import Picture, findings
 from shardbus.admin.examination import grouped
+from shardbus.admin.load_history import COLUMNS
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import StateChanged
 from shardbus.histograms import LATENCY_BOUNDS
@@ -40,12 +41,26 @@ class Fleet(FakeNode):
         self.changes: list[list[Any]] = []
         self.write = True
         self.version = 1
+        self.began, self.grows_by = time.monotonic() - 1.0, 120
         self.received = 0
         self.drops: list[list[Any]] = [["cart", "expired", 3]]
         self.letters = [self.letter("cart", "expired", f"cart-{n}") for n in (2, 1)]
         self.reports: list[Json] = []
         self.lost: list[Json] = []
         self.failures: list[Json] = []
+        self.failed: dict[str, int] = {}
+        """Failures of each node, by type."""
+        self.found: list[Json] = []
+        """Findings beside those of the overview."""
+        self.rates: dict[str, dict[str, float]] = {}
+        self.hour: list[Json] = []
+        """Steps of the hour that the nodes have kept: `ago`, and some of the columns."""
+        self.handling = [
+            self.handler("add", "item: str, count: int = 1", calls=1200, p50=0.0004, p99=0.012),
+            self.handler("total", ""),
+        ]
+        self.sent: list[tuple[object, ...]] = []
+        self.failure_of_send: Json | None = None
         self.zone = "east"
         self.posted: list[tuple[str, ...]] = []
         self.looked: list[str] = []
@@ -90,10 +105,24 @@ class Fleet(FakeNode):
             "kept": True,
         }
 
+    def handler(
+        self, name: str, parameters: str | None, type: str = TYPE, calls: int = 0, **more: Any
+    ) -> Json:
+        """A handler as its nodes have counted it."""
+        times = {"p50": None, "p99": None}
+        counted = {"calls": calls, "rate": calls / 300, "failures": 0, "last": []}
+        return {"type": type, "handler": name, "parameters": parameters, **counted, **times, **more}
+
+    def exception(self, text: str) -> Json:
+        """An exception of a handler, as the page of handlers shows it."""
+        stack = f"Traceback (most recent call last):\n  in pay\nValueError: {text}"
+        where = {"node": self.names[0], "at": "2026-01-01T00:00:00Z", "entity": "cart-7"}
+        return {**where, "error": "ValueError", "text": text, "stack": stack}
+
     # ---- what the page asks for
 
     async def overview(self) -> Json:
-        self.received += 120
+        self.received = int((time.monotonic() - self.began) * self.grows_by / 2)
         return {
             "cluster": self.cluster_name,
             "self": self.names[0],
@@ -126,14 +155,17 @@ class Fleet(FakeNode):
         counts = {"shards": here, "entities": 10 * here, "received": self.received}
         times = {"handled": [0, 0, self.received], "waited": [self.received]}
         known: Json = {
-            "types": {t: {**counts, "failures": 0, "buffered": 0, **times} for t in self.types_},
+            "types": {
+                t: {**counts, "failures": self.failed.get(t, 0), "buffered": 0, **times}
+                for t in self.types_
+            },
             "vitals": {
                 "busy": 0.08 * (n % 11),
                 "lag": 0.002,
                 "rss": (60 + n) * MIB,
                 "gc": 0.0,
                 "mailbox": n % 3,
-                "rate": 60.0,
+                "rate": self.grows_by / 2,
             },
             "dropped": self.drops,
             "slow": [],
@@ -180,6 +212,32 @@ class Fleet(FakeNode):
             "states": "".join(row[1] for row in self.rows.values()),
             "changes": self.changes[:50],
         }
+
+    async def shard_maps(self, known: tuple[str, ...]) -> Json:
+        asked = [one.rpartition("=")[::2] for one in known]
+        return {"maps": [await self.shard_map(*one) for one in asked]}
+
+    async def shard_rates(self) -> Json:
+        return {"rates": self.rates, "silent": []}
+
+    async def history(self) -> Json:
+        names = ("nodes", *COLUMNS)
+        rows = [[step["ago"], *(step.get(name, 0) for name in names)] for step in self.hour]
+        head = {"at": time.time(), "step": 10, "columns": ["ago", *names]}
+        return {**head, "rows": rows, "silent": []}
+
+    async def handlers(self, type: str) -> Json:
+        rows = [row for row in self.handling if type in ("", row["type"])]
+        return {"handlers": rows, "silent": []}
+
+    async def send(
+        self, type: str, id: str, arguments: object, operator: str, handler: str, **how: Any
+    ) -> Json:
+        self.sent.append((type, id, handler, arguments, how["tell"]))
+        head = {"type": type, "id": id, "handler": handler or "receive", "seconds": 0.003}
+        answer = '{\n  "big": 9223372036854775807\n}'
+        answered = not how["tell"] and self.failure_of_send is None
+        return {**head, "answer": answer if answered else None, "error": self.failure_of_send}
 
     async def shards(self, type: str) -> Json:
         rows = [
@@ -328,8 +386,8 @@ class Fleet(FakeNode):
 
     async def findings(self) -> Json:
         cluster = await self.overview()
-        found = findings(Picture(cluster=cluster))
-        return {"findings": grouped(found), "lost": self.lost, "failures": self.failures}
+        found = [*self.found, *grouped(findings(Picture(cluster=cluster)))]
+        return {"findings": found, "lost": self.lost, "failures": self.failures}
 
     async def slow(self) -> Json:
         return {"handlers": self.reports, "silent": []}

@@ -15,7 +15,7 @@ from tests.browser.windows import Windows, live
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 OPERATOR = "the operator of this test"
-VIEWS = ("cluster", "entities", "trouble", "events", "settings")
+VIEWS = ("cluster", "handlers", "entities", "trouble", "events", "settings")
 
 
 async def violations(page: Any) -> list[str]:
@@ -36,6 +36,9 @@ async def stored_state(page: Any, fleet: Fleet) -> dict[str, list[str]]:
     await page.get_by_role("button", name="Token").click()
     await page.get_by_role("textbox", name="Token").fill(OPERATOR)
     await page.keyboard.press("Enter")
+    await page.get_by_role("textbox", name="Arguments as JSON").fill('["tea"]')
+    await page.get_by_role("button", name="Send", exact=True).click()
+    await page.locator(".sending pre").wait_for()
     await page.get_by_role("button", name="Show the stored state").click()
     await page.get_by_role("button", name="Edit").wait_for()
     found = {"stored": await violations(page)}
@@ -62,11 +65,14 @@ async def test_no_view_is_closed_to_anybody(
     await live(page)
     fleet.fleet.cut(2)
     fleet.fleet.move("5", 0)
+    failed = fleet.fleet.handler("pay", "", calls=9, failures=2, p50=0.1, p99=31.0)
+    fleet.fleet.handling.append({**failed, "last": [fleet.fleet.exception("no money")]})
+    fleet.fleet.rates = {"cart": {"4": 12.0, "5": 3.0}}
     found: dict[str, list[str]] = {}
     for view in VIEWS:
         await page.goto(f"{fleet.url}#{view}")
         if view == "cluster":
-            await page.locator("#map").focus()
+            await page.locator(".map").first.focus()
             await page.keyboard.press("ArrowRight")
             await page.keyboard.press("Enter")
             await page.get_by_role("button", name="List its entities").wait_for()

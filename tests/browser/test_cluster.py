@@ -51,7 +51,7 @@ async def test_a_kill_is_seen_within_two_seconds_of_the_clusters_knowing_it(
     await wake(lab)
     page = await windows.open(url_of(nodes[0]))
     await live(page)
-    await shows(page, "#map-summary", "24 shards on 3 nodes, all run")
+    await shows(page, ".map-summary", "24 shards on 3 nodes, all run")
     victim = nodes[2]
     known: list[float] = []
 
@@ -78,13 +78,13 @@ async def test_a_kill_is_seen_within_two_seconds_of_the_clusters_knowing_it(
     await knows
     print(f"the page showed it {seen - known[0]:.3f} s after /v1/cluster did")
     await shows(page, "#moves tbody", "node gone")
-    await shows(page, "#map-summary", "24 shards on 2 nodes")
+    await shows(page, ".map-summary", "24 shards on 2 nodes")
     await shows(page, "#problems", f"{victim.address} was lost at")
     await shows(page, "#problems", "keep-majority")
     await shows(page, "#problems", "8 of its 8 shards of page have a home again")
 
 
-async def test_what_fails_is_in_attention_and_its_exceptions_are_in_trouble(
+async def test_what_fails_is_in_attention_and_its_exceptions_are_with_the_handlers(
     windows: Windows, lab: Processes
 ) -> None:
     [node] = await lab.cluster(1, settings=SETTINGS, app=FAILING)
@@ -98,11 +98,14 @@ async def test_what_fails_is_in_attention_and_its_exceptions_are_in_trouble(
             await client.ref(Customer, "c-1").hit()
     await shows(page, "#problems", "order pay has 1 failure, the last one ValueError: no money")
     await shows(page, "#problems", "customer c-1 has not started")
-    await page.goto(f"{url_of(node)}#trouble")
-    await shows(page, "#failing tbody", "ValueError: no money for 3 of o-1")
-    await shows(page, "#failing tbody", "LookupError: no row for c-1")
-    await page.locator("#failing summary", has_text="no money").click()
-    await shows(page, "#failing details[open] pre", "in pay")
+    await shows(page, "#failing-count", "2")
+    await page.goto(f"{url_of(node)}#handlers")
+    await page.get_by_label("that have failed").check()
+    await shows(page, "#handlers tbody", "ValueError: no money for 3")
+    await shows(page, "#handlers tbody", "LookupError: no row for c-1")
+    await page.locator("#handlers summary", has_text="no money").click()
+    await shows(page, "#handlers details[open]", "Of o-1 on")
+    await shows(page, "#handlers details[open] pre", "in pay")
 
 
 async def test_moves_are_seen_and_a_drain_shows_its_plan_before(
@@ -112,7 +115,7 @@ async def test_moves_are_seen_and_a_drain_shows_its_plan_before(
     await wake(lab)
     page = await windows.open(url_of(nodes[1]))
     await live(page)
-    await shows(page, "#map-summary", "24 shards on 2 nodes, all run")
+    await shows(page, ".map-summary", "24 shards on 2 nodes, all run")
     await page.get_by_role("button", name="Token").click()
     await page.get_by_role("textbox", name="Token").fill(TOKEN)
     await page.keyboard.press("Enter")
@@ -124,15 +127,15 @@ async def test_moves_are_seen_and_a_drain_shows_its_plan_before(
     await page.keyboard.press("Escape")
     await shows(page, "#nodes tbody", "draining")
     await shows(page, "#moves tbody", "drain")
-    await shows(page, "#map-summary", "24 shards on 1 node")
+    await shows(page, ".map-summary", "24 shards on 1 node")
     await until(lambda: _all_at(page, nodes[1].address), "every shard at the other node")
     await page.get_by_role("button", name=f"uncordon {nodes[0].address}").click()
     await page.get_by_role("button", name=f"Uncordon {nodes[0].address}", exact=True).click()
     await shows(page, "#dialog", "Done")
     await page.keyboard.press("Escape")
     await shows(page, "#moves tbody", "rebalance")
-    await shows(page, "#map-summary", "24 shards on 2 nodes")
-    await page.get_by_role("button", name="Rebalance…").click()
+    await shows(page, ".map-summary", "24 shards on 2 nodes")
+    await page.get_by_role("button", name="Rebalance page").click()
     await shows(page, "#dialog", "page: ")
     await page.get_by_role("button", name="Rebalance now").click()
     await shows(page, "#dialog", "Done")

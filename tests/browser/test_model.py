@@ -14,15 +14,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Model:
-    """The functions of `ui/model.js`."""
+    """The functions of `ui/model.js` and `ui/format.js`."""
 
     def __init__(self, page: Any) -> None:
         self._page = page
 
     async def __call__(self, body: str, *values: Any) -> Any:
         """Return what a function `(m, ...values) => body` returns; `m` has the functions."""
-        call = f"(m, a, b, c) => ({body})"
-        text = f"async (v) => ({call})(await import('/ui/model.js'), ...v)"
+        modules = "{...await import('/ui/model.js'), ...await import('/ui/format.js')}"
+        text = f"async (v) => ((m, a, b, c) => ({body}))({modules}, ...v)"
         return await self._page.evaluate(text, list(values))
 
 
@@ -58,24 +58,55 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
     assert await m("m.visible(a, 3)", "abcdef") == "abc… (6 characters)"
     assert await m("m.visible(null)") == ""
     assert await m("m.address(a)", "h:7355#0a") == "h:7355"
-    for value, shown in (
-        (0, "0"),
-        (1.234, "1.23"),
-        (12.34, "12.3"),
-        (12345, "12.3 k"),
-        (2.5e7, "25 M"),
-    ):
-        assert await m("m.short(a)", value) == shown
-    for value, shown in (
-        (0, "0"),
-        (0.0004, "0.4 ms"),
-        (0.0123, "12 ms"),
-        (3, "3 s"),
-        (600, "10 min"),
-    ):
-        assert await m("m.seconds(a)", value) == shown
-    assert await m("m.short(null)") == "–"
 
+
+WRITTEN: dict[str, dict[float | None, str]] = {
+    "number": {0: "0", 999: "999", 12345: "12,345", 1.6: "2", None: "–"},
+    "amount": {
+        0: "0", 1.234: "1.23", 12.34: "12.3", 123.4: "123", 9999: "9,999", 12345: "12.3 k",
+        123456: "123 k", 1.26e6: "1.3 M", 2.5e7: "25 M", None: "–",
+    },
+    "rate": {0: "0/s", 0.25: "0.25/s", 31000: "31 k/s", None: "–"},
+    "percent": {0: "0 %", 0.004: "0.4 %", 0.5: "50 %", 1: "100 %", None: "–"},
+    "bytes": {
+        0: "0 B", 1: "1 B", 1023: "1,023 B", 1536: "1.5 KiB", 5 * 2**20: "5 MiB",
+        3 * 2**29: "1.5 GiB", None: "–",
+    },
+    "duration": {
+        0: "0", 0.00001: "0.01 ms", 0.0004: "0.4 ms", 0.00234: "2.3 ms", 0.0123: "12 ms",
+        0.9994: "999 ms", 1: "1 s", 2.46: "2.5 s", 30: "30 s", 119: "119 s", 120: "2 min",
+        600: "10 min", 7199: "120 min", 7200: "2 h", 172800: "2 d", INF: "> 30 s", None: "–",
+    },
+}  # fmt: skip
+"""What writes a value, and texts by values."""
+PHRASES = {
+    "m.count(0, 'node')": "no node",
+    "m.count(1, 'node')": "1 node",
+    "m.count(2, 'node')": "2 nodes",
+    "m.count(1, 'entity', 'entities')": "1 entity",
+    "m.count(12345, 'entity', 'entities')": "12,345 entities",
+    "m.listed(['a', 'b'], 2)": "a, b",
+    "m.listed(['a', 'b', 'c', 'd'], 2)": "a, b and 2 more",
+    "m.missing([])": "",
+    "m.missing(['a'])": " 1 node did not answer: its part is missing.",
+    "m.missing(['a', 'b'])": " 2 nodes did not answer: their part is missing.",
+    "m.reason({message: 'no', hint: ''})": "no.",
+    "m.reason({message: 'no', hint: 'wait'})": "no. wait",
+    "m.sentence(m.count(0, 'event'))": "No event",
+}
+
+
+async def test_a_value_is_written_in_the_unit_that_suits_it_and_a_count_with_its_noun(
+    windows: Windows, fleet: Served
+) -> None:
+    m = Model(await windows.open(fleet.url))
+    for writes, texts in WRITTEN.items():
+        assert {value: await m(f"m.{writes}(a)", value) for value in texts} == texts, writes
+    assert {call: await m(call) for call in PHRASES} == PHRASES
+
+
+async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) -> None:
+    m = Model(await windows.open(fleet.url))
     # Rates compare each node with itself.
     before = {"nodes": [a_node("a", **counted(100)), a_node("b", **counted(900))]}
     after = {
@@ -85,15 +116,18 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
             a_node("b", **counted(5)),
         ]
     }
-    made = """((r) => ({...r, byNode: [...r.byNode], byType: [...r.byType], drops: [...r.drops]}))(
-        m.rates(a, b, c))"""
+    made = """((r) => ({...r, byNode: [...r.byNode], timesByNode: [...r.timesByNode],
+        byType: [...r.byType], drops: [...r.drops]}))(m.rates(a, b, c))"""
     found = await m(made, before, after, 2.0)
     assert (found["received"], found["byNode"]) == (25, [["a", 25], ["b", 0]])
     assert (found["drops"], found["dropped"]) == ([["cart\nexpired", 4]], 2)
     assert (found["storeCalls"], found["storeErrors"]) == (10, 1)
     assert (await m(made, None, after, 2.0))["received"] == 0
     for part, bound in ((0.5, 0.01), (0.9, 0.1), (0.99, None)):
-        assert await m("m.quantile([0, 5, 4, 1], [0.001, 0.01, 0.1], a)", part) == (bound or INF)
+        found_bound = await m("m.quantile([0, 5, 4, 1], [0.001, 0.01, 0.1], a)", part)
+        assert found_bound == pytest.approx(bound or INF)
+    half = await m("m.quantile([0, 10], [0.001, 0.003], 0.5)")
+    assert half == pytest.approx(0.002), "within a bound as on a node"
     assert await m("m.quantile([], [], 0.5)") is None
 
     # Attention is what the node has found, without what is not confirmed, then what was lost.
@@ -123,7 +157,7 @@ async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, flee
     }
     lines = await m("m.attention(a).map((p) => `${p.level}: ${p.text}. ${p.advice}`)", answer)
     assert lines[:2] == [
-        "fault: members a:1 is unreachable. look",
+        "fault: member a:1 is unreachable. look",
         "warning: cart 0, 1, 2, 3, 4 and 2 more is handing⟨U+202E⟩ off. look",
     ]
     assert lines[2].startswith("note: b:1 was lost at ")
@@ -193,9 +227,7 @@ async def test_maps_differ_by_moves_and_keep_what_lost_its_home(
     assert there == back_again == [0, 3, 1, 2, 4]
 
 
-async def test_streams_are_cut_anywhere_and_plots_have_gaps(
-    windows: Windows, fleet: Served
-) -> None:
+async def test_streams_are_cut_anywhere(windows: Windows, fleet: Served) -> None:
     m = Model(await windows.open(fleet.url))
     text = 'data: {"event": "a"}\n\n: comment\n\ndata: {"event": "b"}\n\n'
     for cut in range(len(text)):
@@ -205,14 +237,50 @@ async def test_streams_are_cut_anywhere_and_plots_have_gaps(
             return [[...one, ...two].map((e) => e.event).join(""), left];
         })()"""
         assert await m(parts, text, cut) == ["ab", ""]
-    path = await m("m.plotPath([1, 2, null, 0], 100, 44)")
-    assert path["top"] == 2
-    assert path["path"].count("M") == 2
-    assert await m("m.plotPath([null], 100, 44)") == {"path": "", "top": None}
     node = {"node": "a", "status": "up", "reachable": True}
     event = {"event": "UnreachableMember", "node": "a"}
     assert await m("(m.applyEvent([a], b), a.reachable)", node, event) is False
     assert await m("m.applyEvent([a], b)", node, {"event": "LeaderChanged", "node": "a"}) is False
+
+
+async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_seen(
+    windows: Windows, fleet: Served
+) -> None:
+    m = Model(await windows.open(fleet.url))
+    answer = {
+        "columns": ["ago", "received", "handled", "store_calls", "store_seconds"],
+        "rows": [[3590, 5, 0.5, 10, 1], [10, 7, 0, 0, 0]],
+    }
+    hour = await m("m.hourOf(a, 5e6)", answer)
+    assert [(one["at"], one["received"]) for one in hour] == [(1_410_000, 5), (4_990_000, 7)]
+    assert [(one["handled"], one["store"]) for one in hour] == [(0.5, 0.1), (None, None)]
+    own = [{"at": 4_989_000}, {"at": 4_992_000}]
+    assert await m("m.joined(a, b).map((p) => p.at)", hour, own) == [
+        1_410_000,
+        4_990_000,
+        4_992_000,
+    ]
+    assert await m("m.joined([], a)", own) == own
+    for first, span in ((None, 300_000), (4_999_000, 300_000), (4_400_000, 600_000), (1, 3.6e6)):
+        points = [] if first is None else [{"at": first}]
+        assert await m("m.spanOf(a, 5e6)", points) == span
+
+    # What is not known is a gap, and so is a time without points.
+    points = [[0, 9], [900_000, 1], [910_000, 2], [920_000, None], [930_000, 0], [999_000, 1]]
+    path = await m("m.plotPath(a, 1e6, 2e5, 100, 44)", points)
+    assert path["top"] == 2, "what is older than the plot does not count"
+    assert (path["path"].count("M"), path["path"].count("L")) == (3, 1)
+    assert await m("m.plotPath([[1, null]], 2, 10, 100, 44)") == {"path": "", "top": None}
+    assert (await m("m.plotPath([[1, 0]], 2, 10, 100, 44)"))["top"] == 0
+
+
+async def test_the_load_of_a_shard_is_a_part_of_that_of_the_one_with_the_most(
+    windows: Windows, fleet: Served
+) -> None:
+    m = Model(await windows.open(fleet.url))
+    levels = {0: 0, 0.1: 1, 24.9: 1, 25: 2, 50: 3, 75: 4, 100: 4}
+    assert {value: await m("m.level(a, 100)", value) for value in levels} == levels
+    assert await m("m.level(0, 0)") == 0
 
 
 async def test_earlier_events_are_told_once_and_by_the_clock_of_the_page(

@@ -25,7 +25,7 @@ async def test_nodes_shards_and_problems_are_shown_and_follow_the_cluster(
     await live(page)
     assert await text_of(page, "#cluster-name") == "shop"
     await shows(page, "#nodes tbody", "10.0.0.3:7355")
-    await shows(page, "#map-summary", "24 shards on 3 nodes, all run")
+    await shows(page, ".map-summary", "24 shards on 3 nodes, all run")
     await shows(page, "#problems", "Nothing needs attention")
     fleet.fleet.cut(2)
     await shows(page, "#problems", "10.0.0.3:7355 is unreachable")
@@ -123,7 +123,7 @@ async def test_a_node_that_needs_a_token_gives_the_page_and_no_data_before(
     await live(page)
     await page.reload()
     await live(page)
-    await shows(page, "#map-summary", "4 shards")
+    await shows(page, ".map-summary", "4 shards")
 
 
 HOSTILE = (
@@ -148,6 +148,10 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
     report = {"at": "2026-01-01T00:00:00Z", "node": fleet.names[0], "type": HOSTILE[0]}
     fleet.reports = [{**report, "how": "waited", "text": HOSTILE[1] * 50}]
     fleet.letters = [fleet.letter(HOSTILE[0], HOSTILE[1], hostile) for hostile in HOSTILE]
+    fleet.handling = [
+        fleet.handler(hostile, HOSTILE[1], HOSTILE[0], failures=1, last=[fleet.exception(hostile)])
+        for hostile in HOSTILE
+    ]
     fleet.changes = [[HOSTILE[1], 1.0, HOSTILE[0], HOSTILE[3], HOSTILE[1], 0.1]]
     served = await serve(fleet)
     page = await windows.open(served.url, width=380)
@@ -156,6 +160,7 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
     await shows(page, "#nodes", HOSTILE[1][:30])
     fleet.tell(HOSTILE[1], fleet.names[0], HOSTILE[0])
     for view, place, shown in (
+        ("handlers", "#handlers", "<script>document.title"),
         ("trouble", "#drops", HOSTILE[1]),
         ("trouble", "#slow", "<script>document.title"),
         ("trouble", "#letters", "⟨U+202E⟩exe.txt"),
@@ -172,7 +177,7 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
         await page.locator("#entity-prefix").fill(hostile)
         await page.get_by_role("button", name="Look up this id").click()
         shown = await page.evaluate(
-            "(t) => import('/ui/model.js').then((m) => m.visible(t))", hostile
+            "(t) => import('/ui/format.js').then((m) => m.visible(t))", hostile
         )
         await shows(page, "#entity-detail h3", shown)
         await until(lambda hostile=hostile: fleet.looked[-1] == hostile, "the question")
@@ -191,14 +196,15 @@ async def test_everything_is_reached_by_keys(windows: Windows, fleet: Served) ->
             await page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
         )
     assert order[:4] == ["Skip to the content", "Token", "Theme: system", "?"]
-    assert order[4:9] == ["Cluster", "Entities", "Trouble 9", "Events", "Settings"] or order[
-        4:9
-    ] == ["Cluster", "Entities", "Trouble", "Events", "Settings"]
+    views = [text.partition(" ")[0] for text in order[4:10]]
+    assert views == ["Cluster", "Handlers", "Entities", "Trouble", "Events", "Settings"]
     await page.keyboard.press("m")
-    await until(lambda: page.evaluate("document.activeElement.id === 'map'"), "the focused map")
+    await until(
+        lambda: page.evaluate("document.activeElement.className === 'map'"), "the focused map"
+    )
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         await page.keyboard.press(key)
-    await shows(page, "#map-line", "shard 4 · running · 10.0.0.2:7355")
+    await shows(page, ".map-line", "shard 4 · running · 10.0.0.2:7355")
     await page.keyboard.press("Enter")
     await shows(page, "#shard-detail", "Shard 4")
     await page.get_by_role("button", name="List its entities").press("Enter")
@@ -207,13 +213,15 @@ async def test_everything_is_reached_by_keys(windows: Windows, fleet: Served) ->
     await page.keyboard.press("ArrowDown")
     await page.keyboard.press("Enter")
     await shows(page, "#entity-detail", "messages go there directly")
-    await shows(page, "#entity-detail .causes", "`add` takes 240 ms (p99), 31 messages wait")
+    await shows(page, "#entity-detail .causes", "add takes 240 ms (p99), 31 messages wait")
     await shows(page, "#entity-detail .causes", "To do: make it shorter")
     await page.locator("#main").focus()
     await page.keyboard.press("?")
     await shows(page, "#dialog", "Keyboard")
     await page.keyboard.press("Escape")
-    for digit, view in enumerate(("cluster", "entities", "trouble", "events", "settings"), 1):
+    for digit, view in enumerate(
+        ("cluster", "handlers", "entities", "trouble", "events", "settings"), 1
+    ):
         await page.keyboard.press(str(digit))
         await until(lambda v=view: page.locator(f"#view-{v}").is_visible(), view)
     await page.keyboard.press("/")
@@ -238,3 +246,88 @@ async def test_the_map_has_a_table_and_a_choice_of_theme(windows: Windows, fleet
     await page.reload()
     await live(page)
     assert await page.evaluate(back) != dark
+
+
+async def test_types_come_first_and_their_maps_stand_side_by_side_with_their_load(
+    windows: Windows, serve: Serve
+) -> None:
+    fleet = Fleet(nodes=3, shards=24, types=("cart", "page"))
+    fleet.rates = {"cart": {"4": 12.5, "5": 0.5}, "page": {}}
+    served = await serve(fleet)
+    page = await windows.open(served.url)
+    await live(page)
+    table = await page.locator("#types").bounding_box()
+    assert table["y"] + table["height"] < 450, "every type is in sight at once"
+    await until(lambda: page.evaluate(BOXES), "two maps")
+    cart, other = await page.evaluate(BOXES)
+    assert cart["y"] == other["y"]
+    assert cart["right"] < other["left"]
+    await shows(page, ".map-summary", "Most messages: 12.5/s for one shard")
+    assert await page.evaluate(SHADES) == [0, 1, 4], "none, little and most"
+    await page.locator(".map").first.focus()
+    for _ in range(2):
+        await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("ArrowDown")
+    await shows(page, ".map-line", "shard 4 · running · 10.0.0.2:7355 · 12.5/s")
+    await page.get_by_role("button", name="As a table").click()
+    row = page.locator("#map-table [role=row]", has_text="12.5")
+    await until(row.is_visible, "the shard with the most in the table")
+    await page.locator("#map-table .long").focus()
+    await page.keyboard.press("End")
+    await shows(page, "#map-table", "page")
+
+
+BOXES = """() => {
+    const cards = [...document.querySelectorAll(".map-card")];
+    return cards.length > 1 && cards.map((one) => one.getBoundingClientRect().toJSON());
+}"""
+SHADES = """() => {
+    const canvas = document.querySelector(".map");
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const part = (value) => value.toString(16).padStart(2, "0");
+    const hex = (i) => `#${[0, 1, 2].map((n) => part(data[i + n])).join("")}`;
+    const found = new Set();
+    for (let i = 0; i < data.length; i += 4) found.add(hex(i));
+    const style = getComputedStyle(canvas);
+    const shade = (n) => style.getPropertyValue(`--load${n}`).trim();
+    return [0, 1, 2, 3, 4].filter((n) => found.has(shade(n)));
+}"""
+
+
+async def test_handlers_are_shown_with_their_latencies_and_last_exceptions(
+    windows: Windows, serve: Serve
+) -> None:
+    fleet = Fleet(nodes=2, shards=8, types=("cart", "page"))
+    failed = fleet.handler("pay", "amount: int", "page", 40, failures=2, p50=0.002, p99=2.4)
+    fleet.handling.append({**failed, "last": [fleet.exception("no money")]})
+    served = await serve(fleet)
+    page = await windows.open(f"{served.url}#handlers")
+    await shows(page, "#handlers-summary", "3 handlers.")
+    await shows(page, "#handlers tbody", "add (item: str, count: int = 1)")
+    row = page.locator("#handlers tbody tr", has_text="pay")
+    cells = await row.locator("td.amount").all_inner_texts()
+    assert cells == ["40", "0.13/s", "2 ms", "2.4 s", "2"]
+    await page.locator("#handlers summary", has_text="no money").click()
+    await shows(page, "#handlers details[open]", "Of cart-7 on 10.0.0.1:7355")
+    await shows(page, "#handlers details[open] pre", "in pay")
+    await page.get_by_label("that have failed").check()
+    await shows(page, "#handlers-summary", "1 handler.")
+    await page.goto(f"{served.url}#cluster")
+    await page.get_by_role("link", name="Handlers of cart").click()
+    await shows(page, "#handlers-summary", "2 handlers.")
+
+
+async def test_a_fresh_tab_shows_the_last_hour(windows: Windows, serve: Serve) -> None:
+    fleet = Fleet(nodes=2, shards=8)
+    fleet.grows_by = 0
+    fleet.hour = [
+        {"ago": 10.0 * (360 - n), "nodes": 2, "received": 40 + n % 7, "handled": 30.0}
+        for n in range(360)
+    ]
+    served = await serve(fleet)
+    page = await windows.open(served.url)
+    await shows(page, "#plots-span", "the last hour")
+    line = "document.querySelector('#plot-received path.line').getAttribute('d').split('L').length"
+    await until(lambda: page.evaluate(f"{line} > 300"), "the points of an hour")
+    await shows(page, "#plot-received", "highest 46/s")
+    await shows(page, "#plot-handled", "highest 30 s")

@@ -76,7 +76,11 @@ async def test_the_pictures_of_the_docs(
     sending = asyncio.create_task(send(lab, types, ends))
     folder = ROOT / FOLDER if FOLDER else tmp_path
     folder.mkdir(exist_ok=True)
-    pages = {name: await windows.open(url_of(lab.all[0]), **how) for name, how in WINDOWS.items()}
+    still = {"reduced_motion": "reduce"}
+    pages = {
+        name: await windows.open(url_of(lab.all[0]), **how, **still)
+        for name, how in WINDOWS.items()
+    }
     first = pages["dashboard-light"]
     await until(lambda: _at_least(first, POINTS), "a line in the plots")
     await first.get_by_role("button", name="Token").click()
@@ -91,10 +95,11 @@ async def test_the_pictures_of_the_docs(
     for name, page in pages.items():
         await page.bring_to_front()
         await shows(page, "#nodes tbody", "draining")
-        await shows(page, "#map-summary", "119 shards on 4 nodes, all run")
+        await shows(page, ".map-summary", "119 shards on 4 nodes, all run")
+        await page.evaluate("scrollTo(0, 0)")
         if "dark" in name:
-            await page.locator("#map-title").scroll_into_view_if_needed()
-            await page.evaluate("scrollTo(0, document.querySelector('#nodes').offsetTop - 110)")
+            place = "document.querySelector('#map-title').getBoundingClientRect().top"
+            await page.evaluate(f"scrollBy(0, {place} - 80)")
         await take(page, folder / f"{name}.png")
     await look_up(first, url_of(lab.all[0]), "savings-1", "account")
     await press(first, "Token")

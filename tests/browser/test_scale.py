@@ -37,7 +37,7 @@ async def memory(page: Any) -> float:
 async def test_fifty_nodes_with_a_thousand_shards_each(windows: Windows, serve: Serve) -> None:
     served = await serve(Fleet(nodes=50, shards=50_000))
     page = await windows.open(served.url)
-    await shows(page, "#map-summary", "50,000 shards on 50 nodes")
+    await shows(page, ".map-summary", "50,000 shards on 50 nodes")
     await shows(page, "#plot-received", "highest")
     paint = await page.evaluate("""() => {
         const marks = performance.getEntriesByType("paint");
@@ -68,7 +68,7 @@ async def test_the_cost_of_an_open_page(windows: Windows, serve: Serve) -> None:
     """Processor time of HTTP for one page that is open for some seconds."""
     served = await serve(Fleet(nodes=50, shards=1_000))
     page = await windows.open(served.url)
-    await shows(page, "#map-summary", "1,000 shards on 50 nodes")
+    await shows(page, ".map-summary", "1,000 shards on 50 nodes")
     seconds = float(os.environ.get("PAGE_SECONDS", "4"))
     before, began, at = len(windows.asked), time.process_time(), time.monotonic()
     await asyncio.sleep(seconds)

@@ -68,4 +68,4 @@ async def shows(page: Any, place: str, wanted: str) -> None:
 async def live(page: Any) -> None:
     """Wait until the page has its first answers."""
     await shows(page, "#link", "live")
-    await until(lambda: page.evaluate("document.querySelector('#map').height > 20"), "a map")
+    await until(lambda: page.evaluate("document.querySelector('.map')?.height > 20"), "a map")

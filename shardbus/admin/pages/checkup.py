@@ -15,6 +15,7 @@ from typing import Any
 from shardbus.admin.administration import Administration
 from shardbus.admin.build_versions import build_versions
 from shardbus.admin.metrics import VERSION
+from shardbus.admin.pages.handlers import handler_name
 from shardbus.admin.questions import question
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import ShardBusError, StoreError, StoreUnavailable
@@ -174,7 +175,7 @@ def _failing(shell: RegionShell, now: float) -> list[dict[str, Any]]:
     methods = reversed(shell.host.counts.failed.methods.items())
     return [
         {
-            "method": method if method and not method.startswith("$") else "receive",
+            "method": handler_name(method),
             "count": failures.count,
             "last": [[now - failure.at, *failure[1:]] for failure in failures.last],
         }

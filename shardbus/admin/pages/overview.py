@@ -32,6 +32,8 @@ from shardbus.membership.view import MembershipView
 from shardbus.shells.region import RegionShell
 
 OVERVIEW_FRESH_S, MAP_FRESH_S = 0.8, 0.2
+MAPS_MAX = 100
+"""Maps in one answer."""
 COUNTERS = ("dropped", "slow", "late", "store")
 ASKED_OTHERWISE = ("status_for", "shards", "entities")
 """Columns of the page of nodes that are not here, or in a brief."""
@@ -71,6 +73,17 @@ async def shard_map(admin: Administration, type: EntityType, known: str = "") ->
     if known and answer["version"] == known:
         return answer | dict.fromkeys(("nodes", "shards", "homes", "states", "changes"))
     return answer
+
+
+@page("GET", "/v1/maps")
+async def shard_maps(admin: Administration, known: tuple[str, ...] = ()) -> Json:
+    """The maps of several types in one answer: `?known=TYPE=VERSION` for each, `TYPE=` without a
+    version.
+
+    `maps`, in this order, each as in `/v1/map/{type}`. A type that there is not is 404.
+    """
+    asked = [name.rpartition("=")[::2] for name in known[:MAPS_MAX]]
+    return {"maps": await asyncio.gather(*(shard_map(admin, *one) for one in asked))}
 
 
 async def _ask_members(admin: Administration) -> Json:

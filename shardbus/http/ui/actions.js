@@ -2,8 +2,9 @@
 // there is one. Nothing is sent before the operator confirms.
 
 import { Failure } from "./api.js";
-import { $, fill, h, name } from "./dom.js";
-import { address, count, planRows, visible } from "./model.js";
+import { $, fill, h, name, show } from "./dom.js";
+import { address, count, reason, sentence, visible } from "./format.js";
+import { planRows } from "./model.js";
 
 const EFFECTS = {
   cordon: "It gets no new shards. Those that it has stay, and so do their entities.",
@@ -20,7 +21,7 @@ export class Actions {
 
   open(title, ...content) {
     this.opener = document.activeElement;
-    this.dialog.replaceChildren(h("h2", { id: "dialog-title" }, title), ...content);
+    show(this.dialog, h("h2", { id: "dialog-title" }, title), ...content);
     if (!this.dialog.open) this.dialog.showModal();
   }
 
@@ -31,11 +32,11 @@ export class Actions {
   /** Ask for a command about a node. */
   async service(node, command) {
     const shown = h("div", { "aria-live": "polite" }, h("p", { class: "muted" }, command === "drain" ? "Asking the coordinators for the plan…" : ""));
-    const sends = this.#confirm(`${command[0].toUpperCase()}${command.slice(1)} ${address(node.node)}`, () => this.api.post(["nodes", node.node, command]));
+    const sends = this.#confirm(`${sentence(command)} ${address(node.node)}`, () => this.api.post(["nodes", node.node, command]));
     this.open(["Node ", name(address(node.node))], h("p", {}, EFFECTS[command]), shown, ...sends.parts);
     if (command !== "drain") return sends.allow();
     const plans = await Promise.all(this.types().map((type) => this.#plan(type, { remove: node.node })));
-    shown.replaceChildren(...plans);
+    show(shown, ...plans);
     sends.allow();
   }
 
@@ -44,7 +45,7 @@ export class Actions {
     const shown = h("div", { "aria-live": "polite" }, h("p", { class: "muted" }, "Asking the coordinator for the plan…"));
     const sends = this.#confirm("Rebalance now", () => this.api.post(["rebalance", type]));
     this.open(["Rebalance ", name(type)], h("p", {}, "The coordinator checks the balance now instead of at its next interval."), shown, ...sends.parts);
-    shown.replaceChildren(await this.#plan(type, {}));
+    show(shown, await this.#plan(type, {}));
     sends.allow();
   }
 
@@ -71,7 +72,7 @@ export class Actions {
       found = await this.api.post(path, { ...wanted, dry_run: true });
     } catch (failure) {
       if (!(failure instanceof Failure)) throw failure;
-      return shown.replaceChildren(this.refusal(failure));
+      return show(shown, this.refusal(failure));
     }
     const table = h("table", { class: "lines" });
     fill(table, [
@@ -79,14 +80,14 @@ export class Actions {
       { title: "entity", of: (row) => name(row.entity) },
       { title: "method", of: (row) => name(row.method) },
     ], found.letters, "None is left that a replay may send.");
-    shown.replaceChildren(h("div", { class: "scrolls" }, table), h("p", { class: "muted" }, `${count(found.letters.length, "message")}${found.more ? ", and more later" : ""}.`));
+    show(shown, h("div", { class: "scrolls" }, table), h("p", { class: "muted" }, `${count(found.letters.length, "message")}${found.more ? ", and more later" : ""}.`));
     if (found.letters.length) sends.allow();
   }
 
   /** Why a request was refused, with a way to give the token. */
   refusal(failure) {
     const denied = failure.status === 401 || failure.status === 403;
-    return h("p", { class: "failure" }, `${visible(failure.message, 500)}. ${visible(failure.hint, 500)}`, denied ? h("button", { type: "button", onclick: () => this.token() }, "Give the token") : null);
+    return h("p", { class: "failure" }, reason(failure), denied ? h("button", { type: "button", onclick: () => this.token() }, "Give the token") : null);
   }
 
   /** Ask for a token. */
@@ -146,8 +147,7 @@ export class Actions {
       } catch (failure) {
         if (!(failure instanceof Failure)) throw failure;
         said.className = "failure";
-        const denied = failure.status === 401 || failure.status === 403;
-        said.replaceChildren(`${failure.message}. ${failure.hint}`, denied ? h("button", { type: "button", onclick: () => this.token() }, "Give the token") : "");
+        show(said, ...this.refusal(failure).childNodes);
         button.disabled = false;
       }
     });

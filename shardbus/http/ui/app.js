@@ -3,16 +3,19 @@
 //   stream of events ──> members, events ──┐
 //   /v1/overview, each 2 s ──> all nodes ──┤
 //   /v1/findings, each 5 s ──> attention ──┼──> dirty views ──> one frame
-//   /v1/map, each second ──> the map ──────┘
+//   /v1/maps, each second ──> the maps ────┤
+//   /v1/history, each 10 s ──> the hour ───┘
 //
 // Out of sight it asks each 20 s. While the node does not answer, it asks less and less often.
 
 import { Actions } from "./actions.js";
 import { Api } from "./api.js";
 import { Entities, changeRows } from "./entities.js";
-import { $, LongList, fill, h, name } from "./dom.js";
-import { ShardMap } from "./map.js";
-import { EVENTS_MAX, HISTORY, addUp, address, applyEvent, attention, bytes, clock, count, dropTable, earlierEvents, homeOf, number, point, rates, seconds, short, stateOf, stateWord, typeTable, visible } from "./model.js";
+import { $, LongList, fill, h, name, offer, prose, show } from "./dom.js";
+import { address, amount, bytes, clock, count, duration, missing, number, percent, rate, reason, sentence, visible } from "./format.js";
+import { Handlers } from "./handlers.js";
+import { Maps } from "./maps.js";
+import { EVENTS_MAX, HISTORY, addUp, applyEvent, attention, dropTable, earlierEvents, hourOf, point, rates, stateOf, stateWord, typeTable } from "./model.js";
 import { Plots } from "./plot.js";
 
 const OVERVIEW_MS = 2_000;
@@ -22,13 +25,16 @@ const HIDDEN_MS = 20_000;
 const RETRY_MAX_MS = 15_000;
 const LIST_MS = 5_000;
 const FINDINGS_MS = 5_000;
+const HISTORY_MS = 10_000;
+const CHANGES = 12;
+const PROBLEMS = 30;
 const LETTERS = 50;
 const EVENTS_SHOWN = 200;
 const MINUTE_MS = 60_000;
-const VIEWS = ["cluster", "entities", "trouble", "events", "settings"];
+const VIEWS = ["cluster", "handlers", "entities", "trouble", "events", "settings"];
 const MARKS = { good: "●", note: "◌", warning: "▲", fault: "✕" };
 const KEYS = [
-  ["1 … 5", "a view"], ["/", "search for an entity"], ["m", "the map of shards"], ["t", "the next theme"],
+  ["1 … 6", "a view"], ["/", "search for an entity"], ["m", "the maps of shards"], ["t", "the next theme"],
   ["?", "this list"], ["arrow keys", "in the map and in lists: choose"], ["Enter", "open what is chosen"], ["Esc", "close a dialog"],
 ];
 
@@ -60,7 +66,7 @@ function announce(text) {
 
 function fail(failure) {
   $("failure").hidden = !failure;
-  $("failure").textContent = failure ? `${visible(failure.message)}. ${visible(failure.hint)}` : "";
+  $("failure").textContent = failure ? reason(failure) : "";
 }
 
 /** Call `work` again and again: `pause` after each success, ever later after failures. */
@@ -122,41 +128,58 @@ const overviews = new Repeating(async () => {
     state.points.push([now, made]);
     if (state.points.length > HISTORY) state.points.shift();
     state.rates = made;
-    plots.add(point(answer, made));
+    plots.add({ at: Date.now(), ...point(answer, made) });
   }
   state.overview = answer;
   state.minute = addUp(state.points, now, MINUTE_MS);
   setTypes(answer.types);
-  map.setMembers(answer.nodes.map((node) => node.node), new Set(answer.nodes.filter((node) => !node.reachable).map((node) => node.node)));
-  draw("head", "nodes", "types", "plots", "drops");
+  maps.setMembers(answer.nodes.map((node) => node.node), lostNodes(answer));
+  draw("head", "nodes", "types", "plots", "moves", "drops");
 }, () => OVERVIEW_MS);
+
+const lostNodes = (overview) => new Set(overview.nodes.filter((node) => !node.reachable).map((node) => node.node));
 
 /** An examination asks every node: where it takes long, it is asked for less often. */
 const examinations = new Repeating(async () => {
   const began = performance.now();
   state.findings = await api.get(["findings"]);
   state.examined = performance.now() - began;
-  draw("problems", "failing");
+  draw("problems");
 }, () => Math.max(FINDINGS_MS, 10 * (state.examined ?? 0)));
 
-const maps = new Repeating(async () => {
-  const type = $("map-type").value;
-  if (!type || document.hidden || state.view !== "cluster") return;
-  const known = map.map?.type === type ? map.map.version : "";
-  const answer = await api.get(["map", type], { known });
-  if ($("map-type").value !== type) return;
-  const moved = map.take(answer, performance.timeOrigin + performance.now());
-  if (moved.length) announce(moved.length === 1 ? `Shard ${visible(moved[0].shard)} moved to ${visible(address(moved[0].to))}` : `${moved.length} shards moved`);
-  draw("map", ...(answer.shards ? ["moves", "shardTable"] : []));
-}, () => (map.map?.moving ? MOVING_MS : MAP_MS));
+const placements = new Repeating(async () => {
+  const { known } = maps;
+  if (!known.length || document.hidden || state.view !== "cluster") return;
+  const answer = await api.get(["maps"], { known });
+  const [moved, changed] = maps.take(answer.maps, performance.timeOrigin + performance.now());
+  if (moved.length) announce(moved.length === 1 ? `Shard ${visible(moved[0].shard)} moved to ${visible(address(moved[0].to))}` : `${count(moved.length, "shard")} moved`);
+  draw("maps", ...(changed ? ["moves", "shardTable"] : []));
+}, () => (maps.moving ? MOVING_MS : MAP_MS));
 
-/** The table of shards has columns that the map does not: it is asked for only while it is seen. */
+const loads = new Repeating(async () => {
+  if (document.hidden || state.view !== "cluster") return;
+  maps.setRates((await api.get(["shard-rates"])).rates);
+  draw("maps", "shardTable");
+}, () => LIST_MS);
+
+const hours = new Repeating(async () => {
+  if (document.hidden || state.view !== "cluster") return;
+  plots.setHour(hourOf(await api.get(["history"]), Date.now()));
+  draw("plots");
+}, () => HISTORY_MS);
+
+/** The table of shards has columns that the maps do not: they are asked for only while it is seen. */
 const lists = new Repeating(async () => {
   if (!state.list || document.hidden || state.view !== "cluster") return;
-  const type = $("map-type").value;
-  const answer = await api.get(["shards", type]);
-  state.more = { type, rows: new Map(answer.shards.map((row) => [row.shard, row])), unit: answer.load_unit };
+  const answers = await Promise.all([...maps.cards.keys()].map((type) => api.get(["shards", type])));
+  state.more = new Map(answers.flatMap((answer) => answer.shards.map((row) => [`${answer.type}\n${row.shard}`, { unit: answer.load_unit, ...row }])));
   draw("shardTable");
+}, () => LIST_MS);
+
+const handling = new Repeating(async () => {
+  if (state.view !== "handlers") return;
+  await handlers.ask();
+  draw("handlers");
 }, () => LIST_MS);
 
 const slow = new Repeating(async () => {
@@ -195,25 +218,22 @@ function onEvent(event) {
     state.events.length = Math.min(state.events.length, EVENTS_MAX);
     if (event.node && event.text) announce(visible(event.text));
     if (state.overview && applyEvent(state.overview.nodes, event)) {
-      map.setMembers(map.members, new Set(state.overview.nodes.filter((node) => !node.reachable).map((node) => node.node)));
+      maps.setMembers(maps.members, lostNodes(state.overview));
     }
     draw("events");
   }
   if (state.overview) draw("nodes");
   clearTimeout(state.soon);
-  state.soon = setTimeout(() => { overviews.run(); maps.run(); examinations.run(); }, 150);
+  state.soon = setTimeout(() => { overviews.run(); placements.run(); examinations.run(); }, 150);
 }
 
 function setTypes(types) {
-  for (const select of [$("map-type"), $("entity-type")]) {
-    const own = select === $("map-type") ? types.filter((type) => !type.within.length) : types;
-    const names = own.map((type) => type.type);
-    if (names.join("\n") === [...select.options].map((option) => option.value).join("\n")) continue;
-    const chosen = select.value;
-    select.replaceChildren(...names.map((one) => h("option", { value: one }, visible(one, 60))));
-    if (names.includes(chosen)) select.value = chosen;
-    maps.run();
-  }
+  const names = types.map((type) => type.type);
+  offer($("entity-type"), names);
+  const before = maps.cards.size;
+  maps.setTypes(types.filter((type) => !type.within.length).map((type) => type.type), state.overview.write);
+  if (maps.cards.size !== before) [placements, loads].forEach((one) => one.run());
+  handlers.setTypes(names);
   if (state.view === "entities") entities.open();
 }
 
@@ -226,7 +246,7 @@ function mark(level, word) {
 function meter(part) {
   const bar = h("span", { class: `bar${part > 0.9 ? " high" : ""}`, "aria-hidden": "true" }, h("i"));
   bar.firstChild.style.width = `${Math.min(100, 100 * part)}%`;
-  return h("span", { class: "meter" }, `${number(100 * part)} %`, bar);
+  return h("span", { class: "meter" }, percent(part), bar);
 }
 
 const shardsOf = (node) => Object.values(node.types ?? {}).reduce((all, type) => all + type.shards, 0);
@@ -246,9 +266,9 @@ const NODE_COLUMNS = [
   { title: "shards", class: "amount", by: shardsOf, of: (node) => (node.answered ? number(shardsOf(node)) : "–") },
   { title: "entities", class: "amount", by: entitiesOf, of: (node) => (node.answered ? number(entitiesOf(node)) : "–") },
   { title: "busy", class: "amount", by: (node) => node.vitals?.busy ?? -1, of: (node) => (node.answered ? meter(node.vitals.busy) : "–") },
-  { title: "messages/s", class: "amount", by: byNode, of: (node) => short(byNode(node)) },
-  { title: "waiting", class: "amount", by: (node) => node.vitals?.mailbox ?? -1, of: (node) => (node.answered ? short(node.vitals.mailbox) : "–") },
-  { title: "late by", class: "amount", by: (node) => node.vitals?.lag ?? -1, of: (node) => seconds(node.vitals?.lag) },
+  { title: "messages/s", class: "amount", by: byNode, of: (node) => amount(byNode(node)) },
+  { title: "waiting", class: "amount", by: (node) => node.vitals?.mailbox ?? -1, of: (node) => (node.answered ? amount(node.vitals.mailbox) : "–") },
+  { title: "late by", class: "amount", by: (node) => node.vitals?.lag ?? -1, of: (node) => duration(node.vitals?.lag) },
   { title: "memory", class: "amount", by: (node) => node.vitals?.rss ?? -1, of: (node) => bytes(node.vitals?.rss) },
   { title: "commands", of: commandsOf },
 ];
@@ -282,14 +302,18 @@ const DRAW = {
     const closed = nodes.filter((node) => node.service !== "open").length;
     $("cluster-name").textContent = visible(cluster, 80);
     document.title = `${up}/${nodes.length} up · ${visible(cluster, 60)} · shardbus`;
-    $("summary").replaceChildren(`${up} of ${count(nodes.length, "node")} up, ${closed ? `${closed} closed to new shards, ` : ""}${converged ? "converged" : "not converged"}. Seen by `, name(address(self)), `, shardbus ${build}.`);
-    $("rebalance").hidden = !state.overview.write;
+    show($("summary"), `${up} of ${count(nodes.length, "node")} up, ${closed ? `${closed} closed to new shards, ` : ""}${converged ? "converged" : "not converged"}. Seen by `, name(address(self)), `, shardbus ${build}.`);
   },
   problems() {
     const found = attention(state.findings);
-    $("problems").replaceChildren(...(found.length || !state.findings ? found : [{ level: "good", text: "Nothing needs attention.", advice: "" }]).slice(0, 30).map(({ level, check, text, advice }) =>
-      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", check && check !== "lost" ? [h("small", { class: "tag" }, visible(check, 40)), " "] : null, h("strong", {}, text), advice ? ` ${advice}` : "")));
-    if (found.length > 30) $("problems").append(h("li", {}, `and ${found.length - 30} others`));
+    const lines = found.length || !state.findings ? found : [{ level: "good", text: "Nothing needs attention.", advice: "" }];
+    show($("problems"), lines.slice(0, PROBLEMS).map(({ level, check, text, advice }) =>
+      h("li", { class: level }, mark(level, level === "good" ? "" : level), " ", check && check !== "lost" ? [h("small", { class: "tag" }, visible(check, 40)), " "] : null, h("strong", {}, prose(text, 1000)), advice ? [" ", prose(advice, 1000)] : null)),
+      lines.length > PROBLEMS ? h("li", {}, `and ${count(lines.length - PROBLEMS, "other")}`) : null);
+    const failing = state.findings?.failures.length ?? 0;
+    $("failing-count").hidden = !failing;
+    $("failing-count").textContent = number(failing);
+    $("failing-count").title = `${count(failing, "handler")} failed in the last ten minutes`;
   },
   nodes() {
     const [title, sign] = state.sort;
@@ -305,25 +329,29 @@ const DRAW = {
     });
   },
   types() {
-    const within = (value) => (value === null ? "–" : seconds(value));
     fill($("types"), [
-      { title: "type", of: (row) => name(row.type, 60) },
-      { title: "shards", class: "amount", of: (row) => number(row.shards) },
+      { title: "type", of: (row) => h("a", { href: "#handlers", "aria-label": `Handlers of ${visible(row.type, 60)}`, onclick: () => handlers.choose(row.type) }, name(row.type, 60)) },
+      { title: "messages/s", class: "amount", of: (row) => amount(row.received) },
+      { title: "p50", class: "amount", of: (row) => duration(row.handled[0]) },
+      { title: "p99", class: "amount", of: (row) => duration(row.handled[1]) },
+      { title: "wait p99", class: "amount", of: (row) => duration(row.waited) },
       { title: "entities", class: "amount", of: (row) => number(row.entities) },
-      { title: "messages/s", class: "amount", of: (row) => short(row.received) },
-      { title: "handlers: half within", class: "amount", of: (row) => within(row.handled[0]) },
-      { title: "99 of 100 within", class: "amount", of: (row) => within(row.handled[1]) },
-      { title: "waits: 99 of 100", class: "amount", of: (row) => within(row.waited) },
+      { title: "shards", class: "amount", of: (row) => number(row.shards) },
       { title: "without a home", class: "amount", of: (row) => number(row.buffered) },
-      { title: "failures", class: "amount", of: (row) => number(row.failures) },
+      { title: "failures", class: "amount", of: (row) => (row.failures ? h("span", { class: "state fault" }, number(row.failures)) : "0") },
     ], typeTable(state.overview, state.rates), "This node's application has no type.");
   },
-  plots: () => state.view === "cluster" && plots.draw(),
+  plots() {
+    if (state.view !== "cluster") return;
+    const span = plots.draw(Date.now()) / 1000;
+    $("plots-span").textContent = `the last ${span < 3600 ? duration(span) : "hour"}, as the nodes have kept it`;
+  },
+  handlers: () => state.view === "handlers" && handlers.draw(),
   drops() {
     const rows = dropTable(state.overview, state.minute.drops);
     const recent = rows.reduce((all, row) => all + row.recent, 0) + state.minute.slow;
     $("trouble-count").hidden = !recent;
-    $("trouble-count").textContent = short(recent);
+    $("trouble-count").textContent = amount(recent);
     $("trouble-count").title = "drops and slow handlers in the last minute";
     if (state.view !== "trouble") return;
     const examples = (row) => {
@@ -345,9 +373,9 @@ const DRAW = {
     $("letters-all").hidden = !wanted;
     $("letters-replay").hidden = !wanted || !state.overview?.write;
     const found = state.letters?.letters ?? [];
-    $("letters-summary").replaceChildren(
-      wanted ? "Those with reason " : "Newest first, as each node keeps them.", ...(wanted ? [name(wanted.reason), ...(wanted.type ? [" of ", name(wanted.type)] : []), "."] : []),
-      state.letters?.more ? ` There are more: these are ${LETTERS}.` : "", state.letters?.silent.length ? ` ${count(state.letters.silent.length, "node")} did not answer: theirs are missing.` : "");
+    show($("letters-summary"),
+      wanted ? ["Those with reason ", name(wanted.reason), wanted.type ? [" of ", name(wanted.type)] : null, "."] : "Newest first, as each node keeps them.",
+      state.letters?.more ? ` There are more: these are ${LETTERS}.` : null, missing(state.letters?.silent ?? []));
     fill($("letters"), [
       { title: "at", of: (row) => clock(Date.parse(row.at)) },
       { title: "reason", of: (row) => name(row.reason) },
@@ -356,23 +384,8 @@ const DRAW = {
       { title: "method", of: (row) => name(row.method || "–") },
       { title: "from", of: (row) => name(row.sender ? address(row.sender) : "–") },
       { title: "on", of: (row) => name(address(row.node)) },
-      { title: "body", class: "amount", of: (row) => `${number(row.bytes)} B${row.kept ? "" : ", not kept"}` },
+      { title: "body", class: "amount", of: (row) => `${bytes(row.bytes)}${row.kept ? "" : ", not kept"}` },
     ], found, "No dropped message is kept.");
-  },
-  failing() {
-    if (state.view !== "trouble") return;
-    const open = new Set([...$("failing").querySelectorAll("details[open]")].map((one) => one.dataset.failure));
-    const shown = (row) => row.last.map(({ at, entity, error, text, stack }) => {
-      const key = `${row.node} ${row.type} ${row.method} ${at}`;
-      return h("details", { "data-failure": key, open: open.has(key) }, h("summary", {}, `${clock(Date.parse(at))} `, name(text ? `${error}: ${text}` : error, 300), " of ", name(entity, 80)), h("pre", {}, stack ? visible(stack, 4000).replaceAll("⟨U+000A⟩", "\n") : "Its stack was not written: another one was, within the second before."));
-    });
-    fill($("failing"), [
-      { title: "type", of: (row) => name(row.type) },
-      { title: "method", of: (row) => name(row.method) },
-      { title: "on", of: (row) => name(address(row.node)) },
-      { title: "failures", class: "amount", of: (row) => number(row.count) },
-      { title: "the last", class: "wide", of: shown },
-    ], state.findings?.failures ?? [], "No handler, start or answer has failed in the last ten minutes.");
   },
   slow() {
     fill($("slow"), [
@@ -383,39 +396,27 @@ const DRAW = {
       { title: "report", class: "wide", of: (row) => name(row.text, 1000) },
     ], state.slow?.handlers ?? [], "No handler was slow.");
   },
-  map() {
-    const now = map.map;
-    const moving = [...now.states].filter((one) => one !== "r").length;
-    $("map-summary").replaceChildren(
-      `${count(now.shards.length, "shard")} on ${count(now.nodes.length, "node")}, ${moving ? `${number(moving)} on the move or starting` : "all run"}. Coordinator: `,
-      now.coordinator ? name(address(now.coordinator)) : "unknown here", now.complete ? `, epoch ${now.epoch}.` : ". It does not answer: these are the homes that this node knows.",
-      now.paused ? " Rebalancing is paused." : "", now.held && !now.paused ? ` Nothing moves for balance: ${visible(now.held)}.` : "");
-    map.canvas.setAttribute("aria-label", `Map of ${count(now.shards.length, "shard")} of ${visible(now.type)} on ${count(now.nodes.length, "node")}`);
-    showPoint(map.chosen);
-  },
+  maps: () => maps.draw(),
   moves() {
-    const rows = map.map.changes.map(([shard, age, from, to, why, took]) => ({ shard, at: Date.now() - 1000 * age, from, to, why, took }));
-    fill($("moves"), [{ title: "shard", of: (row) => name(row.shard, 60) }, ...changeRows], rows.slice(0, 12), "No home has changed since this coordinator leads.");
+    fill($("moves"), [{ title: "type", of: (row) => name(row.type, 60) }, { title: "shard", of: (row) => name(row.shard, 60) }, ...changeRows], maps.changes().slice(0, CHANGES), "No home has changed since the coordinators lead.");
   },
   shardTable() {
-    if (!state.list || !map.map) return;
-    const more = state.more?.type === map.map.type ? state.more.rows : new Map();
-    state.list.set(map.map.shards.map((shard, i) => ({ shard, home: homeOf(map.map, i), state: map.map.states[i], more: more.get(shard) })));
+    state.list?.set(maps.rows().map((row) => ({ ...row, more: state.more?.get(`${row.type}\n${row.shard}`) })));
   },
   events() {
     if (state.view !== "events" || state.paused) return;
     const wanted = $("event-filter").value.toLowerCase();
     const rows = [...state.events, ...(state.earlier ?? [])].filter((one) => `${one.event} ${one.type ?? ""} ${one.text}`.toLowerCase().includes(wanted));
     const shown = rows.slice(0, EVENTS_SHOWN);
-    $("event-summary").textContent = `${count(rows.length, "event")}, newest first${rows.length > shown.length ? `, of which the last ${shown.length} are shown` : ""}. Those from before this page was opened are the last that each node keeps.`;
-    $("event-list").replaceChildren(...shown.map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", one.type ? [name(one.type, 60), ": "] : null, name(one.text ?? ""), one.seen_by && one.seen_by !== state.overview?.self ? h("span", { class: "muted" }, " · seen by ", name(address(one.seen_by))) : null)));
+    $("event-summary").textContent = `${sentence(count(rows.length, "event"))}, newest first${rows.length > shown.length ? `, of which the last ${shown.length} are shown` : ""}. Those from before this page was opened are the last that each node keeps.`;
+    show($("event-list"), shown.map((one) => h("li", {}, h("time", {}, clock(one.at)), " ", h("span", { class: "kind" }, visible(one.event, 60)), " ", one.type ? [name(one.type, 60), ": "] : null, name(one.text ?? ""), one.seen_by && one.seen_by !== state.overview?.self ? h("span", { class: "muted" }, " · seen by ", name(address(one.seen_by))) : null)));
   },
   settings() {
     if (state.view !== "settings" || !state.settings) return;
     const wanted = $("setting-filter").value.toLowerCase();
     const changed = $("setting-changed").checked;
     const rows = state.settings.settings.filter((row) => `${row.setting} ${row.origin}`.toLowerCase().includes(wanted) && !(changed && row.origin === "default"));
-    $("settings-summary").replaceChildren(`${count(rows.length, "setting")} of `, name(address(state.settings.node)), ". Secrets are masked.");
+    show($("settings-summary"), `${sentence(count(rows.length, "setting"))} of `, name(address(state.settings.node)), ". Secrets are masked.");
     fill($("settings"), [
       { title: "setting", of: (row) => h("code", {}, visible(row.setting)) },
       { title: "value", of: (row) => h("code", {}, visible(JSON.stringify(row.value))) },
@@ -424,59 +425,57 @@ const DRAW = {
   },
 };
 
-function showPoint(item) {
-  $("map-line").textContent = map.words(item) || "Point at a shard, or choose one.";
-  if (item >= 0 && document.activeElement === map.canvas) announce(map.words(item));
-}
-
-async function showShard(shard) {
+async function showShard(type, shard) {
   const place = $("shard-detail");
-  const type = map.map.type;
+  const from = document.activeElement;
   place.hidden = false;
-  place.replaceChildren(h("p", { class: "muted" }, "Asking its coordinator…"));
+  show(place, h("p", { class: "muted" }, "Asking its coordinator…"));
   try {
     const answer = await api.get(["explain", type], { shard });
     const history = h("table", { class: "lines" });
     fill(history, changeRows, (answer.history ?? []).toReversed().map((row) => ({ ...row, at: Date.parse(row.at), took: row.seconds })), "Its home has not changed since this coordinator leads.");
-    place.replaceChildren(
-      h("h3", {}, "Shard ", name(shard)),
+    show(place,
+      h("h3", {}, "Shard ", name(shard), " of ", name(type, 60)),
       h("p", {}, `${answer.state} on `, answer.node ? name(address(answer.node)) : "no node", `, epoch ${answer.epoch}`, answer.fence ? `, fence ${answer.fence}.` : "."),
       h("div", { class: "scrolls" }, history),
       h("div", { class: "row" },
         h("button", { type: "button", onclick: () => entities.listShard(type, shard) }, "List its entities"),
-        h("button", { type: "button", onclick: () => { place.hidden = true; map.canvas.focus(); } }, "Close")),
+        h("button", { type: "button", onclick: () => { place.hidden = true; from.focus(); } }, "Close")),
     );
     place.focus({ preventScroll: true });
   } catch (failure) {
-    place.replaceChildren(h("p", { class: "failure" }, `${failure.message}. ${failure.hint ?? ""}`));
+    show(place, h("p", { class: "failure" }, reason(failure)));
   }
 }
 
 // ---- the parts
 
 const plots = new Plots($("plots"), [
-  { key: "received", title: "Messages to handlers", unit: "/s" },
-  { key: "handled", title: "Handlers, 99 of 100 within", unit: "ms" },
-  { key: "waited", title: "Waits, 99 of 100 within", unit: "ms" },
-  { key: "store", title: "Store, mean of a call", unit: "ms" },
-  { key: "busy", title: "Busiest node", unit: "%" },
-  { key: "lag", title: "Loop lag, worst node", unit: "ms" },
-  { key: "waiting", title: "Messages waiting", unit: "" },
-  { key: "entities", title: "Entities in memory", unit: "" },
-  { key: "dropped", title: "Dropped", unit: "/s" },
-  { key: "late", title: "Asks timed out", unit: "/s" },
+  { key: "received", title: "Messages to handlers", write: rate },
+  { key: "handled", title: "Handlers, p99", write: duration },
+  { key: "waited", title: "Waits, p99", write: duration },
+  { key: "store", title: "Store, mean of a call", write: duration },
+  { key: "failures", title: "Failures", write: rate },
+  { key: "busy", title: "Busiest node", write: percent },
+  { key: "lag", title: "Loop lag, worst node", write: duration },
+  { key: "waiting", title: "Messages waiting", write: amount },
+  { key: "entities", title: "Entities in memory", write: amount },
+  { key: "dropped", title: "Dropped", write: rate },
+  { key: "late", title: "Asks timed out", write: rate },
+  { key: "nodes", title: "Nodes that answer", write: amount },
 ]);
-const map = new ShardMap({ scroll: $("map-scroll"), space: $("map-space"), canvas: $("map"), onpoint: showPoint, onchoose: showShard });
+const maps = new Maps($("maps"), { onchoose: showShard, onrebalance: (type) => actions.rebalance(type), announce });
+const handlers = new Handlers(api);
 const actions = new Actions(api, {
   types: () => state.overview.types.filter((type) => !type.within.length).map((type) => type.type),
   ondone: (what) => {
     overviews.run();
-    maps.run();
+    placements.run();
     letters.run();
     if (what === "token") {
-      entities.stored?.again();
+      entities.again();
       stream.run();
-      show();
+      showView();
     }
   },
 });
@@ -486,7 +485,7 @@ const entities = new Entities(api, {
   writes: () => state.overview?.write ?? false,
 });
 
-function show() {
+function showView() {
   const wanted = location.hash.slice(1);
   state.view = VIEWS.includes(wanted) ? wanted : "cluster";
   for (const view of VIEWS) $(`view-${view}`).hidden = view !== state.view;
@@ -504,13 +503,14 @@ function show() {
     }, onFailure);
   }
   if (state.view === "entities") entities.open();
+  if (state.view === "handlers") handling.run();
   if (state.view === "trouble") [slow, letters].forEach((one) => one.run());
   if (state.view === "cluster") {
-    map.place();
-    maps.run();
+    maps.placeAll();
+    [placements, loads, hours].forEach((one) => one.run());
   }
   if (state.overview) draw("plots", "drops");
-  draw("events", "failing");
+  draw("events", "handlers");
 }
 
 function setTheme(theme) {
@@ -522,7 +522,7 @@ function setTheme(theme) {
     localStorage.setItem("shardbus-theme", theme);
   }
   $("theme-button").textContent = `Theme: ${theme}`;
-  map.soon();
+  maps.repaint();
 }
 
 function nextTheme() {
@@ -550,7 +550,7 @@ function onKey(event) {
   const view = VIEWS[Number(event.key) - 1];
   if (view) location.hash = view;
   else if (event.key === "/") go("entities", $("entity-prefix"));
-  else if (event.key === "m") go("cluster", map.canvas);
+  else if (event.key === "m") go("cluster", maps);
   else if (event.key === "t") nextTheme();
   else if (event.key === "?") showHelp();
   else return;
@@ -563,26 +563,26 @@ function toggleForm() {
   $("map-area").hidden = table;
   $("map-table").hidden = !table;
   state.list = !table ? null : new LongList($("map-table"), [
+    { title: "type", of: (row) => name(row.type, 60) },
     { title: "shard", of: (row) => name(row.shard, 60) },
     { title: "node", of: (row) => (row.home ? name(address(row.home)) : "–") },
     { title: "state", of: (row) => stateWord(row.state) },
+    { title: "messages/s", of: (row) => amount(row.rate) },
     { title: "entities", of: (row) => number(row.more?.entities) },
-    { title: "load", of: (row) => (row.more?.load == null ? "–" : `${number(row.more.load, 2)} ${state.more.unit}`) },
-  ], { label: "Shards", onchoose: (row) => showShard(row.shard) });
-  if (!table) $("map-table").replaceChildren();
+    { title: "load", of: (row) => (row.more?.load == null ? "–" : `${amount(row.more.load)} ${row.more.unit}`) },
+  ], { label: "Shards", onchoose: (row) => showShard(row.type, row.shard) });
+  if (!table) show($("map-table"));
   draw("shardTable");
   if (table) lists.run();
-  else map.place();
+  else maps.placeAll();
 }
 
 $("token-button").addEventListener("click", () => actions.token());
 $("theme-button").addEventListener("click", nextTheme);
 $("help-button").addEventListener("click", showHelp);
-$("rebalance").addEventListener("click", () => actions.rebalance($("map-type").value));
 $("letters-all").addEventListener("click", () => chooseLetters(null));
 $("letters-replay").addEventListener("click", () => actions.replay(state.wanted));
 $("map-form").addEventListener("click", toggleForm);
-$("map-type").addEventListener("change", () => { maps.run(); lists.run(); $("shard-detail").hidden = true; });
 $("event-filter").addEventListener("input", () => draw("events"));
 $("event-pause").addEventListener("click", () => {
   state.paused = !state.paused;
@@ -593,14 +593,14 @@ $("setting-filter").addEventListener("input", () => draw("settings"));
 $("setting-changed").addEventListener("change", () => draw("settings"));
 document.addEventListener("keydown", onKey);
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) [overviews, examinations, maps, lists, slow, letters, stream].forEach((one) => one.run());
+  if (!document.hidden) [overviews, examinations, placements, loads, hours, lists, handling, slow, letters, stream].forEach((one) => one.run());
 });
 window.addEventListener("hashchange", () => {
-  show();
+  showView();
   if (next) next.focus();
   else $("main").focus({ preventScroll: true });
   next = null;
 });
 setTheme(localStorage.getItem("shardbus-theme") ?? "system");
-show();
-[overviews, examinations, stream, lists, slow, letters].forEach((one) => one.run());
+showView();
+[overviews, examinations, stream, lists].forEach((one) => one.run());

@@ -1,8 +1,16 @@
 // Elements without HTML: a text is always a text.
 
-import { visible } from "./model.js";
+import { visible } from "./format.js";
 
 export const $ = (id) => document.getElementById(id);
+
+/** Children as elements and texts: what is null, undefined or false is left out. */
+const kept = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+
+/** Let an element have these children and no others. */
+export function show(element, ...children) {
+  element.replaceChildren(...kept(children));
+}
 
 /** An element. Properties starting with "on" are listeners, `class` and names with a dash are
  * attributes. Children are elements, texts, or null. */
@@ -14,7 +22,7 @@ export function h(tag, properties = {}, ...children) {
     else if (name === "class" || name.includes("-") || name === "role" || name === "colspan" || name === "scope" || name === "for") made.setAttribute(name, value);
     else made[name] = value;
   }
-  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  made.append(...kept(children));
   return made;
 }
 
@@ -31,6 +39,9 @@ export function name(text, most) {
   return h("bdi", { class: "name", title: shown === text ? null : String(text).slice(0, 1000) }, shown);
 }
 
+/** A sentence of a node, in which backticks are around what is code. */
+export const prose = (text, most) => visible(text, most).split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 /** Replace the rows of a table. Columns: `{title, of, wide}`; `of` returns a text or elements. The
  * title stands beside each cell where rows are cards. */
 export function fill(table, columns, rows, empty) {
@@ -45,10 +56,18 @@ export function fill(table, columns, rows, empty) {
       return cell;
     })),
   );
-  table.tBodies[0].replaceChildren(...(made.length ? made : [h("tr", {}, h("td", { colspan: columns.length, class: "empty" }, empty))]));
+  show(table.tBodies[0], made.length ? made : h("tr", {}, h("td", { colspan: columns.length, class: "empty" }, empty)));
   const around = table.parentElement;
   if (around && around.scrollWidth > around.clientWidth) around.tabIndex = 0; // keys scroll what has the focus
   else around?.removeAttribute("tabindex");
+}
+
+/** Let a field offer these values, and keep the chosen one if it is among them. */
+export function offer(field, values, titleOf = (value) => visible(value, 60)) {
+  if (values.join("\n") === [...field.options].map((option) => option.value).join("\n")) return;
+  const chosen = field.value;
+  show(field, values.map((value) => h("option", { value }, titleOf(value))));
+  if (values.includes(chosen)) field.value = chosen;
 }
 
 /** A list of many rows of one height, of which only the visible ones are elements. */
@@ -59,11 +78,12 @@ export class LongList {
     this.head = h("div", { class: "long-row long-head", role: "row" }, columns.map((column) => h("span", { role: "columnheader" }, column.title)));
     this.scroll = h("div", { class: "long", role: "table", "aria-label": label, tabIndex: 0, onscroll: () => this.draw(), onkeydown: (event) => this.key(event) },
       h("div", { role: "rowgroup", class: "long-sticky" }, this.head), h("div", { role: "rowgroup" }, this.space));
-    place.replaceChildren(this.scroll);
+    show(place, this.scroll);
   }
 
   set(rows) {
     this.rows = rows;
+    this.scroll.hidden = rows.length === 0;
     this.chosen = Math.min(this.chosen, rows.length - 1);
     this.space.style.height = `${rows.length * this.height}px`;
     this.scroll.setAttribute("aria-rowcount", rows.length + 1);
@@ -80,7 +100,7 @@ export class LongList {
       row.style.transform = `translateY(${i * this.height}px)`;
       made.push(row);
     }
-    this.space.replaceChildren(...made);
+    show(this.space, made);
   }
 
   choose(i) {

@@ -1,9 +1,10 @@
 // The view of entities: those in memory by the beginning of their ids, a page at a time, and one of
 // them in detail.
 
-import { $, LongList, fill, h, name } from "./dom.js";
+import { $, LongList, fill, h, name, prose, show } from "./dom.js";
+import { address, bytes, clock, count, duration, missing, reason, sentence, visible } from "./format.js";
+import { Sending } from "./send.js";
 import { StoredState } from "./stored.js";
-import { address, clock, count, number, seconds, visible } from "./model.js";
 
 const PAGE = 200;
 const ROWS_MAX = 20_000;
@@ -13,7 +14,7 @@ function causeList(causes, figures) {
   if (causes.length === 0) {
     return h("p", {}, figures ? "Nothing that this node and the home know is slow." : "Nothing that this node knows is slow; the home has given no figures.");
   }
-  return h("ol", { class: "causes" }, causes.map((one) => h("li", {}, h("strong", {}, one.cause.replaceAll("_", " ")), ": ", name(one.text, 1000), h("br"), "To do: ", name(one.remedy, 500))));
+  return h("ol", { class: "causes" }, causes.map((one) => h("li", {}, h("strong", {}, one.cause.replaceAll("_", " ")), ": ", h("bdi", {}, prose(one.text, 1000)), h("br"), "To do: ", h("bdi", {}, prose(one.remedy, 500)))));
 }
 
 /** Columns of changes of a shard's home. */
@@ -22,7 +23,7 @@ export const changeRows = [
   { title: "from", of: (row) => (row.from ? name(address(row.from)) : "–") },
   { title: "to", of: (row) => (row.to ? name(address(row.to)) : "–") },
   { title: "why", of: (row) => row.why.replaceAll("_", " ") },
-  { title: "took", class: "amount", of: (row) => seconds(row.took) },
+  { title: "took", class: "amount", of: (row) => duration(row.took) },
 ];
 
 export class Entities {
@@ -73,11 +74,15 @@ export class Entities {
       this.next = this.rows.length < ROWS_MAX ? answer.next : null;
       this.list.set(this.rows);
       this.more.hidden = this.next === null;
-      const silent = answer.silent.length ? ` ${count(answer.silent.length, "node")} did not answer: theirs are missing.` : "";
-      this.say(`${count(this.rows.length, "entity", "entities")} in memory${this.next === null ? "" : ", and more"}.${silent}`);
+      this.say(`${sentence(count(this.rows.length, "entity", "entities"))} in memory${this.next === null ? "" : ", and more"}.${missing(answer.silent)}`);
     } catch (failure) {
-      this.say(`${failure.message}. ${failure.hint ?? ""}`);
+      this.say(reason(failure));
     }
+  }
+
+  /** There is another token: ask again for what was refused. */
+  again() {
+    this.stored?.again();
   }
 
   say(text) {
@@ -95,12 +100,12 @@ export class Entities {
     const place = $("entity-detail");
     place.hidden = false;
     this.stored = null;
-    place.replaceChildren(h("p", { class: "muted" }, "Asking…"));
+    show(place, h("p", { class: "muted" }, "Asking…"));
     let found;
     try {
       found = await this.api.get(["explain", type, id]);
     } catch (failure) {
-      place.replaceChildren(h("p", { class: "failure" }, `${failure.message}. ${failure.hint ?? ""}`));
+      show(place, h("p", { class: "failure" }, reason(failure)));
       return;
     }
     const history = h("table", { class: "lines" });
@@ -113,16 +118,18 @@ export class Entities {
       ["fence", found.fence ?? "–"],
       ["epoch", found.epoch],
       ["coordinator", found.coordinator ? name(address(found.coordinator)) : "–"],
-      ["waiting here", `${number(found.buffered.messages)} messages of its type, ${number(found.buffered.bytes)} bytes`],
+      ["waiting here", found.buffered.messages ? `${count(found.buffered.messages, "message")} of its type, ${bytes(found.buffered.bytes)}` : "no message of its type"],
     ];
     this.stored = this.hasState(type) ? new StoredState(this.api, { type, id, actions: this.actions, announce: this.announce, writes: this.writes }) : null;
-    place.replaceChildren(
+    this.sending = new Sending(this.api, { type, id, actions: this.actions, writes: this.writes() });
+    show(place,
       h("h3", {}, name(type, 60), " ", name(id)),
-      ...(found.causes ? [h("h4", {}, "Why it is slow"), causeList(found.causes, found.figures)] : []),
+      found.causes ? [h("h4", {}, "Why it is slow"), causeList(found.causes, found.figures)] : null,
       h("dl", {}, facts.map(([title, value]) => [h("dt", {}, title), h("dd", {}, value)])),
       h("h4", {}, "How its shard moved"),
       h("div", { class: "scrolls" }, history),
-      ...(this.stored ? [this.stored.place] : []),
+      this.sending.place,
+      this.stored?.place,
       h("div", { class: "row" }, h("button", { type: "button", onclick: () => this.show(type, id) }, "Ask again"), h("button", { type: "button", onclick: () => { place.hidden = true; } }, "Close")),
     );
     this.announce(`Details of ${visible(id, 80)}`);

@@ -1,13 +1,17 @@
-// The map of shards: a canvas that shows the part in sight of a much longer drawing. A lane is a node,
-// a cell is a shard; its shape says its state, so that no colour has to.
+// The map of a type's shards: a canvas that shows the part in sight of a much longer drawing. A lane is
+// a node, a cell is a shard; its shape says its state, so that no colour has to, and its shade how many
+// messages it gets beside the one with the most.
 
-import { ARRIVED_MS, address, cellAt, corner, diffMaps, homeOf, lanesOf, layout, nextCell, nextMap, stateWord, visible } from "./model.js";
+import { address, rate, visible } from "./format.js";
+import { ARRIVED_MS, LEVELS, cellAt, corner, diffMaps, homeOf, lanesOf, layout, level, nextCell, nextMap, stateWord } from "./model.js";
 
 const FLIGHT_MS = 900;
 const FLIGHTS_MAX = 300;
 const LABEL = 190;
 const NARROW = 560;
 const NUMBERED = 22;
+const DARK_TEXT = 3; // the first level whose cell is far from the ground
+const COLOURS = ["text", "muted", "move", "start", "ring", "fault", "line", "panel", "on-load", ...Array.from({ length: LEVELS }, (_, i) => `load${i}`)];
 
 export class ShardMap {
   /** `scroll` holds `space`, which is as high as the drawing and holds the canvas. `onpoint` gets the
@@ -15,6 +19,8 @@ export class ShardMap {
   constructor({ scroll, space, canvas, onpoint, onchoose }) {
     Object.assign(this, { scroll, space, canvas, onpoint, onchoose });
     this.map = null;
+    this.rates = {};
+    this.top = 0;
     this.members = [];
     this.bad = new Set();
     this.placed = null;
@@ -64,12 +70,19 @@ export class ShardMap {
     this.place();
   }
 
+  /** `rates`: messages a second by shard. */
+  setRates(rates) {
+    this.rates = rates;
+    this.top = Math.max(0, ...Object.values(rates));
+    this.soon();
+  }
+
   place() {
     if (!this.map || !this.scroll.clientWidth) return;
     const width = this.scroll.clientWidth;
     const hosts = new Set(this.map.nodes);
     const lanes = lanesOf(this.map, this.members.filter((node) => hosts.has(node) || this.members.length <= 60));
-    this.placed = layout(lanes, width, width < NARROW ? 0 : LABEL);
+    this.placed = layout(lanes, width, width < NARROW ? 0 : LABEL, Number.parseInt(getComputedStyle(this.scroll).maxHeight, 10) - 20);
     this.space.style.height = `${this.placed.height}px`;
     const height = Math.min(this.placed.height, this.scroll.clientHeight || this.placed.height);
     const scale = devicePixelRatio || 1;
@@ -94,7 +107,7 @@ export class ShardMap {
     const paint = this.canvas.getContext("2d");
     const scale = devicePixelRatio || 1;
     const style = getComputedStyle(this.canvas);
-    const colour = Object.fromEntries(["text", "muted", "cell", "move", "start", "ring", "fault", "line", "panel"].map((one) => [one, style.getPropertyValue(`--${one}`)]));
+    const colour = Object.fromEntries(COLOURS.map((one) => [one, style.getPropertyValue(`--${one}`)]));
     paint.setTransform(scale, 0, 0, scale, 0, -this.scroll.scrollTop * scale);
     const [top, bottom] = [this.scroll.scrollTop, this.scroll.scrollTop + this.scroll.clientHeight];
     paint.clearRect(0, top, this.scroll.clientWidth, bottom - top + 1);
@@ -133,6 +146,8 @@ export class ShardMap {
   drawCell(paint, x, y, item, colour) {
     const { cell } = this.placed;
     const state = this.map.states[item];
+    const shade = level(this.rates[this.map.shards[item]] ?? 0, this.top);
+    let ink = state === "r" && shade >= DARK_TEXT ? colour["on-load"] : colour.text;
     const inner = Math.max(1, cell - 1);
     if (state === "h") {
       paint.strokeStyle = colour.move;
@@ -152,10 +167,12 @@ export class ShardMap {
       paint.lineWidth = 1;
       paint.strokeRect(x + 0.5, y + 0.5, inner - 1, inner - 1);
     } else {
-      paint.fillStyle = this.bad.has(homeOf(this.map, item)) ? colour.fault : colour.cell;
+      const lost = this.bad.has(homeOf(this.map, item));
+      if (lost) ink = colour.panel;
+      paint.fillStyle = lost ? colour.fault : colour[`load${shade}`];
       paint.fillRect(x, y, inner, inner);
     }
-    if (cell >= NUMBERED) this.drawName(paint, x + inner / 2, y + inner / 2, this.map.shards[item], state === "r" ? colour.panel : colour.text);
+    if (cell >= NUMBERED && state !== "s") this.drawName(paint, x + inner / 2, y + inner / 2, this.map.shards[item], ink);
     if (this.arrived.has(this.map.shards[item])) this.ring(paint, x, y, inner, colour.ring);
     if (item === this.chosen) this.ring(paint, x - 1, y - 1, inner + 2, colour.text);
   }
@@ -221,7 +238,9 @@ export class ShardMap {
   words(item) {
     if (item < 0 || !this.map) return "";
     const home = homeOf(this.map, item);
-    return `shard ${visible(this.map.shards[item])} · ${stateWord(this.map.states[item])}${home ? ` · ${visible(address(home))}` : ""}`;
+    const shard = this.map.shards[item];
+    const found = this.rates[shard];
+    return `shard ${visible(shard)} · ${stateWord(this.map.states[item])}${home ? ` · ${visible(address(home))}` : ""}${found ? ` · ${rate(found)}` : ""}`;
   }
 }
 

@@ -1,68 +1,19 @@
-// What the page computes: rates, differences of maps, layouts, problems and texts. Pure: no element,
-// no request, no clock. Everything that arrives here comes from a node and may have any text in it.
+// What the page computes: rates, differences of maps, layouts and problems. Pure: no element, no
+// request, no clock. Everything that arrives here comes from a node and may have any text in it.
+
+import { address, clock, count, listed, number, visible } from "./format.js";
 
 export const HISTORY = 150;
 export const EVENTS_MAX = 500;
 const SAME_MS = 10_000;
 export const ARRIVED_MS = 10_000;
-const TEXT_MAX = 240;
 const CELLS = [30, 22, 16, 11, 8, 6, 5];
-const SHOWN_MIN = 30;
-const MAP_HEIGHT = 440;
+const HOUR_MS = 3_600_000;
+const SPAN_MIN_MS = 300_000;
+const GAP_MS = 45_000;
+const LANE_MIN = 12;
+export const LEVELS = 5;
 const SUBJECTS = 5;
-
-// ---- texts
-
-const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
-const HIDDEN_IN_JSON = new RegExp(HIDDEN.source.replace("\\u0000-\\u001f", ""), "g"); // its lines and their indents stay
-
-/** A text of a node as people should see it: controls and marks of direction as their numbers, the
- * end of a very long one cut. */
-export function visible(text, most = TEXT_MAX) {
-  const plain = String(text ?? "").replace(
-    HIDDEN,
-    (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`,
-  );
-  return plain.length > most ? `${plain.slice(0, most)}… (${plain.length} characters)` : plain;
-}
-
-/** JSON in which marks that have no shape of their own are written as escapes: the same value. They
- * stand in strings only, because JSON allows them nowhere else. */
-export const escaped = (json) => String(json).replace(HIDDEN_IN_JSON, (mark) => `\\u${mark.codePointAt(0).toString(16).padStart(4, "0")}`);
-
-/** host:port of a node's name. */
-export const address = (node) => String(node ?? "").split("#")[0];
-
-export function number(value, digits = 0) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  return value.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: 0 });
-}
-
-/** A rate or an amount with three significant digits at most. */
-export function short(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const abs = Math.abs(value);
-  if (abs >= 1e6) return `${number(value / 1e6, abs >= 1e7 ? 0 : 1)} M`;
-  if (abs >= 1e4) return `${number(value / 1e3, abs >= 1e5 ? 0 : 1)} k`;
-  return number(value, abs >= 100 ? 0 : abs >= 10 ? 1 : 2);
-}
-
-export function bytes(value) {
-  if (!value) return "–";
-  return value >= 2 ** 30 ? `${number(value / 2 ** 30, 1)} GiB` : `${number(value / 2 ** 20)} MiB`;
-}
-
-export function seconds(value) {
-  if (value === null || value === undefined) return "–";
-  if (value === Infinity) return "> 30 s";
-  if (value < 0.001) return value ? `${number(value * 1000, 2)} ms` : "0";
-  if (value < 1) return `${number(value * 1000, value < 0.01 ? 1 : 0)} ms`;
-  return value < 120 ? `${number(value, 1)} s` : `${number(value / 60)} min`;
-}
-
-export const count = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
-
-export const clock = (ms) => new Date(ms).toTimeString().slice(0, 8);
 
 // ---- the cluster
 
@@ -121,7 +72,7 @@ const typesOf = (node) => Object.values(node.types ?? {});
 export function rates(before, after, span) {
   const found = {
     received: 0, dropped: 0, late: 0, failures: 0, slow: 0, storeErrors: 0, storeCalls: 0,
-    storeSeconds: 0, byNode: new Map(), byType: new Map(), drops: new Map(),
+    storeSeconds: 0, byNode: new Map(), timesByNode: new Map(), byType: new Map(), drops: new Map(),
   };
   const earlier = new Map((before?.nodes ?? []).map((node) => [node.node, node]));
   for (const node of after.nodes) {
@@ -130,12 +81,17 @@ export function rates(before, after, span) {
     const grown = (now, old) => Math.max(0, (now ?? 0) - (old ?? 0));
     const received = sum(Object.entries(node.types).map(([name, type]) => grown(type.received, then.types[name]?.received)));
     found.byNode.set(node.node, received / span);
+    const times = { handled: [], waited: [] };
+    found.timesByNode.set(node.node, times);
     for (const [name, type] of Object.entries(node.types)) {
       const old = then.types[name];
       const row = found.byType.get(name) ?? { received: 0, handled: [], waited: [] };
       row.received += grown(type.received, old?.received) / span;
       for (const what of ["handled", "waited"]) {
-        (type[what] ?? []).forEach((n, i) => { row[what][i] = (row[what][i] ?? 0) + grown(n, old?.[what]?.[i]); });
+        (type[what] ?? []).forEach((n, i) => {
+          const more = grown(n, old?.[what]?.[i]);
+          for (const one of [row[what], times[what]]) one[i] = (one[i] ?? 0) + more;
+        });
       }
       found.byType.set(name, row);
     }
@@ -157,18 +113,19 @@ export function rates(before, after, span) {
   return found;
 }
 
-/** The bound below which `part` of the counted values are; Infinity beyond the last bound, null
- * without a value. */
+/** The value that `part` of the counted values do not exceed, interpolated within its bound, as a
+ * node does; Infinity beyond the last bound, null without a value. */
 export function quantile(counts, bounds, part) {
-  const all = sum(counts);
-  if (!all) return null;
+  const wanted = part * sum(counts);
+  if (!wanted) return null;
   let below = 0;
-  const i = counts.findIndex((n) => (below += n) >= part * all);
-  return bounds[i] ?? Infinity;
+  for (let i = 0; i < bounds.length; i++) {
+    const least = i ? bounds[i - 1] : 0;
+    if (counts[i] && below + counts[i] >= wanted) return least + ((bounds[i] - least) * Math.max(0, wanted - below)) / counts[i];
+    below += counts[i] ?? 0;
+  }
+  return Infinity;
 }
-
-/** Add counts of several types up. */
-const added = (rows) => rows.reduce((total, row) => row.map((n, i) => n + (total[i] ?? 0)), []);
 
 /** Types with what all nodes say of them: shards, entities, rates and latencies of the last interval. */
 export function typeTable(overview, now) {
@@ -185,27 +142,46 @@ export function typeTable(overview, now) {
   });
 }
 
-/** One point for each plot. */
+/** One point for each plot, of the last interval; times are in seconds. As in the hour that the nodes
+ * keep, the slowest node counts. */
 export function point(overview, now) {
   const up = overview.nodes.filter((node) => node.answered);
   const bounds = overview.latency_bounds ?? [];
+  const highest = (values) => values.reduce((top, one) => (top === null || one > top ? one : top), null);
   const slowest = (what) => {
-    const found = quantile(added([...now.byType.values()].map((row) => row[what])), bounds, 0.99);
-    return found === null ? null : 1000 * Math.min(found, bounds.at(-1) ?? 0);
+    const found = [...now.timesByNode.values()].map((times) => quantile(times[what], bounds, 0.99)).filter((one) => one !== null);
+    return found.length ? Math.min(highest(found), bounds.at(-1) ?? 0) : null;
   };
   return {
     received: now.received,
     handled: slowest("handled"),
     waited: slowest("waited"),
-    store: now.storeCalls ? (1000 * now.storeSeconds) / now.storeCalls : null,
-    busy: up.length ? 100 * Math.max(...up.map((node) => node.vitals.busy)) : null,
-    lag: up.length ? 1000 * Math.max(...up.map((node) => node.vitals.lag)) : null,
+    store: now.storeCalls ? now.storeSeconds / now.storeCalls : null,
+    busy: highest(up.map((node) => node.vitals.busy)),
+    lag: highest(up.map((node) => node.vitals.lag)),
     entities: sum(up.map((node) => sum(typesOf(node).map((type) => type.entities)))),
     waiting: sum(up.map((node) => node.vitals.mailbox + sum(typesOf(node).map((type) => type.buffered)))),
     dropped: now.dropped,
+    failures: now.failures,
     late: now.late,
+    nodes: up.length,
   };
 }
+
+/** The points of an hour, `{at, ...}` in order, of a node's answer. `now` is the time of this page's
+ * clock when it arrived. */
+export function hourOf(answer, now) {
+  return answer.rows.map((row) => {
+    const found = Object.fromEntries(answer.columns.map((column, i) => [column, row[i]]));
+    return {
+      ...found, at: now - 1000 * found.ago, handled: found.handled || null, waited: found.waited || null,
+      store: found.store_calls ? found.store_seconds / found.store_calls : null,
+    };
+  });
+}
+
+/** The hour of the nodes, and behind it the points of this page. */
+export const joined = (hour, own) => [...hour, ...own.filter((one) => one.at > (hour.at(-1)?.at ?? 0))];
 
 /** Drops of all nodes, most first: type, reason, total, in the last minute, nodes. */
 export function dropTable(overview, recent) {
@@ -226,12 +202,11 @@ export function dropTable(overview, recent) {
  * gravest first, then the nodes that were lost, the last one first. */
 export function attention(answer) {
   const found = (answer?.findings ?? []).filter((one) => one.confirmed).map(({ level, of, subjects, what, advice, check }) => {
-    const shown = subjects.slice(0, SUBJECTS).map((one) => visible(of === "members" ? address(one) : one, 80));
-    const more = subjects.length - shown.length;
-    return { level, check, text: `${visible(of, 60)} ${shown.join(", ")}${more ? ` and ${number(more)} more` : ""} ${visible(what, 600)}`, advice: visible(advice, 600) };
+    const shown = subjects.map((one) => visible(of === "members" ? address(one) : one, 80));
+    return { level, check, text: `${of === "members" && shown.length === 1 ? "member" : visible(of, 60)} ${listed(shown, SUBJECTS)} ${visible(what, 600)}`, advice: visible(advice, 600) };
   });
   const lost = (answer?.lost ?? []).map((row) => {
-    const shards = Object.entries(row.shards).map(([type, { freed, homed }]) => `${number(homed)} of its ${count(freed, "shard")} of ${visible(type, 60)} have a home again`);
+    const shards = Object.entries(row.shards).map(([type, { freed, homed }]) => `${number(homed)} of its ${count(freed, "shard")} of ${visible(type, 60)} ${homed === 1 ? "has" : "have"} a home again`);
     return {
       level: "note", check: "lost",
       text: `${visible(address(row.node))} was lost at ${clock(Date.parse(row.at))}${row.by ? `, declared dead by ${visible(address(row.by))}: ${visible(row.why)}` : ""}`,
@@ -305,13 +280,13 @@ export function lanesOf(map, members) {
 }
 
 /** Place the lanes: the largest cells that fit, each lane under the one before. `label` is the width
- * of the names, 0 if they stand above their cells. */
-export function layout(lanes, width, label) {
+ * of the names, 0 if they stand above their cells; `height` is the room that there is. */
+export function layout(lanes, width, label, height = 440) {
   const room = Math.max(60, width - label - 8);
   let placed = { height: 0 };
   for (const cell of CELLS) {
     placed = placeLanes(lanes, cell, room, label);
-    if (placed.height <= MAP_HEIGHT) break;
+    if (placed.height <= height) break;
   }
   return placed;
 }
@@ -323,8 +298,8 @@ function placeLanes(lanes, cell, room, label) {
   const tall = label ? 18 : 0;
   let y = 4;
   const rows = lanes.map((lane) => {
-    const lines = Math.max(1, Math.ceil(lane.items.length / columns));
-    const row = { ...lane, y, top: y + head, height: head + Math.max(tall, lines * step) };
+    const lines = Math.ceil(lane.items.length / columns);
+    const row = { ...lane, y, top: y + head, height: head + Math.max(tall, LANE_MIN, lines * step) };
     y += row.height + (step > 8 ? 6 : 4);
     return row;
   });
@@ -389,21 +364,32 @@ export function planRows(plan) {
     .sort((a, b) => Math.abs(b.change) - Math.abs(a.change));
 }
 
-/** Points of a plot's line in a box, and its highest value. Gaps stay gaps. The last value is at the
- * right; the first ones stretch until there are enough of them. */
-export function plotPath(values, width, height) {
-  const known = values.filter((value) => value !== null);
-  const top = Math.max(1e-9, ...known);
-  const step = width / (Math.max(SHOWN_MIN, values.length) - 1);
+/** The time that plots show, up to `now`: the hour, or less while there is less to show. */
+export function spanOf(points, now) {
+  const known = points.length ? now - points[0].at : 0;
+  return Math.min(HOUR_MS, Math.max(SPAN_MIN_MS, known));
+}
+
+/** The line of `[at, value]` in a box that ends now and shows `span` ms, and its highest value. What
+ * is not known is a gap. */
+export function plotPath(points, now, span, width, height) {
+  const shown = points.filter(([at]) => at >= now - span);
+  const known = shown.map(([, value]) => value).filter((value) => value !== null);
+  const top = Math.max(0, ...known);
   let path = "";
-  let open = false;
-  values.forEach((value, i) => {
-    if (value === null) open = false;
+  let last = -Infinity;
+  for (const [at, value] of shown) {
+    if (value === null) last = -Infinity;
     else {
-      const x = width - (values.length - 1 - i) * step;
-      path += `${open ? "L" : "M"}${x.toFixed(1)} ${(height - (value / top) * (height - 4) - 1).toFixed(1)}`;
-      open = true;
+      const x = width - ((now - at) / span) * width;
+      path += `${at - last <= GAP_MS ? "L" : "M"}${x.toFixed(1)} ${(height - (value / (top || 1)) * (height - 4) - 1).toFixed(1)}`;
+      last = at;
     }
-  });
+  }
   return { path, top: known.length ? top : null };
+}
+
+/** How much load a shard has beside the one with the most, from 0 for none to `LEVELS` - 1. */
+export function level(value, top) {
+  return value > 0 && top > 0 ? Math.min(LEVELS - 1, 1 + Math.floor(((LEVELS - 1) * value) / top)) : 0;
 }

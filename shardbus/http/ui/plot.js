@@ -2,39 +2,50 @@
 // the line alone.
 
 import { h, svg } from "./dom.js";
-import { HISTORY, plotPath, short } from "./model.js";
+import { HISTORY, joined, plotPath, spanOf } from "./model.js";
 
 const WIDTH = 220;
-const HEIGHT = 44;
+const HEIGHT = 40;
+const LATELY_MS = 30_000;
 
 export class Plots {
-  /** `kinds`: key, title and unit of each plot. */
+  /** `kinds`: key, title, and how a value is written. */
   constructor(place, kinds) {
+    this.hour = [];
+    this.own = [];
     this.plots = kinds.map((kind) => {
       const line = svg("path", { class: "line" });
       const value = h("strong", {}, "–");
       const top = h("span", { class: "muted small" });
       const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
         svg("path", { class: "axis", d: `M0 ${HEIGHT - 0.5}H${WIDTH}` }), line);
-      place.append(h("figure", { id: `plot-${kind.key}` }, h("figcaption", {}, h("span", {}, kind.title), h("span", { class: "amount" }, value, ` ${kind.unit}`)), drawing, top));
-      return { ...kind, line, value, top, values: [] };
+      place.append(h("figure", { id: `plot-${kind.key}` }, h("figcaption", {}, h("span", {}, kind.title), value), drawing, top));
+      return { ...kind, line, value, top };
     });
   }
 
-  /** Add a point: an object with a value for each key, null for none. */
-  add(point) {
-    for (const plot of this.plots) {
-      plot.values.push(point[plot.key] ?? null);
-      if (plot.values.length > HISTORY) plot.values.shift();
-    }
+  /** Take the hour that the nodes have kept: objects with `at` and a value for each key. */
+  setHour(points) {
+    this.hour = points;
   }
 
-  draw() {
+  /** Add a point of this page: an object with `at` and a value for each key, null for none. */
+  add(point) {
+    this.own.push(point);
+    if (this.own.length > HISTORY) this.own.shift();
+  }
+
+  /** Draw up to `now`. Returns the ms that are shown. */
+  draw(now) {
+    const points = joined(this.hour, this.own);
+    const span = spanOf(points, now);
     for (const plot of this.plots) {
-      const { path, top } = plotPath(plot.values, WIDTH, HEIGHT);
+      const { path, top } = plotPath(points.map((point) => [point.at, point[plot.key] ?? null]), now, span, WIDTH, HEIGHT);
       plot.line.setAttribute("d", path);
-      plot.value.textContent = short(plot.values.findLast((value) => value !== null) ?? null);
-      plot.top.textContent = plot.values.length > 1 ? (top === null ? "none yet" : `highest ${short(top)} ${plot.unit}`) : "the first rate needs two answers";
+      const last = points.findLast((point) => point.at >= now - LATELY_MS && (point[plot.key] ?? null) !== null);
+      plot.value.textContent = plot.write(last?.[plot.key] ?? null);
+      plot.top.textContent = top ? `highest ${plot.write(top)}` : "none yet";
     }
+    return span;
   }
 }

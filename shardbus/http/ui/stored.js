@@ -9,8 +9,8 @@
 // what the node sent, as a browser would lose digits of large numbers.
 
 import { Failure } from "./api.js";
-import { h, name } from "./dom.js";
-import { address, clock, count, escaped, number, visible } from "./model.js";
+import { h, name, show } from "./dom.js";
+import { address, bytes, clock, count, escaped, visible } from "./format.js";
 
 const TOO_LONG = 16 * 2 ** 20;
 const ROWS_MAX = 24;
@@ -36,7 +36,7 @@ export class StoredState {
 
   #say(text, failure = null) {
     this.status.className = failure ? "failure" : "";
-    this.status.replaceChildren(...(failure ? this.actions.refusal(failure).childNodes : [text]));
+    show(this.status, ...(failure ? this.actions.refusal(failure).childNodes : [text]));
   }
 
   /** Read what was refused before, now that there is another token. */
@@ -69,7 +69,7 @@ export class StoredState {
 
   #facts(found) {
     if (!found.bytes) return h("p", {}, `It has none, at ${clock(found.at)}.`);
-    return h("p", { class: "muted small" }, `${count(found.bytes, "byte")}, version ${found.version ?? "unknown"} of its class, revision `, h("code", {}, visible(found.revision).slice(0, 12)), `, at ${clock(found.at)}`);
+    return h("p", { class: "muted small" }, `${bytes(found.bytes)}, version ${found.version ?? "unknown"} of its class, revision `, h("code", {}, visible(found.revision).slice(0, 12)), `, at ${clock(found.at)}`);
   }
 
   #text(found, label) {
@@ -80,7 +80,7 @@ export class StoredState {
   #show() {
     const { found } = this;
     const writes = this.writes();
-    this.body.replaceChildren(
+    show(this.body,
       this.#facts(found),
       this.#text(found, "The stored state") ?? "",
       h("div", { class: "row" },
@@ -97,7 +97,7 @@ export class StoredState {
     this.field.setSelectionRange(0, 0);
     this.beside = h("div", { class: "stored" });
     this.save = this.#button("Save", null, { type: "submit", class: "primary" });
-    this.body.replaceChildren(
+    show(this.body,
       this.#facts(found), this.beside,
       h("form", { class: "stored", onsubmit: (event) => { event.preventDefault(); this.#send(); } },
         h("label", { for: "stored-text" }, "The state as JSON"), this.field,
@@ -127,7 +127,7 @@ export class StoredState {
     this.#say("Sending…");
     try {
       const done = await this.api.post(this.path, { revision: this.found.revision }, text);
-      const said = `Saved: ${number(done.bytes)} bytes, by ${visible(address(done.node))}.`;
+      const said = `Saved: ${bytes(done.bytes)}, by ${visible(address(done.node))}.`;
       await this.read(said);
       this.body.querySelector("#stored-edit")?.focus();
     } catch (failure) {
@@ -143,7 +143,7 @@ export class StoredState {
     const now = await this.#fetch();
     if (!now) return;
     this.found = now;
-    this.beside.replaceChildren(this.#facts(now), this.#text(now, "The state that is stored now") ?? "");
+    show(this.beside, this.#facts(now), this.#text(now, "The state that is stored now") ?? "");
     this.body.firstChild.textContent = "What is stored now, another state than the one that you began with:";
     this.#say("", new Failure(failure.status, failure.message, "What is stored now stands above your draft: Save replaces it."));
   }

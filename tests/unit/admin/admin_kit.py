@@ -176,6 +176,8 @@ class FakeNode:
         self.still_stopping: list[str] = []
         self.patience = 0.0
         self.cordoned = False
+        self.periodic: dict[str, Any] = {}
+        self.every = lambda name, period, run: self.periodic.update({name: run})
 
     def _why_no_member(self, role: str) -> str:
         if role in self.without_type:

@@ -11,6 +11,7 @@ import pytest
 from shardbus.admin.administration import Administration
 from shardbus.admin.brief import brief_of, drops_of
 from shardbus.admin.pages import events as event_pages
+from shardbus.admin.pages import history as histories
 from shardbus.admin.pages import node as own_pages
 from shardbus.admin.pages import overview as overviews
 from shardbus.errors import Unhandled, UnknownEntityType
@@ -87,6 +88,34 @@ async def test_a_map_is_sent_once_for_each_version() -> None:
     fresh = await overviews.shard_map(pages, PAGE, "")
     assert node.rpc.asked[-1] == (ME, "shard_map", PAGE, "3.1")
     assert (fresh["shards"], fresh["moving"]) == (["1"], 2), "a page that was just opened gets all"
+
+
+@virtual
+async def test_the_maps_of_several_types_come_together() -> None:
+    node = FakeNode()
+    node.rpc.answers[ME, "shard_map"] = MAP
+    pages = pages_of(node)
+    page: Any = await overviews.shard_maps(pages, (f"{PAGE}=", f"{PAGE}=3.1"))
+    assert [one["shards"] for one in page["maps"]] == [["1"], None]
+    assert node.rpc.asked.count((ME, "shard_map", PAGE, "")) == 1
+    with pytest.raises(UnknownEntityType):
+        await overviews.shard_maps(pages, ("none=3.1",))
+
+
+@virtual
+async def test_members_without_an_hour_are_named() -> None:
+    node = FakeNode()
+    node.rpc.answers[ME, "load_history"] = (100.0, ["received"], [[91, 2.0]])
+    node.rpc.answers[PEER, "load_history"] = Unhandled("an older release")
+    page: Any = await histories.history(pages_of(node))
+    assert page["silent"] == [str(PEER), str(LOST)]
+    [row] = page["rows"]
+    shown = dict(zip(page["columns"], row, strict=True))
+    assert (shown["nodes"], shown["received"], shown["ago"]) == (1, 2.0, 80.0)
+    node.rpc.answers[ME, "load_history"] = ValueError("a defect")
+    await asyncio.sleep(histories.FRESH_S)
+    with pytest.raises(ValueError, match="a defect"):
+        await histories.history(pages_of(node))
 
 
 @virtual

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shardbus.entities.message_times import RECENT_MAX, MessageTimes
+from shardbus.entities.message_times import MARKS, RECENT_MAX, MessageTimes
 
 
 class Watch:
@@ -82,3 +82,37 @@ def test_N21_the_last_samples_are_kept_with_their_entities() -> None:
     last = recent[-1]
     assert (last.entity_id, last.method, last.weight) == (f"e{RECENT_MAX}", "work", 4)
     assert (last.arrived, last.waited, last.took) == (arrived, 2.0, 0.5)
+
+
+def test_B150_times_are_kept_by_method_and_are_recent_for_some_marks() -> None:
+    watch = Watch()
+
+    def work(entity: object, seconds: float) -> None:
+        watch.now += seconds
+
+    def times(method: str) -> tuple[int, int, float]:
+        recent, seconds = watch.times.recent_of(method)
+        return watch.times.methods[method].count, recent.count, seconds
+
+    watch.times.timed(work, 10, is_async=False, method="add")(None, 0.5)
+    watch.times.timed(work, 2, is_async=False, method="")(None, 1.5)
+    assert times("add") == (10, 10, 2.0)
+    assert times("") == (2, 2, 2.0)
+    assert watch.times.recent_of("none")[0].count == 0
+    for _ in range(MARKS - 1):
+        watch.now += 60.0
+        watch.times.mark()
+    assert times("add") == (10, 10, 2.0 + 60.0 * (MARKS - 1))
+    watch.now += 60.0
+    watch.times.mark()
+    assert times("add") == (10, 0, 60.0 * (MARKS - 1))
+
+
+def test_N21_the_samples_reach_back_to_the_start_until_there_are_too_many() -> None:
+    watch = Watch()
+    watch.now = 3.0
+    assert watch.times.reach_back_to == 0.0
+    for number in range(RECENT_MAX):
+        watch.now = 3.0 + number
+        watch.times.timed(lambda entity: None, 1, is_async=False, entity_id="e", method="work")
+    assert watch.times.reach_back_to == 3.0

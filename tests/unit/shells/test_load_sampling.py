@@ -280,6 +280,7 @@ def test_B150_a_message_that_waited_on_its_node_is_timed_by_itself() -> None:
     timed = LoadSampling(str, float, times).timed_alone(invoker(lambda entity: "done"))
     assert timed.function(None) == "done"
     assert (times.waited.count, times.handled.count) == (1, 1)
+    assert times.methods["handle"].count == 1
 
 
 def test_N21_a_sample_is_kept_with_its_entity_and_its_handler() -> None:
@@ -287,3 +288,4 @@ def test_N21_a_sample_is_kept_with_its_entity_and_its_handler() -> None:
     LoadSampling(str, float, times).sample(1, ("page-7",), invoker(lambda entity: None))
     [kept] = times.recent
     assert (kept.entity_id, kept.method, kept.weight) == ("page-7", "handle", 1)
+    assert kept.shard == "page-7"
