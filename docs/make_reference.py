@@ -55,7 +55,7 @@ Each setting has a variable, its key in capitals with two underscores for each d
 `{variable_of("node.port")}`. What follows `SHARDBUS_SHARDING__TYPES__` is the type's name in any
 case, unless two types differ in nothing else. `SHARDBUS_NODE_URL`, `SHARDBUS_NODE_TOKEN`,
 `SHARDBUS_NODE_TOKEN_FILE` and `SHARDBUS_NODE_CACERT` are read by the commands that ask a node, and
-are no settings.
+`SHARDBUS_APP` and `SHARDBUS_CLUSTER` name what a command is about; they are no settings.
 
 Variables in the form of service links, which Kubernetes makes for each Service of a namespace and
 Docker for `--link`, are no settings either, and are ignored: `SHARDBUS_PORT=tcp://10.43.7.9:7355`,

@@ -73,8 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def shardbus_bus(pytestconfig: pytest.Config) -> ShardBus:
-    """Return the application: `app` of `[tool.shardbus]` in pyproject.toml."""
-    from shardbus_cli.app_loader import app_or_project, load_app
+    """Return the application: of SHARDBUS_APP, or `app` of `[tool.shardbus]` in pyproject.toml."""
+    from shardbus_cli.app_and_cluster import app_or_project
+    from shardbus_cli.app_loader import load_app
     from shardbus_cli.exit_codes import CommandFailure
 
     try:

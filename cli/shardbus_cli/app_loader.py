@@ -2,9 +2,7 @@
 
 `APP` is `module:attribute` as for uvicorn, `module`, or a path to a `.py` file, with or without
 `:attribute`. The attribute is a ShardBus, or a **factory**: a function without parameters that
-returns one. If `APP` is left out, it is `app` of the table `[tool.shardbus]` in the nearest
-`pyproject.toml`, of the current directory or of one above it, and the folder of that file is
-importable.
+returns one. `app_and_cluster` finds the application of a command that is given none.
 
 There are three different errors: the module does not exist, it has no such attribute, or the
 attribute is no ShardBus. If the user's module or factory raises, its traceback is printed from the
@@ -28,68 +26,12 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.project_file import split_app
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
 
 FORM = "write module:attribute, a module, or a path to a .py file"
-PROJECT = "pyproject.toml"
-TABLE = '`app = "app:bus"` below `[tool.shardbus]`'
-
-
-def app_or_project(app: str | None) -> str:
-    """Return `app`, or the one of the nearest `pyproject.toml`, whose folder becomes importable.
-
-    Raises:
-        CommandFailure: no file names one, or the file cannot be read; exit code 3.
-    """
-    if app is not None:
-        return app
-    here = Path.cwd()
-    file = next((f for f in (at / PROJECT for at in (here, *here.parents)) if f.is_file()), None)
-    if file is None:
-        raise CommandFailure(
-            f"no APP is given, and there is no {PROJECT} here or above",
-            f"name one, as in `shardbus node start app:bus`, or add {PROJECT} with {TABLE}",
-            code=ExitCode.APP,
-        )
-    named = _named_in(file)
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    where, colon, attribute = _split(named)
-    inside = where.endswith(".py") and not Path(where).is_absolute()
-    return f"{file.parent / where}{colon}{attribute}" if inside else named
-
-
-def project_app() -> str | None:
-    """Return the application of the nearest `pyproject.toml`, None if no file names one."""
-    try:
-        return app_or_project(None)
-    except CommandFailure:
-        return None
-
-
-def _named_in(file: Path) -> str:
-    """Return `app` of `[tool.shardbus]`."""
-    import tomllib
-
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("shardbus", {})
-        app = table.get("app")
-    except (OSError, ValueError, AttributeError) as wrong:
-        reason = str(wrong).partition("\n")[0]
-        raise CommandFailure(
-            f"no APP is given, and {str(file)!r} cannot be read: {reason}",
-            "name one, or correct the file",
-            code=ExitCode.APP,
-        ) from None
-    if not isinstance(app, str) or not app:
-        raise CommandFailure(
-            f"no APP is given, and {str(file)!r} names none",
-            f"add {TABLE} to it",
-            code=ExitCode.APP,
-        )
-    return app
 
 
 def load_app(app: str) -> ShardBus:
@@ -99,7 +41,7 @@ def load_app(app: str) -> ShardBus:
     Raises:
         CommandFailure: it cannot be loaded; exit code 3.
     """
-    where, _, attribute = _split(app)
+    where, _, attribute = split_app(app)
     if not where or (":" in app and not attribute):
         raise CommandFailure(f"cannot load {app!r}", FORM, code=ExitCode.APP)
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
@@ -107,14 +49,6 @@ def load_app(app: str) -> ShardBus:
     is_path = where.endswith(".py") or "/" in where
     module = _from_path(Path(where)) if is_path else _from_name(where)
     return _named(module, where, attribute) if attribute else _only(module, where)
-
-
-def _split(app: str) -> tuple[str, str, str]:
-    """Return module or path, colon, and attribute. Only a colon behind the last slash counts."""
-    where, colon, attribute = app.rpartition(":")
-    if not colon or "/" in attribute:
-        return app, "", ""
-    return where, colon, attribute
 
 
 def _from_name(name: str) -> ModuleType:

@@ -12,7 +12,7 @@ import typer
 
 from shardbus_cli import node_flags, output
 from shardbus_cli.exit_codes import ExitCode
-from shardbus_cli.parameters import App, Assignments, ConfigFile
+from shardbus_cli.parameters import App, AppOption, Assignments, ConfigFile
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
@@ -142,7 +142,8 @@ def show(
 
 
 def check(
-    app: App = None,
+    application: App = None,
+    app: AppOption = None,
     file: ConfigFile = None,
     store: node_flags.Store = None,
     assignments: Assignments = None,
@@ -151,9 +152,10 @@ def check(
     """Check application, settings and store as a node does at its start. Starts nothing."""
     import asyncio
 
-    from shardbus_cli.app_loader import app_or_project, load_app
+    from shardbus_cli.app_and_cluster import app_or_project
+    from shardbus_cli.app_loader import load_app
 
-    bus = load_app(app_or_project(app))
+    bus = load_app(app_or_project(application, app))
     flags = node_flags.layers({"--store": store})
     settings = settings_for(layers_of(file, flags, assignments), bus)
     checks = asyncio.run(_checks(bus, settings))

@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, App, NodeUrl
+from shardbus_cli.app_and_cluster import NamedCluster, app_named, runs
+from shardbus_cli.exit_codes import ExitCode
+from shardbus_cli.parameters import (
+    NODE_URL,
+    App,
+    AppOfCluster,
+    AppOption,
+    ClusterName,
+    NodeUrl,
+    StoreUrl,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,31 +49,21 @@ PROGRESS_S = 1.0
 """Seconds between two lines of progress."""
 PROBES_MAX = 100
 Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of entity types.")]
-StoreUrl = Annotated[
-    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="State store.")
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        help="Name of the cluster. Default: of the node, or of the application in pyproject.toml.",
-    ),
-]
 
 
 @app.command()
 def show(
     types: Types,
     store: StoreUrl,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the stored shard tables of some types."""
     import asyncio
 
-    name = cluster or running_cluster(node) or project_cluster()
+    name = NamedCluster(cluster, app, node).name
     tables = asyncio.run(_load(store, name, types))
     answer = {"cluster": name, "types": [_described(kind, tables[kind]) for kind in types]}
     if as_json:
@@ -76,15 +74,16 @@ def show(
 
 @app.command()
 def remove(
-    types: Types, store: StoreUrl, cluster: Cluster = None, node: NodeUrl = NODE_URL
+    types: Types,
+    store: StoreUrl,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    node: NodeUrl = NODE_URL,
 ) -> None:
     """Remove the stored shard tables of some types. The cluster must be stopped."""
     import asyncio
 
-    running = running_cluster(node)
-    name = cluster or running or project_cluster()
-    if running == name:
-        raise runs(name, node)
+    name = NamedCluster(cluster, app, node).stopped()
     for kind, removed in asyncio.run(_remove(store, name, types)).items():
         output.note(f"{kind}: {'removed' if removed else 'nothing was stored'}")
 
@@ -93,7 +92,8 @@ def remove(
 def repair(
     types: Types,
     store: StoreUrl,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Report, write nothing; exit code 5 if it would.")
     ] = False,
@@ -103,10 +103,8 @@ def repair(
     """Repair epochs, fences and rows that no node can have written. The cluster must be stopped."""
     import asyncio
 
-    running = running_cluster(node)
-    name = cluster or running or project_cluster()
-    if running == name and not dry_run:
-        raise runs(name, node)
+    named = NamedCluster(cluster, app, node)
+    name = named.name if dry_run else named.stopped()
     found = asyncio.run(_repair(store, name, types, write=not dry_run))
     if as_json:
         output.data(json.dumps({"cluster": name, "written": not dry_run, "found": found}))
@@ -121,7 +119,8 @@ def repair(
 def migrate(
     store: StoreUrl,
     application: App = None,
-    cluster: Cluster = None,
+    app: AppOption = None,
+    cluster: ClusterName = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Count, write nothing; exit code 5 if it would.")
     ] = False,
@@ -132,16 +131,9 @@ def migrate(
     stopped."""
     import asyncio
 
-    declared: dict[str, Declared] = {}
-    if application is not None:
-        from shardbus_cli.app_loader import load_app
-
-        bus = load_app(application)
-        cluster, declared = cluster or bus.name, _declared(bus)
-    running = running_cluster(node)
-    name = cluster or running or project_cluster()
-    if running == name and not dry_run:
-        raise runs(name, node)
+    named = NamedCluster(cluster, app_named(application, app), node, by_app=True)
+    declared = {} if named.bus is None else _declared(named.bus)
+    name = named.name if dry_run else named.stopped()
     found = asyncio.run(_migrate(store, name, declared, write=not dry_run))
     if as_json:
         output.data(json.dumps({"cluster": name, "written": not dry_run, **found}))
@@ -150,43 +142,6 @@ def migrate(
             output.data(output.safe(line))
     if dry_run and not found["done"]:
         raise typer.Exit(ExitCode.UNHEALTHY)
-
-
-def project_cluster() -> str:
-    """Return the cluster of the application that the nearest `pyproject.toml` names: for a command
-    that was given none, while no node runs.
-
-    Raises:
-        CommandFailure: there is no such file, or the application cannot be loaded.
-    """
-    from shardbus_cli.app_loader import load_app, project_app
-
-    app = project_app()
-    if app is None:
-        raise CommandFailure(
-            "the name of the cluster is unknown",
-            'give --cluster NAME, or run this beside a pyproject.toml with `app = "app:bus"` below'
-            " `[tool.shardbus]`",
-            code=ExitCode.USAGE,
-        )
-    return load_app(app).name
-
-
-def runs(name: str, where: str) -> CommandFailure:
-    """Return the failure of a command that needs a stopped cluster."""
-    return CommandFailure(
-        f"cluster {name!r} runs: a node answers at {where}", "stop all nodes", code=ExitCode.REFUSED
-    )
-
-
-def running_cluster(url: str) -> str | None:
-    """Return the cluster name of the node that answers at the URL, None if none answers."""
-    try:
-        return str(NodeHttp(url).read("v1", "cluster").get("cluster"))
-    except CommandFailure as failure:
-        if failure.code is ExitCode.USAGE:
-            raise
-        return None
 
 
 def _addresses(tables: Iterable[StoredTable | None]) -> set[Address]:

@@ -27,11 +27,12 @@ from shardbus.admin.diagnosis import (
 from shardbus.admin.examination import grouped
 from shardbus.admin.warning_signs import warning_signs
 from shardbus_cli import output
+from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.data import opened
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.finding_lines import finding_line, lost_line
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
+from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, NodeUrl, duration
 
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
@@ -52,30 +53,31 @@ def doctor(
     store: Annotated[
         str | None, typer.Option("--store", metavar="URL", help="Also examine the stored tables.")
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="NAME", help="For --store, if no node answers."),
-    ] = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     wait: Wait = WAIT_S,
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report what is wrong with the cluster and what to do; exit code 5 if anything is."""
     asked = NodeHttp(node)
+    named = NamedCluster(cluster, app, node)
     answer: Answer = {}
     silent: CommandFailure | None = None
     try:
         answer = examine(asked, types)
+        named.running = str(answer.get("cluster"))
     except CommandFailure as failure:
-        if failure.code is ExitCode.USAGE or not (store and cluster and types):
+        named.running = None
+        if failure.code is ExitCode.USAGE or not (store and types and named.name_or_none):
             raise
         silent = failure
-    found = _all(answer, asked, types or [], store, cluster)
+    found = _all(answer, asked, types or [], store, named)
     if found and answer and wait:
         time.sleep(wait)
         before = {finding.key for finding in found}
         answer = examine(asked, types)
-        found = [f for f in _all(answer, asked, types or [], store, cluster) if f.key in before]
+        found = [f for f in _all(answer, asked, types or [], store, named) if f.key in before]
     _print(asked.url, answer, found, as_json)
     if silent is not None:
         raise silent
@@ -141,7 +143,7 @@ def _check_types(types: list[str], known: list[str]) -> None:
 
 
 def _all(
-    answer: Answer, node: NodeHttp, types: list[str], url: str | None, cluster: str | None
+    answer: Answer, node: NodeHttp, types: list[str], url: str | None, named: NamedCluster
 ) -> list[Finding]:
     """Return the findings of the node and those about the stored tables."""
     import asyncio
@@ -155,9 +157,8 @@ def _all(
     if url is None:
         return found
     picture = look(node, types) if answer else None
-    name = cluster or str(answer.get("cluster", ""))
     known = types or (list(picture.shards) if picture is not None else [])
-    tables, wrong = asyncio.run(_tables(url, name, known))
+    tables, wrong = asyncio.run(_tables(url, named.name, known))
     found += wrong
     for kind, table in tables.items():
         found += stored(kind, table, picture)

@@ -10,7 +10,15 @@ import typer
 from shardbus_cli import node_flags, output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, App, AsJson, Assignments, ConfigFile, NodeUrl
+from shardbus_cli.parameters import (
+    NODE_URL,
+    App,
+    AppOption,
+    AsJson,
+    Assignments,
+    ConfigFile,
+    NodeUrl,
+)
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
@@ -26,7 +34,8 @@ Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or ho
 
 @app.command()
 def start(
-    app: App = None,
+    application: App = None,
+    app: AppOption = None,
     file: ConfigFile = None,
     host: node_flags.Host = None,
     port: node_flags.Port = None,
@@ -58,9 +67,10 @@ def start(
     rejoin_turn: Annotated[int, typer.Option("--rejoin-turn", hidden=True)] = 0,
 ) -> None:
     """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
-    from shardbus_cli.app_loader import app_or_project
+    from shardbus_cli.app_and_cluster import app_named, app_or_project
     from shardbus_cli.config import layers_of
 
+    named = app_named(application, app)
     leash = _leash(leash_fd)
     given = {
         "--host": host,
@@ -80,12 +90,12 @@ def start(
     settings = _settings(layers)
     _configure_log(settings)
     if workers:
-        arguments = ["node", "start", *([app] if app else []), *node_flags.words(given)]
+        arguments = ["node", "start", *([named] if named else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
     again = (rejoin.split(",") if rejoin else [], rejoin_turn)
-    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash, *again))
+    raise SystemExit(_load_and_run(app_or_project(named), layers, ready_fd, leash, *again))
 
 
 def _configure_log(settings: Settings) -> None:

@@ -28,7 +28,41 @@ App = Annotated[
     typer.Argument(
         metavar="[APP]",
         help="module:attribute, a module, or a path to a .py file; the attribute is a ShardBus or a"
-        " function that returns one. By default `app` of [tool.shardbus] in pyproject.toml.",
+        " function that returns one. Default: SHARDBUS_APP, or `app` of [tool.shardbus] in"
+        " pyproject.toml.",
+    ),
+]
+AppOption = Annotated[
+    str | None, typer.Option("--app", metavar="APP", help="The same as APP, as an option.")
+]
+AppOfCluster = Annotated[
+    str | None,
+    typer.Option(
+        "--app",
+        metavar="APP",
+        help="The application, as for `check`: it names the cluster, its classes read states and"
+        " give shards.",
+    ),
+]
+ClusterName = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Name of the cluster. Default: SHARDBUS_CLUSTER, or that of the application, of the"
+        " node, or of pyproject.toml.",
+    ),
+]
+StoreUrl = Annotated[
+    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="State store.")
+]
+MaybeStore = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        envvar="SHARDBUS_STORE__URL",
+        help="State store. Default: ask a node, or read the store of a project that does not run.",
     ),
 ]
 Secret = Annotated[

@@ -12,19 +12,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
 from shardbus_cli import output, state_changes
-from shardbus_cli.data import Cluster, StoreUrl, opened, project_cluster, running_cluster
+from shardbus_cli.app_and_cluster import NamedCluster, app_named, app_or_project
+from shardbus_cli.data import opened
+from shardbus_cli.dev.layout import DevFolder
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, App, NodeUrl
+from shardbus_cli.parameters import (
+    NODE_URL,
+    App,
+    AppOfCluster,
+    AppOption,
+    ClusterName,
+    MaybeStore,
+    NodeUrl,
+    StoreUrl,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from shardbus.app import ShardBus
     from shardbus.entities.entity_type import EntityType
     from shardbus.store.protocol import StateStore
     from shardbus.wire.stored_state import StateCodec
@@ -42,9 +54,6 @@ NAMED_MAX = 20
 SHOWN = 80
 """Characters of a state in a list."""
 Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
-MaybeStore = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help="State store. Default: ask a node.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -58,7 +67,8 @@ def list_(
     cursor: Annotated[
         str | None, typer.Option(help="Go on at this page; not with --store.")
     ] = None,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -66,13 +76,18 @@ def list_(
     page, with --store the states, too."""
     import asyncio
 
+    named = NamedCluster(cluster, app, node)
     if store is None:
-        store, cluster = _stopped(node, cluster)
+        store = _stopped(named, node)
     if store is None:
         _list_by_node(node, kind, as_json, shard=shard, prefix=prefix, limit=limit, cursor=cursor)
         return
     if shard or cursor:
-        raise CommandFailure("--shard and --cursor are not for --store", code=ExitCode.USAGE)
+        raise CommandFailure(
+            "--shard and --cursor are not for --store",
+            "a node has them: leave out --store and SHARDBUS_STORE__URL",
+            code=ExitCode.USAGE,
+        )
 
     from shardbus.store.listing import stored_pages
 
@@ -84,7 +99,7 @@ def list_(
                 break
         return list(found.items())[: limit + 1]
 
-    found = asyncio.run(_with_store(store, cluster or _name(node), first))
+    found = asyncio.run(_with_store(store, named.name, first))
     rows = [_row(entity_id, data) for entity_id, data in found[:limit]]
     if as_json:
         output.data(json.dumps({"type": kind, "states": rows, "more": len(found) > limit}))
@@ -100,23 +115,17 @@ def list_(
 def show(
     kind: Type,
     entity_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")],
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            envvar="SHARDBUS_STORE__URL",
-            help="State store. Default: ask a node.",
-        ),
-    ] = None,
-    cluster: Cluster = None,
+    store: MaybeStore = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Show the stored state of one entity, as JSON; through a node with the operator's token."""
     import asyncio
 
+    named = NamedCluster(cluster, app, node)
     if store is None:
-        store, cluster = _stopped(node, cluster)
+        store = _stopped(named, node)
     if store is None:
         asked = NodeHttp(node)
         text = asked.get("v1", "state", kind, entity_id)
@@ -129,7 +138,7 @@ def show(
         [data] = await opened.read_states(kind, [entity_id])
         return data
 
-    data = asyncio.run(_with_store(store, cluster or _name(node), one))
+    data = asyncio.run(_with_store(store, named.name, one))
     if data is None:
         raise _no_state(kind, entity_id)
     output.data(json.dumps(_row(entity_id, data)))
@@ -143,21 +152,20 @@ def _no_state(kind: str, entity_id: str) -> CommandFailure:
 def check(
     store: StoreUrl,
     application: App = None,
+    app: AppOption = None,
     types: Annotated[
-        list[str] | None, typer.Option("--type", help="Only this type; may be repeated.")
+        list[str] | None,
+        typer.Option("--type", metavar="TYPE", help="Only this type; may be repeated."),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="NAME", help="By default that of the application."),
-    ] = None,
+    cluster: ClusterName = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every stored state by the classes of an application; exit code 5 if one cannot be."""
     import asyncio
 
-    from shardbus_cli.app_loader import app_or_project, load_app
-
-    bus = load_app(app_or_project(application))
+    app_or_project(application, app)  # an error says that one is needed
+    named = NamedCluster(cluster, app_named(application, app), NODE_URL, by_app=True)
+    bus, name_of_cluster = cast("ShardBus", named.bus), named.name
     chosen = {name: kind for name, kind in bus.types.items() if kind.states is not None}
     for name in types or ():
         if name not in chosen:
@@ -168,9 +176,9 @@ def check(
     async def read(listed: StateStore) -> dict[str, dict[str, Any]]:
         return {name: await _checked(listed, kind) for name, kind in chosen.items()}
 
-    found = asyncio.run(_with_store(store, cluster or bus.name, read))
+    found = asyncio.run(_with_store(store, name_of_cluster, read))
     if as_json:
-        output.data(json.dumps({"cluster": cluster or bus.name, "types": found}))
+        output.data(json.dumps({"cluster": name_of_cluster, "types": found}))
     else:
         for name, one in found.items():
             versions = ", ".join(f"{n} of version {v}" for v, n in one["versions"].items())
@@ -236,24 +244,22 @@ async def _with_store(url: str, cluster: str, read: Callable[[StateStore], Await
         await store.close()
 
 
-def _stopped(node: str, cluster: str | None) -> tuple[str | None, str | None]:
-    """Return the store and the name of a project's cluster that does not run here; without a store
-    if a node is to be asked: one that was named, or one that answers."""
+def _stopped(named: NamedCluster, node: str) -> str | None:
+    """Return the store of a project's cluster that does not run here; None if a node is to be
+    asked: one that was named, or one that answers."""
     from shardbus.store.urls import default_url
-    from shardbus_cli.app_loader import project_app
 
-    if node != NODE_URL or running_cluster(node) is not None:
-        return None, cluster
-    if cluster is None:
-        if project_app() is None:
-            return None, None
-        cluster = project_cluster()
-    url = default_url(cluster)
-    if not Path(url.removeprefix("sqlite:///")).is_file():
-        return None, cluster
-    output.note(f"no node answers at {node}: this is read from {url}")
-    return url, cluster
-
-
-def _name(node: str) -> str:
-    return running_cluster(node) or project_cluster()
+    if node != NODE_URL or named.running is not None or named.name_or_none is None:
+        return None
+    known = (DevFolder(Path.cwd()).store, default_url(named.name))
+    stores = [url for url in known if Path(url.removeprefix("sqlite:///")).is_file()]
+    if len(stores) > 1:
+        raise CommandFailure(
+            f"no node answers at {node}, and there are two stores",
+            f"name one: --store {stores[0]}, of `shardbus dev`, or --store {stores[1]}",
+            code=ExitCode.USAGE,
+        )
+    for url in stores:
+        output.note(f"no node answers at {node}: this is read from {url}")
+        return url
+    return None

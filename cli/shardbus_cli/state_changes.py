@@ -18,17 +18,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.data import (
-    Cluster,
-    opened,
-    project_cluster,
-    refuse_if_running,
-    running_cluster,
-    runs,
-)
+from shardbus_cli.app_and_cluster import NamedCluster
+from shardbus_cli.data import opened, refuse_if_running
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, NodeUrl, StoreUrl
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -50,19 +44,10 @@ Store = Annotated[
         "--store", metavar="URL", help="Write this store; no node may run. Default: ask a node."
     ),
 ]
-StoreUrl = Annotated[
-    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="State store.")
-]
 Revision = Annotated[
     str | None,
     typer.Option(
         "--revision", metavar="TEXT", help="Only if `state show` still has it; not with --store."
-    ),
-]
-Application = Annotated[
-    str | None,
-    typer.Option(
-        "--app", metavar="APP", help="The application: its classes check states, and give shards."
     ),
 ]
 
@@ -73,8 +58,8 @@ def set_(
     state: Annotated[str, typer.Argument(metavar="JSON", help="The state, as `show` prints it.")],
     store: Store = None,
     revision: Revision = None,
-    application: Application = None,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Set the state of one entity, which starts again with it."""
@@ -90,12 +75,13 @@ def set_(
         output.data(NodeHttp(node).post_json(state, *path, revision=revision))
         return
     _check_by_node(revision)
-    bus = _app(application)
+    named = NamedCluster(cluster, app, node, by_app=True)
+    bus = named.bus
     known = bus.types.get(kind) if bus is not None else None
-    if bus is not None and (known is None or known.states is None):
+    if (app is not None and known is None) or (known is not None and known.states is None):
         raise CommandFailure(f"{kind!r} is no type with state of the application")
     data = encode_value(plain) if known is None else known.states.of_plain(plain)  # type: ignore[union-attr]
-    _write_here(store, cluster, node, bus, kind, entity_id, data)
+    _write_here(store, named, kind, entity_id, data)
 
 
 def remove(
@@ -103,8 +89,8 @@ def remove(
     entity_id: Id,
     store: Store = None,
     revision: Revision = None,
-    application: Application = None,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Remove the state of one entity, which starts again without one."""
@@ -112,7 +98,8 @@ def remove(
         output.data(NodeHttp(node).delete("v1", "state", kind, entity_id, revision=revision))
         return
     _check_by_node(revision)
-    _write_here(store, cluster, node, _app(application), kind, entity_id, None)
+    named = NamedCluster(cluster, app, node, by_app=True)
+    _write_here(store, named, kind, entity_id, None)
 
 
 def export(
@@ -120,31 +107,34 @@ def export(
     types: Annotated[
         list[str] | None, typer.Argument(metavar="[TYPE]...", help="Names of entity types.")
     ] = None,
-    application: Application = None,
-    every: Annotated[bool, typer.Option("--all", help="Every type with state of --app.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every type with state of the application.")
+    ] = False,
     prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
     after: Annotated[
         str | None,
         typer.Option(metavar="PAGE", help="Go on at this page of one type: the last `page` read."),
     ] = None,
     rate: Annotated[int, typer.Option(min=1, help="Entities per second.")] = 100_000,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Print every stored state as a line of JSON, and the entities that are remembered."""
     import asyncio
 
-    from shardbus_cli.app_loader import project_app
-
-    bus = _app(application or (project_app() if every else None))
+    named = NamedCluster(cluster, app, node, by_app=True)
+    bus = named.bus
     names = list(types or ())
     if every and bus is not None:
         names = [name for name, known in bus.types.items() if known.states is not None]
     if not names or (every and (bus is None or types)) or (after is not None and len(names) != 1):
         raise CommandFailure(
-            "give TYPE..., or --all with --app; --after is for one type", code=ExitCode.USAGE
+            "give TYPE..., or --all with an application; --after is for one type",
+            "--app names one, or pyproject.toml",
+            code=ExitCode.USAGE,
         )
-    name = cluster or (bus.name if bus is not None else running_cluster(node)) or project_cluster()
+    name = named.name
 
     async def print_all() -> int:
         found, count = await opened(store, name), 0
@@ -165,7 +155,6 @@ def import_(
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="Lines of an export; - is standard input.")
     ] = "-",
-    application: Application = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace another state that is there.")
     ] = False,
@@ -173,7 +162,8 @@ def import_(
         bool, typer.Option("--skip-existing", help="Keep another state that is there.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, write nothing.")] = False,
-    cluster: Cluster = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -183,10 +173,8 @@ def import_(
 
     if replace and skip:
         raise CommandFailure("--replace or --skip-existing, not both", code=ExitCode.USAGE)
-    bus = _app(application)
-    name = cluster or (bus.name if bus is not None else running_cluster(node)) or project_cluster()
-    if not dry_run and running_cluster(node) == name:
-        raise runs(name, node)
+    named = NamedCluster(cluster, app, node, by_app=True)
+    bus, name = named.bus, named.name if dry_run else named.stopped()
     existing = "replace" if replace else "skip" if skip else "refuse"
 
     async def write_all() -> Imported:
@@ -355,23 +343,14 @@ def _check_by_node(revision: str | None) -> None:
 
 
 def _write_here(
-    url: str,
-    cluster: str | None,
-    node: str,
-    bus: ShardBus | None,
-    kind: str,
-    entity_id: str,
-    data: bytes | None,
+    url: str, named: NamedCluster, kind: str, entity_id: str, data: bytes | None
 ) -> None:
     """Write one state into the store, unless a node runs."""
     import asyncio
 
     from shardbus.store.transfer import write_states
 
-    running = running_cluster(node)
-    name = cluster or (bus.name if bus is not None else running) or project_cluster()
-    if running == name:
-        raise runs(name, node)
+    name, bus = named.stopped(), named.bus
 
     async def write() -> None:
         store = await opened(url, name)
@@ -384,11 +363,3 @@ def _write_here(
 
     asyncio.run(write())
     output.note(f"{kind} {entity_id!r}: {'removed' if data is None else f'{len(data)} bytes set'}")
-
-
-def _app(application: str | None) -> ShardBus | None:
-    if application is None:
-        return None
-    from shardbus_cli.app_loader import load_app
-
-    return load_app(application)

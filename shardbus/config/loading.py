@@ -32,12 +32,14 @@ PREFIX = "SHARDBUS_"
 ENVIRONMENT = "environment "
 """The first word of the origin of a value from a variable."""
 CLIENT_VARIABLES = (
+    "SHARDBUS_APP",
+    "SHARDBUS_CLUSTER",
     "SHARDBUS_NODE_URL",
     "SHARDBUS_NODE_TOKEN",
     "SHARDBUS_NODE_TOKEN_FILE",
     "SHARDBUS_NODE_CACERT",
 )
-"""Variables of the commands that ask a node; they are not settings."""
+"""Variables of the commands; they are not settings."""
 
 S = TypeVar("S")
 

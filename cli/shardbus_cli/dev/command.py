@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.parameters import App, Assignments, ConfigFile
+from shardbus_cli.parameters import App, AppOption, Assignments, ConfigFile
 
 NODES = 3
 PORT, HTTP_PORT = 7355, 8558
@@ -16,7 +16,8 @@ DEMO = "shardbus_cli.template.app:bus"
 
 
 def dev(
-    app: App = None,
+    application: App = None,
+    app: AppOption = None,
     nodes: Annotated[int, typer.Option(min=1, max=16, help="How many nodes.")] = NODES,
     reload: Annotated[
         bool, typer.Option("--reload", help="Restart the nodes when a source file changes.")
@@ -48,11 +49,11 @@ def dev(
     store. The state is kept in .shardbus of the current directory."""
     import asyncio
 
-    from shardbus_cli.app_loader import app_or_project
+    from shardbus_cli.app_and_cluster import app_named, app_or_project
     from shardbus_cli.dev.layout import FOLDER, STATE, DevFolder, check_free, places
     from shardbus_cli.dev.runner import DevOptions, run_dev
 
-    if demo and app is not None:
+    if demo and (application or app):
         raise CommandFailure(
             "--demo runs an application of its own", "leave out APP or --demo", code=ExitCode.USAGE
         )
@@ -61,14 +62,14 @@ def dev(
             f"--store {store} is private to a process", "add --nodes 1", code=ExitCode.USAGE
         )
     if not demo:
-        app_or_project(app)  # an error is reported here, once
+        app_or_project(application, app)  # an error is reported here, once
     found = places(nodes, port, http_port)
     folder = DevFolder(Path.cwd())
     folder.open(fresh=fresh)
     check_free(found)
     sets = [*(assignments or ()), *([f"log.level={log_level}"] if log_level else [])]
     options = DevOptions(
-        app=DEMO if demo else app,
+        app=DEMO if demo else app_named(application, app),
         store=store or folder.store,
         shown_store=store or f"{FOLDER}/{STATE}",
         file=file,

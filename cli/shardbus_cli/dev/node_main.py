@@ -29,7 +29,8 @@ from shardbus.node.node import Node
 from shardbus.node.run import run_node
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus.store.urls import mask_url
-from shardbus_cli.app_loader import app_or_project, load_app
+from shardbus_cli.app_and_cluster import app_or_project
+from shardbus_cli.app_loader import load_app
 from shardbus_cli.children.group import Word
 from shardbus_cli.config import checks_of, layers_of, settings_for
 from shardbus_cli.dev.guide import example_of, ways_to_other_shards

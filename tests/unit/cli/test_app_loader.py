@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardbus_cli.app_loader import app_or_project, load_app
+from shardbus_cli.app_and_cluster import app_or_project
+from shardbus_cli.app_loader import load_app
 from shardbus_cli.exit_codes import ExitCode
 
 

@@ -279,7 +279,7 @@ def test_an_export_goes_on_at_a_page(
 def project(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose application is `app`, and no node at the default address."""
     (tmp_path / "pyproject.toml").write_text('[tool.shardbus]\napp = "shopping.py:bus"\n')
-    monkeypatch.setattr("shardbus_cli.state.running_cluster", lambda node: None)
+    monkeypatch.setattr("shardbus_cli.app_and_cluster.running_cluster", lambda node: None)
     monkeypatch.delenv("SHARDBUS_NODE_URL", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
@@ -309,10 +309,13 @@ def test_the_default_store_of_a_project_is_read_while_no_node_answers(
 def test_without_a_project_the_cluster_must_be_named(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardbus_cli.state.running_cluster", lambda node: None)
+    monkeypatch.setattr("shardbus_cli.app_and_cluster.running_cluster", lambda node: None)
     monkeypatch.chdir(tmp_path)
     assert run(["state", "list", "cart", "--store", url]) == ExitCode.USAGE
-    assert "give --cluster NAME, or run this beside a pyproject.toml" in capsys.readouterr().err
+    assert (
+        "give --cluster NAME or --app APP, or run this beside a pyproject.toml"
+        in capsys.readouterr().err
+    )
 
 
 def test_all_types_of_a_project_are_exported(
