@@ -12,6 +12,7 @@ import re
 from ipaddress import ip_address
 
 from shardbus.bounds import ID_CHARACTERS_MAX
+from shardbus.config.ports import PORT_MAX, clash, flagged
 from shardbus.config.seeds import parse_seeds
 from shardbus.config.settings import (
     ClusterSettings,
@@ -48,10 +49,6 @@ def check(settings: Settings) -> None:
             f"node.zone is {node.zone!r:.60}, of {len(node.zone)} characters",
             hint=f"a zone has at most {ID_CHARACTERS_MAX} printable characters",
         )
-    if node.port == 65535 and not node.gossip_port:
-        raise ConfigError(
-            "node.port is 65535, so there is no port + 1", hint="set node.gossip_port"
-        )
     if not cluster.new_cluster and not node.seeds and node.join == "auto":
         raise ConfigError(
             "cluster.new_cluster is off, and node.seeds are empty: there is no cluster to join",
@@ -59,11 +56,6 @@ def check(settings: Settings) -> None:
         )
     if parse_seeds(node.seeds).discovers:
         _check_discovery(cluster, settings.store)
-    if node.host in WILDCARDS and not node.advertise:
-        raise ConfigError(
-            f"node.host is {node.host!r}, to which no node can connect",
-            hint="set node.advertise to HOST or HOST:PORT",
-        )
     if (
         detector.heartbeat_interval
         >= detector.acceptable_heartbeat_pause + detector.expected_response_after
@@ -100,29 +92,52 @@ def check(settings: Settings) -> None:
 
 
 def _check_ports(node: NodeSettings, http: HttpSettings) -> None:
-    """Check that the ports of one node differ."""
-    differ = "each of the three ports of a node needs a number of its own"
-    gossip, named, hint = node.gossip_port, "node.gossip_port", differ
-    if not gossip:
-        gossip, named = node.port + 1, "the port of gossip, which is node.port + 1 by default,"
-        hint = "set http.port (--http-port) or node.gossip_port (--gossip-port) to another number"
-    if node.port == node.gossip_port:
-        raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
-    together = node.host == http.host or {node.host, http.host} & set(WILDCARDS)
-    for setting, port, what in (("node.port", node.port, differ), (named, gossip, hint)):
-        if together and port == http.port:
-            raise ConfigError(f"http.port and {setting} are both {port}", hint=what)
-    for setting, text in (
-        ("node.advertise", node.advertise),
-        ("node.advertise_gossip", node.advertise_gossip),
-    ):
-        if text:
-            _check_advertised(setting, text)
+    """Check that the ports of one node differ, as bound and as advertised."""
+    gossip, by_default = "node.gossip_port", not node.gossip_port
+    ports = {"node.port": node.port, gossip: node.gossip_port or node.port + 1}
+    hosts = {_host_bound(node.host), _host_bound(http.host)}
+    if len(hosts) == 1 or hosts & set(WILDCARDS):
+        ports["http.port"] = http.port
+    if ports[gossip] > PORT_MAX:
+        raise ConfigError(
+            f"node.port is {node.port}, so there is no port + 1", hint=f"set {flagged(gossip)}"
+        )
+    if both := clash(ports.items()):
+        default = "the port of gossip, which is node.port + 1 by default,"
+        first, second = (default if name == gossip and by_default else name for name in both)
+        raise ConfigError(
+            f"{first} and {second} are both {ports[both[0]]}",
+            hint=f"set {' or '.join(map(flagged, reversed(both)))} to another number",
+        )
+    _check_advertised(node, ports[gossip])
 
 
-def _check_advertised(setting: str, text: str) -> None:
+def _check_advertised(node: NodeSettings, gossip_port: int) -> None:
+    """Check the addresses for other nodes: they differ, and have the form of addresses."""
+    if node.advertise_gossip:
+        _advertised("node.advertise_gossip", node.advertise_gossip, gossip_port)
+    if node.host in WILDCARDS and not node.advertise:
+        raise ConfigError(
+            f"node.host is {node.host!r}, to which no node can connect",
+            hint="set node.advertise to HOST or HOST:PORT",
+        )
+    messages = _advertised("node.advertise", node.advertise or node.host, node.port)
+    own = node.advertise_gossip or messages.host
+    if messages == _advertised("node.advertise_gossip", own, gossip_port):
+        raise ConfigError(
+            f"messages and gossip are both advertised at {messages}",
+            hint="set node.advertise (--advertise) or node.advertise_gossip (--advertise-gossip)"
+            " to another port",
+        )
+
+
+def _host_bound(host: str) -> str:
+    return "127.0.0.1" if host == "localhost" else host
+
+
+def _advertised(setting: str, text: str, port: int) -> Address:
     try:
-        Address.advertised(text, 1)
+        return Address.advertised(text, port)
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error.message}", hint=error.hint) from None
 

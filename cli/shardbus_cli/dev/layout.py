@@ -23,12 +23,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardbus.config.ports import PORT_MAX, clash
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
 HOST = "127.0.0.1"
 STEP = 10
 NODES_MAX = 16
-PORT_MAX = 65535
 FOLDER = ".shardbus"
 STATE, TOKEN, LOCK = "state.db", "token", "lock"
 LOCK_WAIT_S, LOCK_POLL_S = 6.0, 0.1
@@ -62,6 +62,11 @@ class NodePlace:
     def url(self) -> str:
         return f"http://{HOST}:{self.http_port}"
 
+    def ports(self) -> dict[str, int]:
+        """Return each port, by what it is for."""
+        own = {"messages": self.port, "gossip": self.port + 1, "HTTP": self.http_port}
+        return {f"{what} of node {self.number}": port for what, port in own.items()}
+
 
 def places(nodes: int, port: int, http_port: int) -> tuple[NodePlace, ...]:
     """Assign the ports.
@@ -70,16 +75,20 @@ def places(nodes: int, port: int, http_port: int) -> tuple[NodePlace, ...]:
         CommandFailure: a port is above 65535, or assigned twice.
     """
     found = tuple(NodePlace(n + 1, port + STEP * n, http_port + STEP * n) for n in range(nodes))
-    taken: set[int] = set()
-    for place in found:
-        own = {place.port, place.port + 1, place.http_port}
-        if len(own) < 3 or taken & own or max(own) > PORT_MAX:
+    named = [(what, number) for place in found for what, number in place.ports().items()]
+    if both := clash(named):
+        raise CommandFailure(
+            f"port {dict(named)[both[0]]} would be that of {both[0]} and of {both[1]}",
+            "choose --http-port further from --port; gossip has the port of messages + 1",
+            code=ExitCode.USAGE,
+        )
+    for what, number in named:
+        if number > PORT_MAX:
             raise CommandFailure(
-                f"the ports of node {place.number} would be {', '.join(map(str, sorted(own)))}",
-                "choose --port and --http-port lower or further apart",
+                f"the port of {what} would be {number}",
+                "choose --port and --http-port lower",
                 code=ExitCode.USAGE,
             )
-        taken |= own
     return found
 
 
@@ -90,14 +99,14 @@ def check_free(nodes: Iterable[NodePlace]) -> None:
         CommandFailure: a port is taken.
     """
     for place in nodes:
-        for port in (place.port, place.port + 1, place.http_port):
+        for what, port in place.ports().items():
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind((HOST, port))
                 except OSError as taken:
                     raise CommandFailure(
-                        f"port {port} of node {place.number} cannot be used: {taken.strerror}",
+                        f"port {port}, for {what}, cannot be used: {taken.strerror}",
                         "end what listens there, or choose --port and --http-port",
                     ) from None
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardbus.config.ports import PORT_MAX, clash
 from shardbus.config.settings import Settings
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
 
 STEP = 2
-PORT_MAX = 65535
+APART = "choose node.port (--port), node.gossip_port (--gossip-port) and http.port (--http-port)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +105,20 @@ def plan_of(
 
 
 def _check(workers: Sequence[WorkerAddress], http: int) -> None:
-    taken: dict[int, str] = {http: "HTTP of the unit"} if http else {}
+    ports = [("HTTP of the unit", http)]
     for worker in workers:
-        ports = {
-            f"ROUTER of worker {worker.number}": worker.port,
-            f"gossip of worker {worker.number}": worker.gossip_port,
-            f"HTTP of worker {worker.number}": worker.http_port,
-        }
-        for what, port in ports.items():
-            known = worker.address.port, worker.gossip.port if worker.gossip else 0
+        known = worker.address.port, worker.gossip.port if worker.gossip else 0
+        own = [
+            (f"messages of worker {worker.number}", worker.port),
+            (f"gossip of worker {worker.number}", worker.gossip_port),
+            (f"HTTP of worker {worker.number}", worker.http_port),
+        ]
+        for what, port in own:
             if max(port, *known) > PORT_MAX:
-                raise ConfigError(f"{what} would be port {port}", hint="choose a lower node.port")
-            if port and port in taken:
-                raise ConfigError(
-                    f"port {port} would be {taken[port]} and {what}",
-                    hint="choose node.port, node.gossip_port and http.port further apart",
-                )
-            taken[port] = what
+                raise ConfigError(f"{what} would be port {port}", hint=f"{APART} lower")
+        ports += own
+    if both := clash(ports):
+        raise ConfigError(
+            f"port {dict(ports)[both[0]]} would be {both[0]} and {both[1]}",
+            hint=f"{APART} further apart",
+        )

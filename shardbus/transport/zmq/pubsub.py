@@ -194,13 +194,15 @@ class PubSubSockets:
         try:
             self._bind(place, port)
         except zmq.ZMQError as error:
+            why = "it is taken" if error.errno == zmq.EADDRINUSE else str(error.strerror)
             self._guard.stop()
             self._close_port()
             end_context(self._context, 0)
             self._context = None
             raise ConfigError(
-                f"cannot bind the gossip port {port} on {bind_host}: {error}",
-                hint="is another node running there? choose another with node.gossip_port",
+                f"cannot listen for gossip on {bind_host}:{port}: {why}",
+                hint="choose another with --gossip-port (node.gossip_port), which is the port of "
+                "messages + 1 by default",
             ) from None
         self.port = port_of(self._pub)
         self._guard.start(self.port)

@@ -148,9 +148,11 @@ def bind_router(
         (binds or bind)(socket, place, port)
     except zmq.ZMQError as e:
         socket.close(0)
-        why = "the port is taken" if e.errno == zmq.EADDRINUSE else str(e.strerror)
-        hint = "choose another --port, or set node.host to an address of this machine"
-        raise ConfigError(f"cannot listen on {host}:{port}: {why}", hint=hint) from None
+        why = "it is taken" if e.errno == zmq.EADDRINUSE else str(e.strerror)
+        hint = "choose another with --port (node.port), or set node.host to one of this machine"
+        raise ConfigError(
+            f"cannot listen for messages on {host}:{port}: {why}", hint=hint
+        ) from None
     return socket
 
 

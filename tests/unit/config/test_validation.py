@@ -77,7 +77,18 @@ def test_the_longest_and_the_shortest_suspension_are_taken():
     ("assignments", "both"),
     [
         (["node.port=7000", "node.gossip_port=7000"], ("node.port", "node.gossip_port")),
-        (["node.port=65535"], ("node.port", "node.gossip_port")),
+        (["node.port=7000", "http.port=7000"], ("both 7000", "--port", "--http-port")),
+        (["node.gossip_port=8558"], ("node.gossip_port", "http.port", "8558", "--gossip-port")),
+        (
+            ["node.host=localhost", "node.port=8557"],
+            ("both 8558", "node.port + 1 by default", "--http-port"),
+        ),
+        (["node.port=65535"], ("node.port", "node.gossip_port", "--gossip-port")),
+        (["node.advertise=box:7356"], ("messages and gossip", "box:7356", "--advertise")),
+        (
+            ["node.advertise=box", "node.advertise_gossip=box:7355"],
+            ("messages and gossip", "box:7355", "--advertise-gossip"),
+        ),
         (
             ["node.port=7455", "http.port=7456"],
             ("both 7456", "node.port + 1 by default", "--http-port", "--gossip-port"),

@@ -24,10 +24,18 @@ def test_the_ports_of_nodes_are_ten_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "port", "http_port"), [(2, 7000, 7010), (1, 7000, 7001), (1, 65535, 80), (2, 80, 90)]
+    ("nodes", "port", "http_port", "text"),
+    [
+        (2, 7000, 7010, "port 7010 would be that of HTTP of node 1 and of messages of node 2"),
+        (1, 7000, 7001, "port 7001 would be that of gossip of node 1 and of HTTP of node 1"),
+        (1, 65535, 80, "the port of gossip of node 1 would be 65536"),
+        (2, 80, 90, "port 90 would be"),
+    ],
 )
-def test_ports_that_meet_or_do_not_exist_are_refused(nodes: int, port: int, http_port: int) -> None:
-    with pytest.raises(CommandFailure, match="choose --port and --http-port") as refused:
+def test_ports_that_meet_or_do_not_exist_are_refused(
+    nodes: int, port: int, http_port: int, text: str
+) -> None:
+    with pytest.raises(CommandFailure, match=f"{text}.*; choose --") as refused:
         places(nodes, port, http_port)
     assert refused.value.code is ExitCode.USAGE
 
@@ -38,7 +46,9 @@ def test_a_port_that_is_taken_is_named() -> None:
     check_free(found)
     with (
         socket.create_server(("127.0.0.1", port + 1)),
-        pytest.raises(CommandFailure, match=f"port {port + 1} of node 1 cannot be used"),
+        pytest.raises(
+            CommandFailure, match=f"port {port + 1}, for gossip of node 1, cannot be used"
+        ),
     ):
         check_free(found)
 

@@ -214,7 +214,9 @@ def test_the_tables_leave_no_dangerous_default(options: Mapping[int, object]) ->
 def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+        with pytest.raises(
+            ConfigError, match=f"cannot listen for messages on 127.0.0.1:{port}.*--port"
+        ):
             bind_router(context, "127.0.0.1", port, b"n1")
 
 
