@@ -12,6 +12,13 @@ commands end as by the signal's default.
 **The end.** Threads of the application that are no daemons, `atexit`, and standard output with a
 reader that stands still can each keep a process whose work is done. They have `END_S`.
 
+After these the interpreter takes itself apart, which is not safe beside other threads: those of
+ZeroMQ, and daemon threads, which run on into it. A node may have some then: the writers of lines,
+its deadline and the link to its supervisor, a look-up of a name, a store or a strategy that did not
+return, and those of other libraries. So `finish` joins threads and calls what `atexit` has while
+the interpreter is whole. All that is left for `atexit` is to flush open files and to end the
+process by `os._exit`, with all of its threads at once and with the right code. No `__del__` runs.
+
 Help and `health` do not import this module.
 
 Source: docs/how-to/operate.md.
@@ -21,18 +28,24 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import gc
+import io
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 LASTING = ("node", "dev")
 """Commands that run for long."""
 EARLY_S = 3.0
 END_S = 15.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 class ProcessEnd:
@@ -49,8 +62,6 @@ class ProcessEnd:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self.on_signal)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-            # The last that `atexit` calls: Python then resets handlers, and the code would be lost.
-            atexit.register(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS)
         elif os.getpid() == 1:
             signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
 
@@ -71,20 +82,50 @@ class ProcessEnd:
             _thread.start_new_thread(_exit_after, (longest, code, _next_signal()))
 
     def finish(self, code: int) -> None:
-        """Write what standard output and standard error hold, and let the process end with this
-        code; a further signal ends it at once. A command that does not run for long waits for its
-        readers, as always."""
+        """Do what an interpreter does before its end, and let it end with this code in its next
+        step; a further signal ends it at once. Nothing for a command that does not run for long:
+        it ends as any program, and waits for its readers."""
         if not self._lasts:
             return
         self.within(code)
         for number in SIGNALS:
             signal.signal(number, lambda number, frame: os._exit(code))
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                try:
-                    stream.flush()
-                except OSError:  # nothing reads it any more
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        flush((sys.stdout, sys.stderr))
+        join_threads()
+        call_atexit()
+        atexit.register(_end, code)
+
+
+def _end(code: int) -> None:
+    try:
+        flush((*open_files(), sys.stdout, sys.stderr))
+    finally:
+        os._exit(code)
+
+
+def join_threads() -> None:
+    """Wait for every thread that is no daemon, as the interpreter does first when it ends."""
+    threading: Any = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+
+
+def call_atexit() -> None:
+    """Call what `atexit` has; an error is printed, and the next function is called."""
+    atexit._run_exitfuncs()
+
+
+def open_files() -> list[Any]:
+    """Return every file that this process has open to write: an application may leave some."""
+    gc.unfreeze()  # a node has frozen what its application has opened
+    return [one for one in gc.get_objects() if issubclass(type(one), FILES)]
+
+
+def flush(files: Iterable[Any]) -> None:
+    """Write what files hold back."""
+    for file in files:
+        with suppress(OSError, ValueError, AttributeError):  # without a reader, closed, or None
+            file.flush()
 
 
 def _next_signal() -> int | None:

@@ -164,3 +164,52 @@ def test_a_reader_that_has_ended_changes_no_exit_code() -> None:
     os.close(reading)
     _, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, said) == (0, b"here atexit ")
+
+
+IN_ORDER = f"""
+import gc
+from threading import Thread
+left_open = open({{file!r}}, "w")
+left_open.write("whole")
+gc.freeze()
+def ends():
+    time.sleep(0.05)
+    os.write(2, b"thread ")
+def goes_on():
+    while True: sum(range(100))
+{HERE}
+Thread(target=ends).start()
+Thread(target=goes_on, daemon=True).start()
+sys.stdout.write("out")
+end.finish(3)
+atexit.register(os.write, 2, b"later ")
+try: sys.exit(3)
+finally: os.write(2, b"unwound ")
+"""
+
+
+def test_the_end_is_in_order_whatever_daemon_threads_do(tmp_path: Path) -> None:
+    """As the interpreter would: threads, what `atexit` has, the frames of callers, open files."""
+    file = tmp_path / "file"
+    process = start(IN_ORDER.format(file=str(file)))
+    assert process.stdout is not None
+    said = process.stdout.read()
+    assert ended(process) == (3, b"thread atexit unwound later ")
+    assert (said, file.read_text()) == (b"out", "whole")
+
+
+NEVER_BACK = f"""
+class Hangs:
+    def __del__(self):
+        os.write(2, b"deleted ")
+        time.sleep(3600)
+kept = Hangs()
+{HERE}
+end.finish(0)
+sys.exit(0)
+"""
+
+
+def test_the_interpreter_is_not_taken_apart() -> None:
+    """Where daemon threads would run into it."""
+    assert ended(start(NEVER_BACK)) == (0, b"atexit ")
