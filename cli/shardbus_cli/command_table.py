@@ -79,11 +79,14 @@ Usage: shardbus [OPTIONS] COMMAND [ARGS]...
   Stateful entities, sharded over a cluster of Python processes.
 
 Options:
-  --version      Print the version.
-  --cacert FILE  PEM file with the certificates to trust in HTTPS to a node.
-                 [env: SHARDBUS_NODE_CACERT]
-  --debug        Show tracebacks; may stand anywhere.
-  -h, --help     Show this message and exit.
+  --version                     Print the version.
+  --cacert FILE                 PEM file with the certificates to trust in HTTPS to a node.
+                                [env: SHARDBUS_NODE_CACERT]
+  --debug                       Show tracebacks; may stand anywhere.
+  --install-completion [SHELL]  Complete command lines in bash, zsh or fish: by default in this
+                                shell.
+  --show-completion [SHELL]     Print the script that does so.
+  -h, --help                    Show this message and exit.
 """
 FOOT = """\
 `shardbus COMMAND --help` shows the options of a command. Begin with `shardbus dev --demo`, or with
@@ -101,14 +104,19 @@ def help_of_all() -> str:
     return "\n".join([*parts, FOOT])
 
 
-def help_of(arguments: list[str]) -> str | None:
-    """Return the page for `COMMAND... --help`; None if anything else stands before the option."""
+def pages() -> dict[str, str]:
+    """Return the help of each command, by its words."""
     import json
     from pathlib import Path
 
     text = Path(__file__).with_name("help.json").read_text(encoding="utf-8")
-    pages: dict[str, str] = json.loads(text)["pages"]
-    return pages.get(" ".join(arguments[:-1]))
+    found: dict[str, str] = json.loads(text)["pages"]
+    return found
+
+
+def help_of(arguments: list[str]) -> str | None:
+    """Return the page for `COMMAND... --help`; None if anything else stands before the option."""
+    return pages().get(" ".join(arguments[:-1]))
 
 
 def named_in(arguments: list[str]) -> str:

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from shardbus_cli import output
 from shardbus_cli.exit_codes import ExitCode
-from shardbus_cli.node_http import TIMEOUT_S, silent
+from shardbus_cli.node_http import TIMEOUT_S, own_token, silent
 
 NODE_URL = "http://127.0.0.1:8558"
 PLAIN_URL = re.compile(
@@ -38,7 +38,7 @@ def plain(arguments: list[str]) -> int | None:
     if options is None or place is None:
         return None
     try:
-        status, text = _ask(*place)
+        status, text = _ask(*place, "/readyz", TIMEOUT_S)
         checks = json.loads(text)["checks"]
     except TimeoutError:
         return _failed(options[0], f"no answer within {TIMEOUT_S:g} s")
@@ -90,22 +90,38 @@ def _place(url: str) -> tuple[str, int] | None:
     return found["six"] or found["name"], int(found["port"])
 
 
-def _ask(host: str, port: int) -> tuple[int, str]:
-    """Return the status and the body of `/readyz`.
+def read_plain(url: str, path: str, timeout_s: float) -> dict[str, Any]:
+    """Return a page of the node at a URL, or at the default one if that is empty.
+
+    Raises:
+        OSError: no connection, or no answer in time.
+        ValueError: the URL is not plain HTTP, or the answer is no page.
+    """
+    place = _place(url or os.environ.get("SHARDBUS_NODE_URL") or NODE_URL)
+    if place is None:
+        raise ValueError(url)
+    status, text = _ask(*place, path, timeout_s, own_token())
+    page = json.loads(text) if status == 200 else None
+    if not isinstance(page, dict):
+        raise ValueError(text)
+    return page
+
+
+def _ask(host: str, port: int, path: str, timeout_s: float, token: str = "") -> tuple[int, str]:
+    """Return the status and the body of a page.
 
     Raises:
         OSError: no connection, or no answer in time.
         ValueError: the answer is not HTTP, or too long.
     """
     shown = f"[{host}]" if ":" in host else host
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
+    rights = f"Authorization: Bearer {token}\r\n" if token else ""
     # As bytes: the codec of international names takes a tenth of the command's processor time.
     place = (cast("str", host.encode("ascii")), port)
-    with socket.create_connection(place, TIMEOUT_S) as connection:
-        connection.sendall(
-            b"GET /readyz HTTP/1.0\r\nHost: %s:%d\r\nConnection: close\r\n\r\n"
-            % (shown.encode("ascii"), port)
-        )
+    with socket.create_connection(place, timeout_s) as connection:
+        request = f"GET {path} HTTP/1.0\r\nHost: {shown}:{port}\r\n{rights}"
+        connection.sendall(f"{request}Connection: close\r\n\r\n".encode("ascii"))
         received = bytearray()
         while part := connection.recv(65536):
             received += part

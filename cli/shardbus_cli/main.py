@@ -13,9 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+COMPLETION = ("--install-completion", "--show-completion", "--complete")
+"""Options of `completion`; each stands first."""
+
+
 def main() -> None:
     """Run one command and end the process with its exit code."""
     arguments = sys.argv[1:]
+    if arguments and arguments[0] in COMPLETION:
+        from shardbus_cli import completion
+
+        sys.exit(completion.run(arguments))
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     if debug:
@@ -25,7 +33,10 @@ def main() -> None:
 
         end = ProcessEnd(command)
         end.handle_signals()
-        code = run(arguments, debug=debug, failing=end.within)
+        try:
+            code = run(arguments, debug=debug, failing=end.within)
+        except SystemExit as asked:  # a signal, before there was anything to end
+            code = asked.code if isinstance(asked.code, int) else 1
         end.finish(code)
     else:
         code = run(arguments, debug=debug)

@@ -192,7 +192,7 @@ def test_all_else_is_left_to_the_full_command(arguments: list[str]) -> None:
 def test_plain_urls(url: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    def ask(host: str, port: int) -> tuple[int, str]:
+    def ask(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str]:
         asked.append((host, port))
         return 503, BODY
 
