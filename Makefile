@@ -26,6 +26,8 @@
 #   make lock                       the locks anew, with hashes; after a change of pyproject.toml
 #   make audit                      the locked packages against known vulnerabilities
 #   make dist [URL=https://...]     wheel and sdist in dist/, read by twine and check-wheel-contents
+#   make wheels [EXTRAS=testing,postgres]
+#                                   that wheel and those of all it needs, for this Python, in dist/wheels
 #   make first-answer               seconds from pip install of the wheel to the tutorial's first answer
 #   make bill                       the bill of materials, dist/shardbus.cdx.json
 #   make bench                      the quick benchmarks; the others: benchmarks/harness.py
@@ -54,6 +56,7 @@ SINCE := HEAD
 SAMPLE := 100
 ENVIRONMENTS :=
 URL :=
+EXTRAS :=
 WHEEL :=
 APISERVER :=
 QUICK := tell ask activation typed storm scraped
@@ -64,7 +67,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long test-pythons test-upgrade test-kubernetes mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
+.PHONY: demo test test-long test-pythons test-upgrade test-kubernetes mutants fuzz fuzz-coverage chaos simulate lint types docs dist wheels first-answer docs-generated lock audit bill bench
 .PHONY: report screenshots clean
 
 demo: .venv/examples.stamp
@@ -150,6 +153,12 @@ audit: .venv/all.stamp
 dist: .venv/all.stamp .venv-dist/stamp
 	@mkdir -p dist
 	$(BIN)/python -m tests.supply.distribution dist --tools .venv-dist/bin $(if $(URL),--url '$(URL)')
+
+wheels: dist
+	@rm -rf dist/wheels
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --wheel-dir dist/wheels \
+		"$$(ls dist/shardbus-*.whl)$(if $(EXTRAS),[$(EXTRAS)])"
+	@echo "pip install --no-index --find-links dist/wheels 'shardbus$(if $(EXTRAS),[$(EXTRAS)])'"
 
 first-answer: dist
 	$(BIN)/python -m tests.supply.first_answer dist/shardbus-*.whl

@@ -2,7 +2,8 @@
 
 The application is the module `template.app`, which `shardbus dev --demo` runs; the other files are
 in `template/files`, each with the suffix `.txt`. Only the name of the cluster, `demo`, is replaced
-by that of the directory. No file is ever replaced.
+by that of the directory. No file is ever replaced. The folder `wheels` gets a wheel of shardbus
+itself (`own_wheel`), for the image of the Dockerfile.
 
 Source: docs/how-to/develop.md; docs/reference/cli.md.
 """
@@ -17,10 +18,12 @@ import typer
 
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.own_wheel import own_wheel
 
 TEMPLATE = Path(__file__).parent / "template"
 SUFFIX = ".txt"
 DEMO = re.compile(r"\bdemo\b")
+WHEELS = "wheels"
 HIDDEN = ("gitignore", "dockerignore")
 """Files whose names get a dot in front, which packaging tools would leave out."""
 
@@ -30,9 +33,11 @@ def init(
 ) -> None:
     """Make a project: an entity, its test, a web route, a compose file and a README."""
     name = cluster_name(directory.resolve().name)
-    texts = {file: DEMO.sub(name, text) for file, text in templates().items()}
-    _write(directory, texts)
-    for file in sorted(texts):
+    files = {file: DEMO.sub(name, text).encode() for file, text in templates().items()}
+    wheel, data = own_wheel()
+    files[f"{WHEELS}/{wheel}"] = data
+    _write(directory, files)
+    for file in sorted(files):
         output.data(str(directory / file))
     output.note(f"next: cd {directory} && shardbus dev --reload")
 
@@ -52,16 +57,17 @@ def templates() -> dict[str, str]:
     return found
 
 
-def _write(directory: Path, texts: dict[str, str]) -> None:
+def _write(directory: Path, files: dict[str, bytes]) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise CommandFailure(
                 f"{str(directory)!r} is not empty", "name a new directory", code=ExitCode.REFUSED
             )
-        for name, text in texts.items():
-            with (directory / name).open("x", encoding="utf-8") as file:
-                file.write(text)
+        for name, data in files.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            with (directory / name).open("xb") as file:
+                file.write(data)
     except OSError as failed:
         raise CommandFailure(
             f"{str(directory)!r} cannot be written: {failed.strerror}",
