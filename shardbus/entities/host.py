@@ -38,6 +38,7 @@ from shardbus.entities.context import Context, FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.lost_attributes import watch_states
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
@@ -116,6 +117,7 @@ class Host:
         self.state_sizes: StateSizes | None = None
         """None for a type without state."""
         if kind.states is not None:
+            watch_states(kind.states, loop)
             self.state_sizes = self.runner.measure(StateSizes())
         self.carrying: CarriedStates | None = None
         if kind.carries:
@@ -125,8 +127,7 @@ class Host:
         """Messages that a moving shard has not handled go to its next home; else they are
         refused."""
         self._left: dict[str, list[tuple[str, Message]]] = {}
-        self._keeper, self._on_down = keeper, on_down
-        self._shard_of = shard_of
+        self._keeper, self._on_down, self._shard_of = keeper, on_down, shard_of
         self.recovery = EntityRecovery(settings, loop, self._revive, self.gate)
         self.remembered: RememberedEntities | None = None
         if settings.remember:

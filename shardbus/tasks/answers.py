@@ -31,9 +31,14 @@ TEXT = "the answer of an ask was never awaited: write await, or .tell(...) if no
 def answers_of(loop: asyncio.AbstractEventLoop) -> Callable[[], asyncio.Future[Any]]:
     """Return a function that makes the future of an ask on this loop."""
     answers: WeakSet[WatchedAnswer] | None = getattr(loop, ANSWERS, None)
-    if answers is not None or loop.get_debug():
+    if is_watched(loop):
         return partial(WatchedAnswer, loop, answers)
     return partial(asyncio.Future, loop=loop)
+
+
+def is_watched(loop: asyncio.AbstractEventLoop) -> bool:
+    """True for a loop in debug mode, and for one of the test kit."""
+    return getattr(loop, ANSWERS, None) is not None or loop.get_debug()
 
 
 class WatchedAnswer(asyncio.Future[Any]):
@@ -44,7 +49,7 @@ class WatchedAnswer(asyncio.Future[Any]):
     ) -> None:
         super().__init__(loop=loop)
         self._used = False
-        self._file, self._line = _caller()
+        self._file, self._line = caller()
         if answers is not None:
             answers.add(self)
 
@@ -72,8 +77,8 @@ class WatchedAnswer(asyncio.Future[Any]):
     __del__ = warn_if_unused
 
 
-def _caller() -> tuple[str, int]:
-    """Return the file and the line outside of this library that asks."""
+def caller() -> tuple[str, int]:
+    """Return the file and the line outside of this library that has made this call."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         name = frame.f_globals.get("__name__", "")
