@@ -32,7 +32,8 @@ application that embeds it decides.
 
 ## Fields
 
-Keys of a JSON line; in the form for people, `field=value` behind the text.
+Keys of a JSON line. The form for people has `field=value` behind the text, for fields that the text
+does not have, without `event` and `node`.
 
 | field | meaning |
 |---|---|

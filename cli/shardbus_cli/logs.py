@@ -30,13 +30,16 @@ LINES, EVERY_S = 100, 10.0
 """At most `LINES` lines of one text in `EVERY_S` seconds; the next one counts those left out."""
 
 
+def extras(record: logging.LogRecord) -> dict[str, object]:
+    """Return the fields that a caller of `logging` has added to a line."""
+    return {name: value for name, value in vars(record).items() if name not in STANDARD}
+
+
 def fields(record: logging.LogRecord) -> dict[str, object]:
     """Return the fields of a line: its event, the event's arguments, and those of the caller."""
-    own = {name: value for name, value in vars(record).items() if name not in STANDARD}
     event = event_of(record)
-    if event is None:
-        return own
-    return {"event": event.name, **fields_of(record, event), **own}
+    named = {} if event is None else {"event": event.name, **fields_of(record, event)}
+    return {**named, **extras(record)}
 
 
 class OwnLines(LogRateLimiter):
@@ -108,7 +111,9 @@ def traceback_text(record: logging.LogRecord) -> str:
 
 
 class PrettyFormatter(logging.Formatter):
-    """`12:00:00.123 INFO  shardbus.runtime  text  field=value`, and a traceback if there is one."""
+    """`12:00:00.123 INFO  shardbus.runtime  text  field=value`, and a traceback if there is one.
+    Only with fields that the text does not have: not the event and its arguments, nor the node,
+    which is the one of this terminal."""
 
     def __init__(self, *, color: bool) -> None:
         super().__init__()
@@ -117,8 +122,10 @@ class PrettyFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {record.name}"
-        suffix = "".join(f"  {name}={value}" for name, value in fields(record).items())
-        line = escape(f"{head}  {record.getMessage()}{suffix}")
+        text = record.getMessage()
+        own = {name: value for name, value in extras(record).items() if name != "node"}
+        more = "".join(f"  {name}={value}" for name, value in own.items() if str(value) not in text)
+        line = escape(f"{head}  {text}{more}")
         if self.color and (color := COLORS.get(record.levelno)):
             line = f"\x1b[{color}m{line}\x1b[0m"
         if trace := traceback_text(record).splitlines():

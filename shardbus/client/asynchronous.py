@@ -163,7 +163,9 @@ class AsyncClient(Towards):
             send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()
-        self._regions = ClientRegions(self._endpoint, self.to_contact, self.tracer)
+        self._regions = ClientRegions(
+            self._endpoint, self.to_contact, lambda: self._contact.away, self.tracer
+        )
         Towards.__init__(self, self._regions, None, self.timeout_ms)
         contact = self._contact = Contact(
             self._endpoint, self._addresses, dice, self._regions.set_contact
@@ -356,7 +358,7 @@ class AsyncClient(Towards):
         if self._closed:
             raise LocalProtocolError(CLOSED)
         if session is None:
-            raise NodeLost("the client seeks another node")
+            raise NodeLost(f"the client seeks another node: {self._contact.away}")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         payload = encode_value(arguments)
         session.ask(key, "", payload, self.timeout_ms, future, decode_value)

@@ -22,6 +22,10 @@ RETRY_S, BUSY_RETRY_S = 0.2, 1.0
 """Until all addresses are tried again; the second if some node had no room, half as much or half as
 much again, so that refused clients do not come all at once."""
 CONTACT_WAIT_S = 3.0
+START_HINT = (
+    "start one with `shardbus node start APP`, or correct the addresses: a client needs the port of"
+    " messages, 7355 by default"
+)
 
 
 class Contact:
@@ -90,9 +94,14 @@ class Contact:
         if self.refused:
             return Refused(self.refused)
         tried = ", ".join(map(str, self._addresses))
+        text = f"no node of cluster {self._endpoint.cluster!r} answers at {tried}"
         why = self.denied or self.busy
-        why = f": {why}" if why else ""
-        return NodeLost(f"no node of cluster {self._endpoint.cluster!r} answers at {tried}{why}")
+        return NodeLost(f"{text}: {why}" if why else text, hint="" if why else START_HINT)
+
+    @property
+    def away(self) -> str:
+        """Return why there is no contact, as a part of another error; empty if there is one."""
+        return "" if self.session is not None else str(self.error)
 
     async def _find(self) -> None:
         while not self.refused:

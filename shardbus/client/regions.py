@@ -126,6 +126,10 @@ class ClientRegion:
     def ask_failed(self, entity_type: str, waited_s: float) -> None:
         """Do nothing: a client has no statistics of its asks."""
 
+    def why_away(self) -> str:
+        """Return why there is no contact; empty if there is one."""
+        return self._regions.away()
+
     def perform(self, effect: events.RegionEffect) -> None:
         """Send messages for the coordinator to the contact; ignore other effects."""
         match effect:
@@ -144,15 +148,18 @@ class ClientRegion:
 
 
 class ClientRegions:
-    """The types of one client. `to_contact` sends to the contact; it returns False without one."""
+    """The types of one client. `to_contact` sends to the contact; it returns False without one.
+    `away` returns why there is none now."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         to_contact: Callable[[Control], bool],
+        away: Callable[[], str],
         tracer: Tracer | None = None,
     ) -> None:
         self.endpoint, self.to_contact, self.tracer = endpoint, to_contact, tracer
+        self.away = away
         self.settings = ShardingSettings()
         self.routers: dict[str | type, LoopSender] = {}
         """What sends to the known types, by name and by class."""
@@ -163,7 +170,7 @@ class ClientRegions:
         self._gone_at: dict[NodeId, float] = {}
         """When each node was found to be gone. It may live: a firewall that refuses connections
         looks like a process that ended."""
-        self.unknown = UnknownTypes(endpoint, self.settings, self._describe, tracer)
+        self.unknown = UnknownTypes(endpoint, self.settings, self._describe, away, tracer)
         """The messages for types that are not known yet."""
         self.batches: dict[asyncio.Task[None], Rest] = {}
         """The tasks that send the rests of batches, and those rests."""
@@ -213,7 +220,7 @@ class ClientRegions:
         await asyncio.wait([future], timeout=timeout)
         if not future.done():
             future.cancel()
-            raise not_described(kind)
+            raise not_described(kind, self.away())
         return future.result()
 
     def hold(self, kind: str | type, message: HeldMessage) -> asyncio.Future[Any]:

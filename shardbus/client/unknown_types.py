@@ -95,18 +95,19 @@ class Waiting:
 
 class UnknownTypes:
     """The messages of one client that wait for the descriptions of their types. `describe` asks the
-    contact for one."""
+    contact for one, `away` returns why there is no contact."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         settings: ShardingSettings,
         describe: Callable[[str], object],
+        away: Callable[[], str],
         tracer: Tracer | None,
     ) -> None:
         self._loop, self._clock, self._tracer = endpoint.loop, endpoint.clock, tracer
         self._messages_max, self._bytes_max = settings.buffer_size, settings.buffer_bytes
-        self._describe = describe
+        self._describe, self._away = describe, away
         self._waiting: dict[str, list[Waiting]] = {}
         self._learning: dict[str, list[asyncio.Future[LoopSender]]] = {}
         self._described_at: dict[str, float] = {}
@@ -197,7 +198,7 @@ class UnknownTypes:
                 self._earliest = min(self._earliest, waiting.deadline)
                 continue
             asks += waiting.message.decode is not None and not waiting.outcome.done()
-            self._fail(waiting, REJECT_EXPIRED, not_described(name))
+            self._fail(waiting, REJECT_EXPIRED, not_described(name, self._away()))
         row[:] = kept
         if not kept:
             del self._waiting[name]
@@ -267,9 +268,11 @@ class UnknownTypes:
             set_error(waiting.outcome, error)
 
 
-def not_described(name: str) -> AskTimeout:
-    """Return the error for a message whose type no node has described in time."""
-    return AskTimeout(f"no node describes the entity type {name!r}")
+def not_described(name: str, why: str) -> AskTimeout:
+    """Return the error for a message whose type no node has described in time; `why` is empty if
+    there is a node to ask."""
+    text = f"no node describes the entity type {name!r}"
+    return AskTimeout(f"{text}: {why}" if why else text)
 
 
 def _done(outcome: asyncio.Future[Any]) -> None:

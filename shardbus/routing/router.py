@@ -167,6 +167,10 @@ class RouterOwner(Protocol):
     def ask_failed(self, entity_type: str, waited_s: float, /) -> None:
         """Note that an ask of this process has failed that waited so long and found no home."""
 
+    def why_away(self) -> str:
+        """Return why no part of the cluster can be asked; empty if one can."""
+        ...
+
     def perform(self, effect: events.RegionEffect) -> None:
         """Carry out an effect that does not concern routes."""
 
@@ -598,12 +602,15 @@ class Router:
 
     def expire(self) -> int:
         """Fail the buffered asks whose deadline has passed. Returns how many."""
-        late = self.buffered_asks.expire(self._clock.tick, self.table.region.why_waiting)
+        late = self.buffered_asks.expire(self._clock.tick, self._why_waiting)
         for pending in late:
             self._note_failed(pending)
         if late:
             self.handle(events.Expired(tuple({pending.shard: None for pending in late})))
         return len(late)
+
+    def _why_waiting(self, shard: str) -> str:
+        return self._owner.why_away() or self.table.region.why_waiting(shard)
 
     # ---- the machine
 

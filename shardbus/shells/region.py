@@ -473,6 +473,10 @@ class RegionShell:
         known = self._node.is_member(node)
         return self._node.endpoint.session_to(node.address, node, probe=not known)
 
+    def why_away(self) -> str:
+        """Return nothing: a node is a part of its cluster."""
+        return ""
+
     def is_here(self, node: NodeId) -> bool:
         """True if `node` is this node."""
         return node == self._node.me

@@ -191,9 +191,15 @@ def unavailable(path: Path, error: Exception) -> Exception:
         if name.startswith(prefix):
             definite = prefix in _NOT_WRITTEN
             return StoreUnavailable(f"{path} {text} ({name})", hint=hint, definite=definite)
+    if isinstance(error, OSError) and error.strerror:  # its text would name the path once more
+        return StoreUnavailable(f"{path} cannot be used: {error.strerror}", hint=_PLACE)
     return StoreUnavailable(f"{path} cannot be used: {error}")
 
 
+_PLACE = (
+    "name a file that this user may write, as in --store sqlite:///state.db, or a folder for all by"
+    " XDG_STATE_HOME"
+)
 _MODES = "check the owner and the mode of the file and its folder"
 _LOCK = ("is locked by another process", "end the process that holds a transaction open")
 _CAUSES = {

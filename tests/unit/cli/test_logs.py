@@ -49,6 +49,29 @@ def test_logs_are_pretty_on_a_terminal_and_forge_nothing():
     assert all("\x1b" not in line for line in trace)
 
 
+def test_a_line_for_people_says_nothing_twice():
+    """Neither the node, whose terminal it is, nor the event with its arguments."""
+    stream = StringIO()
+    kept = logging.getLogger().handlers[:]
+    try:
+        logs.configure("info", "pretty", stream, node="127.0.0.1:7355")
+        log = logging.getLogger("shardbus.runtime")
+        log.info("coordinator of %r: epoch 7", "cart", extra={"entity_type": "cart", "epoch": 7})
+        log.info("began", extra={"entity_type": "cart"})
+        logging.getLogger("shardbus.entity").warning("on_stop of %s %r failed", "cart", "a")
+    finally:
+        logging.getLogger().handlers[:] = kept
+        logging.captureWarnings(False)
+    texts = [
+        line.partition("shardbus.")[2].partition("  ")[2] for line in stream.getvalue().splitlines()
+    ]
+    assert texts == [
+        "coordinator of 'cart': epoch 7",
+        "began  entity_type=cart",
+        "on_stop of cart 'a' failed",
+    ]
+
+
 def test_the_last_lines_of_shardbus_are_kept_for_the_page(monkeypatch):
     monkeypatch.setattr(logs, "RECENT", 20)
     kept = logging.getLogger().handlers[:]

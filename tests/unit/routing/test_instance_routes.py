@@ -69,6 +69,9 @@ class Owner:
 
     def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
 
+    def why_away(self) -> str:
+        return ""
+
     def perform(self, effect: object) -> None: ...
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
         self.drops.append(reason)

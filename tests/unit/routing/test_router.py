@@ -74,6 +74,9 @@ class Owner:
 
     def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
 
+    def why_away(self) -> str:
+        return ""
+
     def perform(self, effect: object) -> None:
         self.effects.append(effect)
 

@@ -103,6 +103,10 @@ class Owner:
         return False
 
     def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
+
+    def why_away(self) -> str:
+        return ""
+
     def perform(self, effect: object) -> None: ...
 
 
