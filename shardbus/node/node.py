@@ -201,7 +201,7 @@ class Node:
         """None unless this node's pod gets a deletion cost."""
         self.tracer = self._make_tracer()
         """None unless tracing is enabled."""
-        self.rpc = NodeRpc(self._query_timeout, self._member_ids)
+        self.rpc = NodeRpc(self.me, self._session_to, self._query_timeout, self._member_ids)
         self.rpc.register(LINK_TEST, lambda: True)
         self.vitals = VitalsSampler(
             self.regions, self.environment, self.loop.time, self._publish_vitals
@@ -217,7 +217,6 @@ class Node:
         uid, loop = self.me.uid, self.loop
         self.dispatcher = self._make_dispatcher()
         endpoint = self.endpoint = self._make_endpoint(uid)
-        self.rpc.start(self.me, endpoint)
         self.dispatcher.attach(endpoint)
         within = ATTEMPTS * self.settings.store.timeout
         self.states = EntityStates(self.store, uid, within, endpoint.end_turn)
@@ -233,6 +232,9 @@ class Node:
             self.me, self.regions, self.environment, loop.time, self.send
         )
         self._ticker = Ticker(endpoint.clock, loop)
+
+    def _session_to(self, node: NodeId) -> Session:
+        return self.endpoint.session_to(node.address, node)
 
     def _make_dispatcher(self) -> Dispatcher:
         return Dispatcher(

@@ -34,7 +34,6 @@ from shardbus.errors import (
 from shardbus.ids import NodeId
 from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent, refuse
-from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.log_limiter import log
 from shardbus.transport.permissions import QUESTION_TYPE, Permissions, Role
 from shardbus.transport.session import Session
@@ -89,6 +88,8 @@ class NodeRpc:
     """Answers questions of other nodes, and asks theirs.
 
     Args:
+        me: this node, whose questions to itself stay in this process.
+        session_to: returns the session to a node.
         timeout: seconds to wait for a node's answer about an entity type.
         members: the nodes that `ask_all` asks.
     """
@@ -97,23 +98,20 @@ class NodeRpc:
 
     def __init__(
         self,
+        me: NodeId,
+        session_to: Callable[[NodeId], Session],
         timeout: Callable[[NodeId, str], float],
         members: Callable[[], list[NodeId]],
     ) -> None:
+        self._me, self._session_to = me, session_to
         self._timeout, self.members = timeout, members
         self._questions: dict[str, Question] = {}
         self._work = TaskSet()
-        self._me: NodeId
-        self._endpoint: Endpoint
 
     def register(self, name: str, answer: Callable[..., Any], *, to_clients: bool = False) -> None:
         """Answer the question `name` with `answer`, which returns plain data or a coroutine. With
         `to_clients`, clients that may ask it get an answer, too; its first argument is a type."""
         self._questions[name] = Question.of(name, answer, to_clients=to_clients)
-
-    def start(self, me: NodeId, endpoint: Endpoint) -> None:
-        """Send through `endpoint`; questions to `me` stay in this process."""
-        self._me, self._endpoint = me, endpoint
 
     async def ask(self, node: NodeId, question: str, *args: object, of: str = "") -> Any:
         """Ask a node. `of`: the entity type whose timeout applies.
@@ -125,7 +123,7 @@ class NodeRpc:
             answer = self._question(question).answer(*args)
             return await answer if isinstance(answer, Coroutine) else answer
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        session = self._endpoint.session_to(node.address, node)
+        session = self._session_to(node)
         timeout_ms = round(1000 * self._timeout(node, of))
         key = (self.TYPE, question)
         session.ask(key, "", encode_value(args), timeout_ms, future, decode_value)

@@ -47,8 +47,7 @@ HEDGE_AFTER_S = 0.05
 HEDGE_AFTER_MAX_S = 3600.0
 
 HERE, SAME_ZONE, ELSEWHERE = 0.0, 1.0, 2.0
-"""Distances. A round-trip estimate adds less than one."""
-RTT_MAX_S = 10.0
+"""Distances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +108,11 @@ def distance(
     me: NodeId | None,
     zone: str,
     zones: Mapping[NodeId, str],
-    rtts: Mapping[NodeId, float],
 ) -> float:
-    """Return how far a node is from this process: itself, a node of the same zone, or another;
-    among those, by the round-trip estimate in seconds where there is one."""
+    """Return how far a node is from this process: itself, a node of the same zone, or another."""
     if node == me:
         return HERE
-    base = SAME_ZONE if zone and zones.get(node) == zone else ELSEWHERE
-    return base + min(rtts.get(node, 0.0), RTT_MAX_S) / (2 * RTT_MAX_S)
+    return SAME_ZONE if zone and zones.get(node) == zone else ELSEWHERE
 
 
 def nearest(

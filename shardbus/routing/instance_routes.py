@@ -141,7 +141,6 @@ class InstanceRoutes:
         self.zone = ""
         """The zone of this node; empty if it has none, or in a client."""
         self._zones: Mapping[NodeId, str] = {}
-        self.rtts: Callable[[], Mapping[NodeId, float]] = dict
         self.open_asks = OpenAsks()
         """Asks without an answer, and how long answers took; kept for `least-busy` only."""
         self.senders: dict[object, Any] = {}
@@ -216,14 +215,13 @@ class InstanceRoutes:
                     self._loop.call_soon(self._watch)
                 self._unwatched.append(row)
         del rows.routes[self.count :]
-        zones, rtts = self._zones, self.rtts()
         ready: list[int] = []
         distances: list[float] = []
         for k, route in enumerate(rows.routes, 1):
             home = self._router.region.home_of(route.shard) if route.out is not None else None
             if home is not None:
                 ready.append(k)
-                distances.append(distance(home.node, self.here, self.zone, zones, rtts))
+                distances.append(distance(home.node, self.here, self.zone, self._zones))
         rows.ready, rows.distances, rows.fresh = tuple(ready), tuple(distances), True
 
     def _watch(self) -> None:

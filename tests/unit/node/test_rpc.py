@@ -64,10 +64,13 @@ def session() -> Session:
 
 @pytest.fixture
 def rpc(session: Session) -> NodeRpc:
-    rpc = NodeRpc(lambda node, of: 0.5 if of == "slow" else 3.0, lambda: [ME, PEER, LOST])
-    endpoint: Any = SimpleNamespace(session_to=lambda address, node: session)
-    rpc.start(ME, endpoint)
-    return rpc
+    opened: Any = session
+    return NodeRpc(
+        ME,
+        lambda node: opened,
+        lambda node, of: 0.5 if of == "slow" else 3.0,
+        lambda: [ME, PEER, LOST],
+    )
 
 
 def run(method: str, *arguments: tuple[object, ...]) -> AskRun:
