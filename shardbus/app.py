@@ -34,6 +34,7 @@ from shardbus.wire.schema import (
     check_type,
     is_message_class,
 )
+from shardbus.wire.stored_state import NoStates
 
 if TYPE_CHECKING:
     from shardbus.embedding import EmbeddedNode
@@ -152,7 +153,7 @@ class ShardBus:
         declared = entity_type_of(cls, kind, options, self._messages, self.types)
         self.types[kind] = declared
         cls.__shardbus__, cls.__shardbus_interface__ = self, declared.interface
-        cls.__shardbus_states__ = declared.states
+        cls.__shardbus_states__ = declared.states or NoStates(cls.__name__)
 
     def migrate(self, kind: str | type, version: int) -> Callable[[M], M]:
         """Declare how the stored state of a type goes from this version to the next: a function

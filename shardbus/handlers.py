@@ -275,6 +275,10 @@ def check_hooks(cls: type) -> None:
             hint=f"write def {missing[0]}, or declare the subclass that has it",
         )
     check_sync(cls, "__init__", INIT)
+    made_by = inspect.getattr_static(cls, "__new__")
+    if isinstance(made_by, staticmethod):  # which Python makes of a function
+        where = f"{cls.__name__}.__new__"
+        check_method(where, "def __new__(cls), or no such method", made_by.__func__, ())
     for name, arguments, write in HOOKS:
         where = f"{cls.__name__}.{name}"
         hook = inspect.getattr_static(cls, name)

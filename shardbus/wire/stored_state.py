@@ -60,6 +60,20 @@ _COMPRESSED_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((ZLIB,))
 _FIELD = re.compile(r"at `\$\.?([^`]*)`")
 
 
+class NoStates:
+    """Stands in the place of a codec where a class declares no state: a save says so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def write(self) -> Any:  # so that it comes before an error about `self.state`
+        raise ConfigError(
+            f"{self._name} declares no state, so there is nothing to save",
+            hint="write `state: SomeClass` in the class; a default for each field of SomeClass",
+        )
+
+
 @dataclass(slots=True)
 class StateCodec:
     """Writes and reads the stored state of one entity type. `cls()` is the state of an entity that

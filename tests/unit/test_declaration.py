@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from shardbus import Directive, Entity, Instances, ShardBus, handler
-from shardbus.errors import ConfigError
+from shardbus.errors import ConfigError, EntityFailed
 from shardbus.routing.refs import START
+from shardbus.testing import EntityProbe
 from tests.unit.declaring import Anything, Counter, Hit, Ledger, NoDefault, Opaque, declared
 
 
@@ -260,3 +261,19 @@ def test_state_with_instances_is_refused_with_its_reason(bus: ShardBus) -> None:
     with pytest.raises(ConfigError, match="not supported yet, not even with merge"):
         declared(bus, Merged, instances=3)
     assert declared(bus, Kept, instances=Instances(most=1)).interface.instances is not None
+
+
+def test_a_save_of_an_entity_without_a_state_says_so() -> None:
+    bus = ShardBus("shop")
+
+    @bus.entity
+    class Plain(Entity):
+        @handler
+        async def keep(self) -> None:
+            await self.save()
+
+    with (
+        EntityProbe(Plain, "a") as probe,
+        pytest.raises(EntityFailed, match="Plain declares no state, so there is nothing to save"),
+    ):
+        probe.run(probe.ref.keep())

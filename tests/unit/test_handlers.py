@@ -470,6 +470,7 @@ def test_an_async_handler_runs_in_no_thread() -> None:
         ({"on_stop": lambda self: 1}, "Bad.on_stop cannot be called as it must be"),
         ({"__init__": lambda self, name: None}, "Bad.__init__ cannot be called as it must be"),
         ({"__init__": async_generator}, "Bad.__init__ has a yield"),
+        ({"__new__": lambda cls, name: None}, "Bad.__new__ cannot be called as it must be"),
     ],
 )
 def test_hooks_that_cannot_be_called_are_refused(attributes: dict[str, Any], text: str) -> None:
