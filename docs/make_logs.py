@@ -33,7 +33,7 @@ application that embeds it decides.
 ## Fields
 
 Keys of a JSON line. The form for people has `field=value` behind the text, for fields that the text
-does not have, without `event` and `node`.
+does not have, without `event`, `node` and `epoch`.
 
 | field | meaning |
 |---|---|

@@ -26,6 +26,8 @@ STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "
 COLORS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", logging.DEBUG: "2"}
 RECENT, RECENT_CHARACTERS = 500, 4000
 """Lines that are kept for operators to read, and the characters of each."""
+UNSHOWN = ("event", "node", "epoch")
+"""Fields for machines, which a terminal lacks: the text and the terminal say as much."""
 LINES, EVERY_S = 100, 10.0
 """At most `LINES` lines of one text in `EVERY_S` seconds; the next one counts those left out."""
 
@@ -112,8 +114,7 @@ def traceback_text(record: logging.LogRecord) -> str:
 
 class PrettyFormatter(logging.Formatter):
     """`12:00:00.123 INFO  shardbus.runtime  text  field=value`, and a traceback if there is one.
-    Only with fields that the text does not have: not the event and its arguments, nor the node,
-    which is the one of this terminal."""
+    Only with fields that people need and the text does not have."""
 
     def __init__(self, *, color: bool) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class PrettyFormatter(logging.Formatter):
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         head = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {record.name}"
         text = record.getMessage()
-        own = {name: value for name, value in extras(record).items() if name != "node"}
+        own = {name: value for name, value in extras(record).items() if name not in UNSHOWN}
         more = "".join(f"  {name}={value}" for name, value in own.items() if str(value) not in text)
         line = escape(f"{head}  {text}{more}")
         if self.color and (color := COLORS.get(record.levelno)):

@@ -65,6 +65,8 @@ def level_of(note: Note) -> int:
 
 def remark(note: Note) -> str:
     """A note in words."""
+    if note.kind == "succession":
+        return note.detail  # a sentence by itself
     count = f" {note.count}:" if note.kind == "rows_dropped" else ""
     return f"{note.kind.replace('_', ' ')}{count} {note.detail}".rstrip()
 

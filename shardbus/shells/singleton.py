@@ -50,6 +50,17 @@ LEASED = ("singleton", "both")
 START_MS = 30_000
 
 
+STATES = {
+    SingletonState.YOUNGER.value: "another node has the coordinator",
+    SingletonState.BECOMING_OLDEST.value: "this node is next to have the coordinator",
+    SingletonState.OLDEST.value: "this node has the coordinator",
+    SingletonState.WAS_OLDEST.value: "this node is to hand the coordinator over",
+    SingletonState.HANDING_OVER.value: "this node hands the coordinator over",
+    SingletonState.ENDED.value: "this node's part in the coordinator has ended",
+}
+"""The states of a singleton in the words of the log."""
+
+
 class SingletonServices(Protocol):
     """What a singleton needs from its node."""
 
@@ -273,7 +284,7 @@ class SingletonShell:
                 case messages.HaltInstance():
                     self._halt()
                 case messages.SingletonStateChanged(after=after, why=why):
-                    self.note(name, events.Note("succession", f"{after}: {why}"))
+                    self.note(name, events.Note("succession", f"{STATES[after]}: {why}"))
                 case _:
                     assert_never(effect)
         self._machine_timer.arm()

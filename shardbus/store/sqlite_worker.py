@@ -144,7 +144,8 @@ class SqliteWorker:
             self._disconnect()
             for request in batch:
                 request.failure = unavailable(self._path, error)
-            if batch and isinstance(failure := batch[0].failure, StoreUnavailable):
+            known = self._file is not None  # else the start fails, which reports it itself
+            if batch and known and isinstance(failure := batch[0].failure, StoreUnavailable):
                 self._outage.failed(failure.message.removeprefix(f"{self._path} "), failure.hint)
         else:
             if any(request.writes for request in batch):

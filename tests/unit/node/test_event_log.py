@@ -33,6 +33,7 @@ def test_what_needs_somebody_is_a_warning(kind: str, level: int) -> None:
 def test_a_note_is_told_in_words() -> None:
     assert remark(Note("too_few_shards", "2 shards")) == "too few shards 2 shards"
     assert remark(Note("rows_dropped", "shard 7", 5)) == "rows dropped 5: shard 7"
+    assert remark(Note("succession", "this node leads")) == "this node leads"
 
 
 def test_B62_a_note_has_what_it_concerns_as_fields() -> None:
