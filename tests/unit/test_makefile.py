@@ -31,7 +31,7 @@ def make(folder: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("target", ["demo", "test", "dist", "docs"])
+@pytest.mark.parametrize("target", ["demo", "test", "dist", "wheels", "docs"])
 def test_make_names_the_package_that_has_venv(tmp_path: Path, target: str) -> None:
     python = tmp_path / "python3.13"
     python.write_text(WITHOUT_ENSUREPIP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,21 @@ def test_the_default_store_of_a_project_is_read_while_no_node_answers(
     assert "no node answers at http://127.0.0.1:8558: this is read from sqlite:///" in said.err
     assert run(["state", "show", "cart", "a/2", "--cluster", "shop"]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == "a/2"
+
+
+def test_the_store_of_dev_is_read_while_no_node_answers(
+    url: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / ".shardbus").mkdir()
+    shutil.copy(project / "store.db", project / ".shardbus" / "state.db")
+    assert run(["state", "show", "cart", "a/2"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "a/2"
+    (project / "state" / "shardbus").mkdir(parents=True)
+    (project / "store.db").rename(project / "state" / "shardbus" / "shop.db")
+    assert run(["state", "list", "cart"]) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert "there are two stores; name one: --store sqlite:///" in said
+    assert "state.db, of `shardbus dev`, or --store sqlite:///" in said
 
 
 def test_without_a_project_the_cluster_must_be_named(
