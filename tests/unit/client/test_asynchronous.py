@@ -21,6 +21,7 @@ from shardbus.errors import (
     LocalProtocolError,
     NodeLost,
     Refused,
+    RequestError,
 )
 from shardbus.ids import NodeId
 from shardbus.transport.asks import Unsent
@@ -144,6 +145,24 @@ async def test_an_ask_that_waits_for_a_home_fails_at_its_deadline_and_is_counted
 
 
 @virtual
+async def test_an_ask_while_no_node_answers_names_the_addresses_and_a_command() -> None:
+    """Also of a type that no node has described, and a question about the cluster."""
+    world = World(A)
+    with world.playing():
+        async with world.client() as client:
+            await known(client, world)
+            world.home = None
+            world.up = set()
+            world.session(A).lose(peer_ended=True)
+            said = r"no node of cluster 'shop' answers at 10\.0\.0\.1:7355; start one with `sh"
+            for kind in ("page", "unknown"):
+                with pytest.raises(AskTimeout, match=f"{kind}.*: {said}"):
+                    await client.ask(kind, "y", 1, timeout=0.5)
+            with pytest.raises(RequestError, match=f"the client seeks another node: {said}"):
+                [_ async for _ in client.stored("page")]
+
+
+@virtual
 async def test_busy_is_true_until_everything_is_acknowledged_and_answered() -> None:
     world = World(A)
     with world.playing():
@@ -245,7 +264,8 @@ async def test_without_a_node_entering_fails_at_the_connect_timeout() -> None:
     world.up = set()
     with world.playing():
         client = world.client(connect_timeout=4.0)
-        with pytest.raises(NodeLost, match="no node of cluster 'shop' answers"):
+        said = "no node of cluster 'shop' answers at .*; start one with `shardbus node start APP`"
+        with pytest.raises(NodeLost, match=said):
             await client.__aenter__()
         assert world.endpoint.closed
 
