@@ -26,6 +26,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from shardbus.config.loading import load
 from shardbus.errors import ConfigError
 from shardbus_cli.commands import command_line
+from shardbus_cli.main import COMPLETION
 from tests import doc_blocks
 from tests.doc_blocks import PAGES, ROOT, Block, blocks, commands, every_block, simple_commands
 from tests.mutants.catalogue import KEYS
@@ -190,7 +191,7 @@ def problem_of_shardbus(words: list[str]) -> str | None:
             return f"{path} has no command {word}"
         command, path = command.commands[word], f"{path} {word}"
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    known |= {"--help", "-h", "--json", "--debug"}
+    known |= {"--help", "-h", "--json", "--debug", *COMPLETION}
     given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
     lost = [name for name in given if name not in known]
     return f"{path} has no option {lost[0]}" if lost else None
