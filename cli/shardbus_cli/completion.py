@@ -85,7 +85,7 @@ function __shardbus_complete
 end
 complete -c shardbus -f -a '(__shardbus_complete)'
 """
-SCRIPTS = dict(zip(SHELLS, (BASH, ZSH, FISH), strict=True))
+SCRIPTS: dict[str, str] = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def run(arguments: list[str]) -> int:
