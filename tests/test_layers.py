@@ -49,6 +49,7 @@ FLOORS = {
     "shardbus.task_set": 0,
     "shardbus.tasks": 0,
     "shardbus.transitions": 0,
+    "shardbus.version": 0,
     "shardbus.store.protocol": 0,
     "shardbus.membership": 1,
     "shardbus.sharding": 1,

@@ -50,13 +50,9 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
 
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from shardbus.version import VERSION
 
-    try:
-        print_data(installed("shardbus"))
-    except PackageNotFoundError:
-        print_data("0 (not installed)")
+    print_data(VERSION)
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,8 +9,10 @@ import platform
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+from shardbus.version import VERSION
+
 LIBRARIES = (
-    "shardbus", "pyzmq", "msgpack", "msgspec", "redis", "asyncpg", "prometheus-client", "starlette",
+    "pyzmq", "msgpack", "msgspec", "redis", "asyncpg", "prometheus-client", "starlette",
     "uvicorn", "h11", "uvloop", "opentelemetry-sdk",
 )  # fmt: skip
 """Those that are not installed are left out."""
@@ -22,6 +24,7 @@ def build_versions() -> dict[str, str]:
     from shardbus.transport.zmq.sockets import libzmq_version
 
     found = {"python": platform.python_version(), "system": platform.platform(terse=True)}
+    found["shardbus"] = VERSION
     for library in LIBRARIES:
         try:
             found[library] = version(library)

@@ -28,8 +28,7 @@ from shardbus.histograms import Histogram
 from shardbus.node.node import Node
 from shardbus.sharding.coordinator.history import BUCKETS
 from shardbus.shells.message_account import account_of
-
-VERSION = "0.1.0"
+from shardbus.version import VERSION
 
 REBALANCE = "rebalance"
 """The note of a coordinator that has chosen shards to move for balance."""

@@ -23,6 +23,8 @@ from typing import Any
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
+from shardbus.version import VERSION
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
 DOCS_LOCK = ROOT / "requirements-docs.lock"
@@ -194,7 +196,7 @@ def bill() -> dict[str, Any]:
     and the metadata, so that it can be compared."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     run = [one for one in packages() if one.to_run]
-    me = f"pkg:pypi/shardbus@{project['version']}"
+    me = f"pkg:pypi/shardbus@{VERSION}"
     refs = [f"pkg:pypi/{one.name}@{one.version}" for one in run]
     return {
         "bomFormat": "CycloneDX",
@@ -205,7 +207,7 @@ def bill() -> dict[str, Any]:
                 "type": "library",
                 "bom-ref": me,
                 "name": "shardbus",
-                "version": project["version"],
+                "version": VERSION,
                 "purl": me,
                 "licenses": [{"license": {"id": project["license"]}}],
             }

@@ -55,7 +55,7 @@ def test_addresses_are_those_of_the_repository() -> None:
 
 
 def test_the_package_says_what_an_index_shows() -> None:
-    assert {"name", "version", "description", "readme", "license", "keywords"} <= PROJECT.keys()
+    assert {"name", "dynamic", "description", "readme", "license", "keywords"} <= PROJECT.keys()
     assert "Typing :: Typed" in PROJECT["classifiers"]
     assert PROJECT["classifiers"] == list(dict.fromkeys(PROJECT["classifiers"]))
     assert len(PROJECT["description"]) < 200

@@ -14,7 +14,6 @@ from typing import Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.build_versions import build_versions
-from shardbus.admin.metrics import VERSION
 from shardbus.admin.pages.handlers import handler_name
 from shardbus.admin.questions import question
 from shardbus.config.settings import ShardingSettings
@@ -29,6 +28,7 @@ from shardbus.shells.region import RegionShell
 from shardbus.store.protocol import clock_offset_of, problems_of
 from shardbus.store.urls import default_url, mask_url
 from shardbus.transport.descriptors import descriptors_limit, in_use
+from shardbus.version import VERSION
 
 STORE_WITHIN_S = 3.5
 """For the store to answer a checkup."""

@@ -18,7 +18,6 @@ from typing import Any
 
 from shardbus.admin.administration import Administration, text_of
 from shardbus.admin.brief import brief_of
-from shardbus.admin.metrics import VERSION
 from shardbus.admin.pages.cluster import cluster, member_row, types
 from shardbus.admin.pages.shards import PACE, pace
 from shardbus.admin.questions import question
@@ -30,6 +29,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.member import Member
 from shardbus.membership.view import MembershipView
 from shardbus.shells.region import RegionShell
+from shardbus.version import VERSION
 
 OVERVIEW_FRESH_S, MAP_FRESH_S = 0.8, 0.2
 MAPS_MAX = 100
