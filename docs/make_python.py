@@ -8,17 +8,21 @@ public method is on the page, or in `FOR_THE_NODE`.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
 import shardbus
 from shardbus.cluster import Cluster
 from shardbus.embedding import EmbeddedNode
+from shardbus.entities import entity_options
+from shardbus.entities.entity_options import EntityArguments
 from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import Ref
 from shardbus.testing import ClusterStore, EntityProbe, TestCluster, TestNode
@@ -33,6 +37,8 @@ Made by `docs/make_python.py` from the docstrings; do not edit.
 What `from shardbus import ...` gives, and `from shardbus.testing import ...` at the end. [Define
 entities](../how-to/define-entities.md), [Keep state](../how-to/keep-state.md) and
 [Send](../how-to/send.md) show it at work. Times are in seconds where no other unit is named.
+A type of one letter stands for the class or function that is given; [other types](#other-types)
+has the rest.
 
 A reference (`bus.ref`, `self.context.ref`, `client.ref`) has each handler of its class as a call:
 `await ref.add(2)` asks, `await ref.add.tell(2)` tells, and `ref.add.tell_nowait(2)` raises
@@ -68,6 +74,26 @@ FOR_THE_NODE: dict[str, frozenset[str]] = {
 }  # fmt: skip
 """Methods that the library calls itself."""
 
+INTERNAL = {
+    "ShardBus": frozenset({"types", "version_source"}),
+    "AsyncClient": frozenset({"timeout_ms", "tracer"}),
+    "TestCluster": frozenset({"world"}),
+    "StaleActivation": frozenset({"message", "hint", "args"}),
+    "Rejection": frozenset({"wire_form"}),
+}
+"""Attributes that are not for applications, or shown of the base class."""
+
+OTHER_TYPES = """\
+## Other types
+
+Types in the signatures above that are not among the public names.
+
+| type | from | what it is |
+|---|---|---|"""
+
+WIDE = 96
+"""Characters of a call that stands in one line."""
+
 MADE_FOR_YOU = frozenset(
     {
         "Context",
@@ -82,6 +108,9 @@ MADE_FOR_YOU = frozenset(
 )
 """Classes whose objects the library makes."""
 
+STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+TYPE_NAME = re.compile(r"(?<![.\w'])[A-Z]\w+")
+"""The name of a class or of an alias in an annotation, without what stands in quotes."""
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes):$")
 
 
@@ -92,9 +121,12 @@ def render() -> str:
     for title, objects in listed:
         names = ", ".join(f"[`{name}`](#{_anchor(name)})" for name, _ in objects)
         parts.append(f"- [{title}](#{_anchor(title)}): {names}")
+    parts.append("- [Other types](#other-types)")
     for title, objects in listed:
         parts.append(f"\n## {title}")
         parts += (_described(name, one) for name, one in objects)
+    parts.append(f"\n{OTHER_TYPES}")
+    parts += _other_types([one for _, objects in listed for _, one in objects])
     return "\n".join(parts) + "\n"
 
 
@@ -132,46 +164,226 @@ def _described(name: str, one: Any) -> str:
     if _is_error(one):
         base = one.__mro__[1].__name__
         parts += [f"Is a `{base}`.\n"] if base != "Exception" else []
-        return "\n".join([*parts, _text(one)])
+        return "\n".join([*parts, _text(one), *_attributes(one)])
     if name not in MADE_FOR_YOU and not (inspect.isclass(one) and issubclass(one, Enum)):
-        parts.append(f"`{_call(name, list(inspect.signature(one).parameters.values()))}`\n")
+        parts.append(_call(name, one, "" if inspect.isclass(one) else None))
     parts.append(_text(one))
     if inspect.isclass(one) and issubclass(one, Enum):
         parts += ["", *(f"- `{name}.{member.name}`" for member in one)]
     elif inspect.isclass(one):
+        parts += [] if _in_call(name, one) else _attributes(one)
         for method, value in members(one):
             parts.append(f"\n#### {name}.{method}\n")
-            if not isinstance(value, property):
-                returns = str(inspect.signature(value).return_annotation)
-                marked = inspect.iscoroutinefunction(value) or hasattr(value, "_is_coroutine")
-                is_awaited = marked or returns.startswith("Coroutine[")
-                waits = "await " if is_awaited else ""
-                _, *parameters = inspect.signature(value).parameters.values()
-                parts.append(f"`{waits}{_call(method, parameters)}`\n")
+            if isinstance(value, property):
+                parts.append(f"`{method}: {returned(value.fget)[1]}`\n")
+            else:
+                document = inspect.getdoc(value) or ""
+                calls = (_call(method, each, None, document) for each in signatures(value))
+                parts.append("\n".join(calls))
             parts.append(_text(value))
     return "\n".join(parts)
 
 
-def _call(name: str, parameters: list[inspect.Parameter]) -> str:
-    """A call with its arguments, without types: the text names them."""
-    arguments: list[str] = []
+def _in_call(name: str, cls: type) -> bool:
+    """True if the call that makes an object names all attributes of the class, with their types."""
+    named = set(inspect.signature(cls).parameters)
+    return name not in MADE_FOR_YOU and set(attributes(cls)) <= named
+
+
+def signatures(function: Any) -> Iterable[Any]:
+    """Return the overloads of a function, or the function."""
+    return get_overloads(inspect.unwrap(function)) or [function]
+
+
+def returned(function: Any) -> tuple[str, str]:
+    """Return `await ` or nothing, and the type of the answer."""
+    text = _type(inspect.signature(function).return_annotation)
+    if found := re.fullmatch(r"(?:Coroutine\[Any, Any, |Sent\[)(.+)\]", text):
+        return "await ", found[1]
+    is_async = inspect.iscoroutinefunction(function) or hasattr(function, "_is_coroutine")
+    return "await " if is_async else "", text
+
+
+def _type(annotation: Any) -> str:
+    """Return a type as the code has it."""
+    if annotation is inspect.Parameter.empty:
+        return "Any"
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return " ".join(text.split())
+
+
+def _call(name: str, function: Any, returns: str | None, document: str = "") -> str:
+    """A call with its arguments, their types and the type of its answer. `returns`: the text for
+    the answer, None for the annotation of the function; `document` names the options."""
+    waits, answer = returned(function) if returns is None else ("", returns)
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        del parameters[0]
+    arguments = list(_arguments(function, parameters, document))
+    arrow = f" -> {answer}" if answer else ""
+    line = f"{waits}{name}({', '.join(arguments)}){arrow}"
+    if len(line) <= WIDE:
+        return f"`{line}`\n"
+    rows = "".join(f"    {argument},\n" for argument in arguments)
+    return f"```text\n{waits}{name}(\n{rows}){arrow}\n```\n"
+
+
+def _arguments(function: Any, parameters: list[inspect.Parameter], document: str) -> Iterator[str]:
+    starred = False
     for parameter in parameters:
-        match parameter.kind:
-            case inspect.Parameter.VAR_POSITIONAL:
-                arguments.append(f"*{parameter.name}")
-                continue
-            case inspect.Parameter.VAR_KEYWORD:
-                arguments.append(f"**{parameter.name}")
-                continue
-            case inspect.Parameter.KEYWORD_ONLY if not any(a.startswith("*") for a in arguments):
-                arguments.append("*")
+        kind, declared = parameter.kind, _type(parameter.annotation)
+        if options := re.fullmatch(r"Unpack\[(\w+)\]", declared):
+            yield from () if starred else ("*",)
+            yield from _options(function, options[1], document)
+            continue
+        if kind is inspect.Parameter.KEYWORD_ONLY and not starred:
+            yield "*"
+        starred |= kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        text = f"{STARS.get(kind.name, '')}{parameter.name}: {declared}"
         default = parameter.default
-        if default is parameter.empty:
-            arguments.append(parameter.name)
-        else:
+        if default is not parameter.empty:
             plain = default is None or isinstance(default, int | float | str | bool | tuple)
-            arguments.append(f"{parameter.name}={default!r}" if plain else f"{parameter.name}=...")
-    return f"{name}({', '.join(arguments)})"
+            text += f" = {default!r}" if plain and not isinstance(default, Enum) else " = ..."
+        yield text
+
+
+def _options(function: Any, name: str, document: str) -> Iterator[str]:
+    """Yield the options of a TypedDict that a docstring names, and one line for all others."""
+    declared = inspect.unwrap(function).__globals__[name]
+    for option in re.findall(r"^ +(\w+): ", document, re.MULTILINE):
+        if option in declared.__annotations__:
+            value = declared.__annotations__[option]
+            yield f"{option}: {_type(getattr(value, '__forward_arg__', value))} = ..."
+    yield f"**options: Unpack[{name}]"
+
+
+def _other_types(objects: Iterable[Any]) -> Iterator[str]:
+    """Yield a row for each type of shardbus that is named in a signature and is not public."""
+    found: dict[str, Any] = {}
+    for function in (each for one in objects for each in _functions(one)):
+        names = getattr(inspect.unwrap(function), "__globals__", {})
+        for annotation in getattr(function, "__annotations__", {}).values():
+            found |= {name: names.get(name) for name in TYPE_NAME.findall(_type(annotation))}
+    for value in EntityArguments.__annotations__.values():
+        named = TYPE_NAME.findall(getattr(value, "__forward_arg__", str(value)))
+        found |= {name: getattr(entity_options, name, None) for name in named}
+    for name, value in sorted(found.items()):
+        if name in shardbus.__all__ or name in shown():
+            continue
+        module = getattr(value, "__module__", "")
+        if inspect.isclass(value) and module.startswith("shardbus"):
+            text = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+            yield f"| `{name}` | `{module}` | {text.partition('. ')[0].rstrip('.')} |"
+        elif spelled := _alias(name, value):
+            yield f"| `{name}` | | `{spelled.replace('|', chr(92) + '|')}` |"
+
+
+def _alias(name: str, value: object) -> str:
+    """Return the text of an alias that a module of shardbus defines, empty if none does."""
+    for module_name, module in sorted(sys.modules.items()):
+        is_there = module_name.startswith("shardbus.") and vars(module).get(name) is value
+        if not is_there or module.__file__ is None:
+            continue
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        if f"\n{name} = " in source:
+            for node in ast.parse(source).body:
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                    is_variable = isinstance(node.value, ast.Call)
+                    return "" if is_variable else ast.unparse(node.value)
+    return ""
+
+
+def _functions(one: Any) -> Iterator[Any]:
+    """Yield the functions whose signatures the page shows for a public object."""
+    if not inspect.isclass(one):
+        yield one
+        return
+    if one.__name__ not in MADE_FOR_YOU:
+        yield one.__init__
+    for _, value in members(one):
+        yield value.fget if isinstance(value, property) else value
+
+
+def shown() -> frozenset[str]:
+    """Return the names of the classes on the page that are not public names."""
+    return frozenset(one.__name__ for classes in BESIDE.values() for one in classes)
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    found: dict[str, Any] = vars(cls).get("__annotations__", {})
+    return found
+
+
+def attributes(cls: type) -> dict[str, str]:
+    """Return the public attributes that a class declares or sets, with their types.
+
+    Raises:
+        AssertionError: the code does not say the type of one.
+    """
+    hidden = INTERNAL.get(cls.__name__, frozenset())
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    found = {name: _type(declared) for name, declared in _annotations(cls).items()}
+    for name, value in vars(cls).items():
+        if isinstance(value, bool | int | str) and name not in found:
+            found[name] = type(value).__name__
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+            for name, declared in _set_by(function):
+                found[name] = found.get(name) or declared
+            break
+    return {
+        name: declared
+        for name, declared in found.items()
+        if not name.startswith("_") and name not in hidden
+    }
+
+
+def _set_by(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """Yield the attributes that a constructor sets, with their types."""
+    arguments = (*function.args.args, *function.args.kwonlyargs, *function.args.posonlyargs)
+    types = {a.arg: ast.unparse(a.annotation) for a in arguments if a.annotation is not None}
+    for node in ast.walk(function):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        for target in targets:
+            for part in ast.walk(target):
+                if not (isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)):
+                    continue
+                declared = types.get(part.attr, "")
+                if isinstance(node, ast.AnnAssign):
+                    declared = ast.unparse(node.annotation)
+                elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                    declared = declared or type(node.value.value).__name__
+                if not part.attr.startswith("_"):
+                    yield part.attr, declared
+
+
+def _attributes(cls: type) -> list[str]:
+    """The attributes of a class as a list, with the texts below their declarations."""
+    texts = _texts_below(cls)
+    rows = []
+    for name, declared in attributes(cls).items():
+        assert declared, f"{cls.__name__}.{name} has no type: annotate it where it is set"
+        text = texts.get(name, "")
+        rows.append(f"- `{name}: {declared}`{': ' if text else ''}{text}")
+    return ["\nAttributes:\n", *rows] if rows else []
+
+
+def _texts_below(cls: type) -> dict[str, str]:
+    """Return the texts that stand below declarations of a class, by name."""
+    found = {}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+            continue
+        for before, after in zip(node.body, node.body[1:], strict=False):
+            match before, after:
+                case (
+                    ast.Assign(targets=[target]) | ast.AnnAssign(target=target),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    name = target.attr if isinstance(target, ast.Attribute) else ast.unparse(target)
+                    found[name] = " ".join(text.split())
+    return found
 
 
 def _text(one: Any) -> str:

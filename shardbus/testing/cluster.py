@@ -56,7 +56,7 @@ class TestNode:
 
     def __init__(self, process: AppNode, time: VirtualTime) -> None:
         self._process, self._time = process, time
-        self.name = process.name
+        self.name: str = process.name
 
     def __repr__(self) -> str:
         return f"<node {self.name}>"

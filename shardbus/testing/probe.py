@@ -49,7 +49,7 @@ class EntityProbe(Generic[E]):
         if bus is None:
             bus = ShardBus("probe")
             bus.entity()(kind)
-        self.cluster = TestCluster(bus, 1, seed, settings=settings, fakes=fakes)
+        self.cluster: TestCluster = TestCluster(bus, 1, seed, settings=settings, fakes=fakes)
 
     def __enter__(self) -> EntityProbe[E]:
         self.cluster.__enter__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -111,6 +112,35 @@ def test_every_public_name_is_on_the_page_of_python() -> None:
     shown = [name for title in made.SECTIONS for name, _ in made._objects(title)]
     beside = [one.__name__ for classes in made.BESIDE.values() for one in classes]
     assert sorted(shown) == sorted([*shardbus.__all__, *beside])
+
+
+def test_every_public_function_method_and_attribute_has_its_types_on_the_page() -> None:
+    made = generator("make_python")
+    page = text("reference/python.md")
+    for title in made.SECTIONS:
+        for name, one in made._objects(title):
+            for method, value in made.members(one) if isinstance(one, type) else [("", one)]:
+                heading = f"#### {name}.{method}" if method else f"### {name}"
+                call = page.partition(f"\n{heading}\n\n")[2].partition("\n\n")[0]
+                typed = rf"{method}: \w" if isinstance(value, property) else r"\) -> \S"
+                assert re.search(typed, call), f"{heading}: {call}"
+                for each in () if isinstance(value, property) else made.signatures(value):
+                    untyped = [p.name for p in inspect.signature(each).parameters.values()]
+                    untyped = [p for p in untyped if p not in (*each.__annotations__, "self")]
+                    assert untyped == [], f"{heading}: annotate {untyped}"
+            if isinstance(one, type):
+                assert all(made.attributes(one).values()), name
+
+
+def test_a_signature_is_shown_with_its_types() -> None:
+    made = generator("make_python")
+
+    async def call(first: int, *rest: str, timeout: float | None = None) -> list[str]:
+        return [first, *rest][:timeout]  # type: ignore[misc]
+
+    assert made._call("call", call, None) == (
+        "`await call(first: int, *rest: str, timeout: float | None = None) -> list[str]`\n"
+    )
 
 
 def test_settings_without_effect_are_marked() -> None:
@@ -222,14 +252,14 @@ def test_diagrams_are_the_tables_in_the_code(page: Path) -> None:
     assert words == generator("make_diagrams").render(words), "run `make docs-generated`"
 
 
-def test_every_table_of_transitions_is_drawn_in_the_architecture() -> None:
+def test_every_table_of_transitions_is_drawn_in_the_protocols() -> None:
     declared = re.compile(r"^TRANSITIONS\b", re.MULTILINE)
     tables = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in sorted((ROOT / "shardbus").rglob("*.py"))
         if declared.search(path.read_text(encoding="utf-8"))
     ]
-    drawn = re.findall(r"^<!-- diagram of ([\w.]+) -->$", text("architecture.md"), re.MULTILINE)
+    drawn = re.findall(r"^<!-- diagram of ([\w.]+) -->$", text("protocols.md"), re.MULTILINE)
     assert sorted(drawn) == tables
 
 
@@ -240,8 +270,16 @@ WITHIN += ("shardbus/config",)
 """Folders that a section of the page on architecture is about."""
 
 
+def test_the_architecture_is_a_page_for_newcomers() -> None:
+    page = text("architecture.md")
+    assert len(page.split()) <= 2500
+    assert page.count("┐") >= 1
+    assert "mermaid" not in page
+
+
 def test_every_module_of_the_architecture_exists() -> None:
-    named = sorted(set(MODULE.findall(text("architecture.md"))))
+    both = text("architecture.md") + text("protocols.md")
+    named = sorted(set(MODULE.findall(both)))
     assert len(named) > 50
     lost = [name for name in named if not any((ROOT / at / name).is_file() for at in WITHIN)]
     assert lost == []

@@ -99,7 +99,7 @@ def test_links_of_the_site_lead_to_pages_and_sections(name: str) -> None:
 
 def test_no_page_has_a_diagram_that_needs_a_script() -> None:
     assert [place for place, text in pages().items() if "```mermaid" in text] == []
-    assert "| `free` | `asking` | wanted |" in pages()["architecture.md"]
+    assert "| `free` | `asking` | wanted |" in pages()["protocols.md"]
 
 
 @pytest.mark.parametrize(
@@ -136,3 +136,31 @@ def test_a_link_is_written_for_its_place(page: str, written: str, wanted: str) -
 )
 def test_what_a_page_would_load_from_elsewhere_is_found(html: str, found: bool) -> None:
     assert bool(hooks().loaded_from_elsewhere(html)) is found
+
+
+NEW = ("troubleshooting.md", "faq.md", "cookbook.md", "how-to/back-up.md", "how-to/timers.md")
+
+
+def test_the_search_prefers_pages_with_answers() -> None:
+    weights = hooks().SEARCH
+    assert set(weights) <= set(pages())
+    assert min(weights[page] for page in NEW) > 1 > weights["changelog.md"] > 0
+    for page in ("FEATURES.md", "measurements.md"):
+        assert hooks().search_of(page) == {"exclude": True}
+    assert hooks().search_of("faq.md") == {"boost": weights["faq.md"]}
+    assert hooks().search_of("how-to/send.md") == {}
+
+
+def test_an_index_with_other_pages_or_weights_ends_the_build() -> None:
+    good = [
+        {"location": f"{page.removesuffix('.md')}.html{anchor}", "boost": weight}
+        for page, weight in hooks().SEARCH.items()
+        for anchor in ("", "#a")
+        if weight
+    ]
+    assert hooks().wrong_in_index({"docs": [*good, {"location": "how-to/send.html"}]}) == []
+    wrong = hooks().wrong_in_index({"docs": [*good[2:], {"location": "FEATURES.html#a"}]})
+    assert wrong == [
+        "FEATURES.md has weight [1], not 0",
+        "troubleshooting.md has weight [0], not 8",
+    ]
