@@ -2,7 +2,7 @@
 
     make docs
 
-The pages are written for the repository, where each is read as it stands. A site differs in three
+The pages are written for the repository, where each is read as it stands. A site differs in four
 things, and this module is where they are:
 
 - README, CONTRIBUTING and CHANGELOG are outside of `docs/`. They become pages of the site, and
@@ -11,14 +11,18 @@ things, and this module is where they are:
   file that is no page, such as a program of `examples/`, becomes the words of the link.
 - A state diagram is Mermaid text, which needs a script of 3 MB from elsewhere. The site shows its
   arrows as a table.
+- The search finds what answers a question before what lists everything: `SEARCH` lifts some pages,
+  lowers others, and leaves tables and measurements out.
 
-After the build no page may load a script, a style, a font or a picture from elsewhere.
+After the build no page may load a script, a style, a font or a picture from elsewhere, and the
+index of the search must be as `SEARCH` says.
 
 The functions above `on_files` need no package, so that `tests/unit/test_site.py` runs without any.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -32,6 +36,24 @@ SITE_PAGES = {
     "docs/README.md": "pages.md",
 }
 """Pages whose place on the site is not the one in `docs/`."""
+
+SEARCH: dict[str, float] = {
+    "troubleshooting.md": 8,
+    "faq.md": 6,
+    "cookbook.md": 5,
+    "how-to/back-up.md": 5,
+    "how-to/timers.md": 5,
+    "start.md": 3,
+    "tutorial.md": 3,
+    "changelog.md": 0.1,
+    "reference/licences.md": 0.1,
+    "dependencies.md": 0.5,
+    "performance.md": 0.5,
+    "simulation.md": 0.5,
+    "FEATURES.md": 0,
+    "measurements.md": 0,
+}
+"""The weight of pages in the search; 1 for all others. A page of weight 0 is not in it."""
 
 CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?P<mark>!?)\[(?P<words>[^\]]+)\]\((?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?\)")
@@ -90,6 +112,26 @@ def table_of_arrows(diagram: str) -> str:
     return "\n".join(rows)
 
 
+def search_of(page: str) -> dict[str, object]:
+    """Return what the theme's search must know of a page: nothing for most."""
+    weight = SEARCH.get(page, 1)
+    return {} if weight == 1 else {"boost": weight} if weight else {"exclude": True}
+
+
+def wrong_in_index(index: dict[str, Any]) -> list[str]:
+    """Return what the index of a built search has otherwise than `SEARCH` says."""
+    found: dict[str, set[float]] = {}
+    for entry in index["docs"]:
+        page = entry["location"].partition("#")[0].removesuffix(".html") + ".md"
+        found.setdefault(page, set()).add(entry.get("boost", 1))
+    weights = {page: SEARCH.get(page, 1) for page in {*found, *SEARCH}}
+    return sorted(
+        f"{page} has weight {sorted(found.get(page, {0}))}, not {weight}"
+        for page, weight in weights.items()
+        if found.get(page, {0}) != {weight}
+    )
+
+
 def loaded_from_elsewhere(html: str) -> list[str]:
     """Return what a page would load from another server."""
     return FOREIGN.findall(html)
@@ -109,15 +151,20 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite a page before it is rendered."""
+    """Rewrite a page before it is rendered, and give it its weight in the search."""
+    page.meta["search"] = search_of(page.file.src_uri)
     return for_site(markdown, page.file.src_uri)
 
 
 def on_post_build(config: Any) -> None:
-    """End the build with an error if a page loads something from elsewhere."""
+    """End the build with an error if a page loads something from elsewhere, or if the search has
+    other pages or weights than it should."""
     from mkdocs.exceptions import PluginError
 
     site = Path(config["site_dir"])
     for path in sorted(site.rglob("*.html")):
         if found := loaded_from_elsewhere(path.read_text(encoding="utf-8")):
             raise PluginError(f"{path.relative_to(site)} loads from elsewhere: {found[0]}")
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    if wrong := wrong_in_index(index):
+        raise PluginError(f"the search differs from SEARCH: {', '.join(wrong)}")
