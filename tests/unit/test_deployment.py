@@ -267,6 +267,32 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert "PrivatTmp" in again.stderr
 
 
+def test_the_unit_permits_what_libzmq_does_in_any_process():
+    """It aborts if it may not set the scheduler of its threads, or ask for interfaces."""
+    [families] = re.findall(r"^RestrictAddressFamilies=(.+)$", UNIT, re.MULTILINE)
+    assert {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"} == set(families.split())
+    filters = re.findall(r"^SystemCallFilter=(.+)$", UNIT, re.MULTILINE)
+    assert filters[-1] == "sched_setscheduler", "after the groups that forbid it"
+    assert "SystemCallErrorNumber=EPERM" in UNIT
+
+
+def test_the_steps_for_systemd_begin_with_nothing():
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
+    steps = page.partition("\n## systemd\n")[2].partition("```sh\n")[2].partition("```")[0]
+    made, used = set[str](), set[str]()
+    for line in steps.splitlines():
+        match shlex.split(line):
+            case ["mkdir", "-p", folder] | ["python3", "-m", "venv", folder]:
+                made.add(folder)
+            case ["cp", source, target]:
+                assert (ROOT / source).is_file() or source == "shop.py", source
+                used.add(target.rstrip("/"))
+            case ["touch", file]:
+                used.add(str(Path(file).parent))
+    assert used <= made | {"/etc/systemd/system"}
+    assert "daemon-reload" in steps
+
+
 def leaves_within_s() -> float:
     """Seconds within which a node has left, by the defaults."""
     settings = Settings()
