@@ -122,7 +122,9 @@ def test_a_command_is_called_and_helped(changed: Path) -> None:
     command = ".venv/bin/python -c 'from shardbus_cli.main import main; main()'"
     assert run(changed, f"{command} greet world") == (0, "hello, world\n")
     assert "Greet by name." in run(changed, f"{command} greet --help")[1]
-    code, said = pytest_in(changed, "tests/unit/test_docs.py tests/unit/cli/test_main.py -k command")
+    code, said = pytest_in(
+        changed, "tests/unit/test_docs.py tests/unit/cli/test_main.py -k command"
+    )
     assert code == 0, said
 
 
