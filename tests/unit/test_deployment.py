@@ -205,16 +205,16 @@ def test_the_image_starts_a_node_and_asks_for_its_health(started, monkeypatch):
     assert cli.run(words(DOCKERFILE, "CMD")) == 0
     assert [cluster for cluster, _ in started] == ["flights"]
     [check] = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    asked: list[tuple[str, int]] = []
+    asked: list[tuple[str, int, str]] = []
 
-    def answer(host: str, port: int) -> tuple[int, str]:
-        asked.append((host, port))
+    def answer(host: str, port: int, path: str, timeout_s: float) -> tuple[int, str]:
+        asked.append((host, port, path))
         return 503, '{"checks": {}}'
 
     monkeypatch.setattr(health, "_ask", answer)
     assert json.loads(check)[0] == "shardbus"
     assert cli.run(json.loads(check)[1:]) == 5
-    assert asked == [("127.0.0.1", Settings().http.port)]
+    assert asked == [("127.0.0.1", Settings().http.port, "/readyz")]
 
 
 def test_the_image_runs_as_a_user_that_is_named_by_number():
