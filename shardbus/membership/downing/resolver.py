@@ -51,9 +51,9 @@ was flagged already.
 
 **Outnumbered.** A node that hears no other is more probably at fault than all of them, and may have
 noticed first: the others hear its last messages. So do fewer nodes that do not hear more. They ask
-for a lease only later than other sides, by `noticed_within` or the patience, and the patience once
-more, so that the nodes that hear each other have had their turn. In a cluster of two each node is
-alone, and either may win.
+for a lease only later than other sides, by `noticed_within` and at least by the patience, so that
+the nodes that hear each other have had their turn. In a cluster of two each node is alone, and
+either may win.
 
 **Who acts.** The leader of a copy may be a member that must go. The speaker stands in for it.
 
@@ -443,9 +443,9 @@ class Resolver:
 
     @property
     def _others_first(self) -> float:
-        """Seconds after which more nodes have had their turn: they may have noticed later, may have
-        begun the wait anew for another one, and waited for one that has not seen their picture."""
-        return max(self.noticed_within, self._patience) + self._patience
+        """Seconds after which more nodes have had their turn: they may have noticed later, and may
+        have waited for one of them that has not seen their picture."""
+        return max(self.noticed_within, self._patience)
 
     @property
     def _outnumbered(self) -> bool:

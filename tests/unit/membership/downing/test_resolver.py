@@ -444,7 +444,7 @@ def test_the_minority_asks_later(flag: Flag) -> None:
     resolver.consider(few, True, 10.0)
     assert resolver.consider(few, True, 10.0 + STABLE) == DowningPlan()
     due = resolver.deadline()
-    while due is not None and due < 10.0 + STABLE + DELAY + 2 * PATIENCE:
+    while due is not None and due < 10.0 + STABLE + DELAY + PATIENCE:
         assert resolver.consider(few, True, due).ask is None
         due = resolver.deadline()
     assert due is not None
@@ -459,7 +459,7 @@ def test_the_minority_stays_if_it_has_the_lease() -> None:
     resolver = Resolver(A, LEASES)
     few = cut(THREE, Flag.UNREACHABLE, B, C)
     resolver.consider(few, True, 10.0)
-    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY + 2 * PATIENCE).ask
+    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY + PATIENCE).ask
     assert ask is not None
     plan = resolver.on_lease_result(ask.name, True)
     assert plan.decision is not None
@@ -944,8 +944,8 @@ NOTICED = 11.0
 @pytest.mark.parametrize(
     ("copy", "me", "away", "settings", "turn"),
     [
-        (THREE, C, (A, B), LEASES, DELAY + NOTICED + PATIENCE),
-        (FIVE, D, (A, B, C), LEASES, DELAY + NOTICED + PATIENCE),
+        (THREE, C, (A, B), LEASES, DELAY + NOTICED),
+        (FIVE, D, (A, B, C), LEASES, DELAY + NOTICED),
         (FIVE, A, (D, E), LEASES, 0.0),
         (FOUR, A, (C, D), SETTINGS, 0.0),
         (state(a=UP, b=UP), A, (B,), SETTINGS, 0.0),
@@ -973,8 +973,7 @@ def test_fewer_nodes_wait_for_members_too_that_refuse_them() -> None:
     resolver = Resolver(A, LEASES, noticed_within=NOTICED)
     resolver.consider(few, True, 10.0)
     assert resolver.consider(few, True, 10.0 + STABLE + DELAY).ask is None
-    turn = 10.0 + STABLE + DELAY + NOTICED + PATIENCE
-    assert resolver.consider(few, True, turn).ask is not None
+    assert resolver.consider(few, True, 10.0 + STABLE + DELAY + NOTICED).ask is not None
 
 
 @pytest.mark.parametrize(
