@@ -45,6 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print how much tests/explore has visited."""
+    reports = [r for key in ("passed", "failed") for r in terminalreporter.stats.get(key, ())]
+    visited = [text for r in reports for name, text in r.user_properties if name == "explored"]
+    if visited:
+        terminalreporter.section("explored")
+        for text in sorted(visited):
+            terminalreporter.line(text)
+
+
 @pytest.fixture
 def own_garbage() -> Iterator[None]:
     """Let a test collect only what itself has made: what others left may warn."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shardbus import Entity, ShardBus, handler
+from shardbus import Entity, ShardBus, StopReason, handler
+from shardbus.shells.state_expiry import StateExpiry
 from shardbus.simulation.nodes.stores import SimStore
 from shardbus.testing import TestCluster
 
@@ -160,3 +162,32 @@ async def test_a_sweep_looks_at_a_bounded_number_per_second() -> None:
         assert 0 < expired(cluster) <= 150
         await cluster.advance(20)
         assert expired(cluster) == 200
+
+
+async def test_a_state_stays_while_its_shard_stops() -> None:
+    """An entity of it may still run, where only the slow path finds it, or save as it stops."""
+    asked: list[str] = []
+
+    async def expire_states(name: str, ids: list[str], now: float, since: float) -> list[str]:
+        asked.extend(ids)
+        return ids
+
+    shards = {
+        "runs": SimpleNamespace(stopping=None),
+        "stops": SimpleNamespace(stopping=StopReason.HANDOFF),
+    }
+    host = SimpleNamespace(
+        shards=shards, find=lambda entity_id, shard: None, counts=SimpleNamespace(expired=0)
+    )
+    region: Any = SimpleNamespace(
+        name="cart", host=host, settings=SimpleNamespace(state_ttl=30.0),
+        router=SimpleNamespace(shard_of=lambda entity_id: entity_id.partition("/")[0]),
+    )  # fmt: skip
+    store: Any = SimpleNamespace(expire_states=expire_states)
+    gate: Any = SimpleNamespace(closed=False)
+
+    async def ask(node: object, name: str, ids: list[str]) -> None: ...
+
+    expiry = StateExpiry({"cart": region}, store, gate, lambda name: None, ask, lambda: 100.0)
+    assert await expiry.expire("cart", ["runs/1", "stops/1"]) == 1
+    assert asked == ["runs/1"]

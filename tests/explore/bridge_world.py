@@ -1,0 +1,144 @@
+"""The world of the queue from threads to the loop. What a thread does here does not block.
+
+    tell x, ask x       a thread puts a message
+    refuse, accept      the router has no room for tells; it has room again
+    full, room          the next tells are taken, and their sender must wait; it need not any more
+    part, timeout       a part of the timeout passes; more than all of it
+
+Laws: messages leave in the order in which they were put. A tell is dropped, and counted, only after
+the router has refused tells for the whole timeout without a break. At rest nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from time import monotonic
+from typing import Any
+
+from shardbus.client.thread_bridge import ThreadBridge
+from shardbus.errors import BufferFull, RequestError
+from shardbus.wire.schema import decode_value
+from tests.explore.on_a_loop import LoopOfWorld
+
+TIMEOUT_S, PART_S = 1.0, 0.4
+KEY = ("page", "add")
+
+
+class Wavering:
+    """A router that the world lets refuse, or wait."""
+
+    def __init__(self, world: LoopOfWorld) -> None:
+        self.world, self.refuses = world, False
+        self.refused_since: float | None = None
+        self.sent: list[int] = []
+        self.done = self.room = world.loop.create_future()
+        self.done.set_result(None)
+
+    def tell(self, key: object, entity_id: str, payload: bytes) -> Any:
+        if self.refuses:
+            if self.refused_since is None:
+                self.refused_since = self.world.loop.time()
+            raise BufferFull("no room")
+        self.refused_since = None
+        self.sent.append(int(payload))
+        return self.room
+
+    def ask_for(self, answer: Any, key: object, entity_id: str, payload: bytes, *rest: Any) -> None:
+        self.sent.append(int(payload))
+        answer.set_result(None)
+
+
+class BridgeWorld:
+    """A bridge without threads."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.world = LoopOfWorld()
+        self.router: Any = Wavering(self.world)
+        self.bridge: Any = ThreadBridge(self.world.loop, TIMEOUT_S)
+        self.put = self.raised = self.dropped = 0
+
+    def events(self) -> Iterable[str]:
+        found = ["tell x", "ask x", "part", "timeout"]
+        found.append("accept" if self.router.refuses else "refuse")
+        found.append("full" if self.router.room is self.router.done else "room")
+        return found
+
+    def do(self, event: str) -> None:
+        match event.split():
+            case ["tell" | "ask" as verb, entity]:
+                self.world.run(self._put, verb, entity)
+            case ["refuse" | "accept"]:
+                self.router.refuses = event == "refuse"
+            case ["full"]:
+                self.router.room = self.world.loop.create_future()
+            case ["room"]:
+                room, self.router.room = self.router.room, self.router.done
+                self.world.run(room.set_result, None)
+            case ["part"]:
+                self._pass(PART_S)
+            case ["timeout"]:
+                self._pass(TIMEOUT_S + 0.1)
+        self._check()
+
+    def _put(self, verb: str, entity: str) -> None:
+        self.put += 1
+        payload = b"%d" % self.put
+        item: tuple[Any, ...] = (self.router, KEY, entity, payload)
+        if verb == "ask":
+            item = (*item, 1000, Answer(), decode_value)
+        try:
+            self.bridge.put(item, len(payload))
+        except RequestError:
+            self.put -= 1
+            self.raised += 1
+
+    def _pass(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            self.world.wait(0.1)
+            self._check()
+
+    def _check(self) -> None:
+        sent = self.router.sent
+        assert sent == sorted(set(sent)), f"sent in the order {sent}"
+        if self.bridge.dropped > self.dropped:
+            since = self.router.refused_since
+            refused = 0.0 if since is None else self.world.loop.time() - since
+            assert refused >= TIMEOUT_S, f"dropped after {refused:g} s without room"
+            self.dropped = self.bridge.dropped
+
+    def key(self) -> Hashable:
+        since = self.bridge._refused_since
+        age = None if since is None else round(self.world.loop.time() - since, 1)
+        return (
+            self.router.refuses, self.router.room is self.router.done, len(self.bridge._queue),
+            len(self.bridge._taken), age, self.bridge._error is not None, min(self.dropped, 2),
+        )  # fmt: skip
+
+    def rest(self) -> None:
+        for event in ("accept", "room"):
+            if event in self.events():
+                self.do(event)
+        self._pass(1.0)
+        assert not self.bridge._queue
+        assert not self.bridge._taken
+        known = len(self.router.sent) + self.bridge.dropped
+        assert known == self.put, f"{self.put} messages were put, {known} are known"
+
+    def close(self) -> None:
+        self.world.close()
+
+
+class Answer:
+    """The outcome of an ask for which no thread waits."""
+
+    def __init__(self) -> None:
+        self._done, self.deadline = False, monotonic() + 3600
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, value: object) -> None:
+        self._done = True
+
+    set_exception = set_result

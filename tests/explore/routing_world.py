@@ -1,0 +1,436 @@
+"""The worlds of senders: the routers of a client, its region machine, and links to two homes.
+
+    tell x | ask x                 a message for an entity; also `x/1`, of a type that lives within
+    home A | home B                the coordinator names the shard's next home
+    stop A, go A                   what is on its way to A waits
+    lose A                         the link to A is lost, A lives
+    gone A                         A is dead
+    refuse, refuse inner, admit    the type cannot be reached; it can be again
+    answer A, cancel, second
+
+With instances (`InstanceWorld`): `row 1 A`, `count 2`, and a verb with each choice, `tell hash`,
+`ask all`, `ask first`, ...
+
+Laws: per entity, homes get the messages in order, each at most once; one that has failed for certain
+never comes. Each message comes to a home, is refused to its sender, counts as dropped, or was with a
+lost link. What the region was given has left it, was dropped, or waits. A message for one instance
+comes to no other one. At rest nothing waits and each ask has one outcome.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import RequestError, UnknownEntityType
+from shardbus.ids import NodeId, shard_of
+from shardbus.routing.instance_policies import Choice, spread
+from shardbus.routing.instance_sender import InstanceSender
+from shardbus.routing.paths import placed_within
+from shardbus.routing.pending_message import PendingMessage
+from shardbus.routing.router import Router
+from shardbus.sharding import events as ev
+from shardbus.sharding.instances import Instances, row_of, split_row
+from shardbus.sharding.messages import Home, InstanceCount, ShardHomes
+from shardbus.sharding.region.region import ShardRegion
+from shardbus.transport.asks import CoarseClock
+from shardbus.wire.schema import Interface, decode_value
+from tests.explore.link import STEP_S, Link, messages_of, name_of
+from tests.explore.on_a_loop import Asked, LoopOfWorld
+
+A, B = NodeId("a", 1, 1), NodeId("b", 2, 2)
+NODES = {"A": A, "B": B}
+NAMES = {node: name for name, node in NODES.items()}
+ASK_MS = 900
+BUFFER = 4
+
+
+class Homes:
+    """The owner of a router: a link to each node, and the fate of each message."""
+
+    def __init__(self, interface: Interface) -> None:
+        self.said: list[str] = []
+        self.world = LoopOfWorld()
+        self.clock = CoarseClock()
+        self.clock.start(self.world.loop.time)
+        self.links = {node: self._link(node) for node in (A, B)}
+        self.asked, self.told = Asked(), dict[str, str]()
+        self.got: list[tuple[str, str, str]] = []
+        """Node, entity and name of each message that came to a home, in order."""
+        self.refused, self.dropped, self.with_link = set[str](), list[str](), Counter[str]()
+        self.sent = self.fence = 0
+        self.dead: set[NodeId] = set()
+        self._seen = {node: 0 for node in NAMES}
+        settings = ShardingSettings(buffer_size=BUFFER, retry_interval=0.5)
+        self.region = ShardRegion(interface.name, None, interface.layout, settings)
+        self.router = self.world.run(self._router, interface)
+        self.event(ev.CoordinatorAt(A))
+
+    def _router(self, interface: Interface) -> Router:
+        return Router(interface, self.region, self, self.world.loop, self.clock)
+
+    def _link(self, node: NodeId) -> Link:
+        link = Link(self.world, "c", NAMES[node], self.clock)
+        link.a.session.tag = node
+        return link
+
+    # ---- what a router's owner does
+
+    def out_for(self, node: NodeId) -> Any:
+        return self.links[node].a.session
+
+    def is_here(self, node: NodeId) -> bool:
+        return False
+
+    def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
+    def perform(self, effect: ev.RegionEffect) -> None: ...
+
+    def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
+        self.dropped.append(name_of(pending.payload))
+        self.said.append(f"dropped {name_of(pending.payload)}: {reason}")
+
+    # ---- events
+
+    def event(self, event: ev.RegionEvent) -> None:
+        self.world.run(self.router.handle, event)
+        self.carry()
+
+    def home(self, shard: str, node: NodeId) -> None:
+        self.fence += 1
+        homes = ShardHomes(1, (Home(shard, node, self.fence),))
+        self.event(ev.MessageReceived(A, homes))
+
+    def send(self, sender: Any, verb: str, entity: str) -> str:
+        """Tell or ask; return the name of the message."""
+        self.sent += 1
+        name, run = str(self.sent), self.world.run
+        self.told[name] = entity
+        payload = f"{name} ".encode()
+        try:
+            if verb == "tell":
+                run(sender.tell, sender.key("add"), entity, payload)
+            else:
+                self.asked.futures[name] = run(
+                    sender.ask, sender.key("add"), entity, payload, ASK_MS, decode_value
+                )
+        except RequestError as error:
+            assert error.definite
+            self.refused.add(name)
+            self.said.append(f"refused {name}: {type(error).__name__}")
+        self.carry()
+        return name
+
+    def stop(self, node: NodeId, *, stopped: bool) -> None:
+        self.links[node].stopped = stopped
+        self.carry()
+
+    def lose(self, node: NodeId, *, dead: bool) -> None:
+        """End the link to a node, and settle it as a client does."""
+        link = self.links[node]
+        unsent = link.close()
+        self.collect()
+        session = link.a.session
+        for run in session.unconfirmed_runs:
+            self.with_link.update(name for _, _, name in messages_of(run))
+        if dead:
+            self.dead.add(node)
+            self.world.run(self.router.gone, node, unsent)
+        else:
+            self.links[node], self._seen[node] = self._link(node), 0
+            self.world.run(self.router.reconnect, session)
+            self.world.run(self.router.resend, unsent)
+        self.carry()
+
+    def answer(self, node: NodeId) -> None:
+        self.said.append(f"{NAMES[node]} answers {self.links[node].answer()}")
+        self.carry()
+
+    def cancel(self) -> None:
+        self.world.run(self.asked.futures[self.asked.open()[0]].cancel)
+        self.carry()
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.world.wait(STEP_S)
+            self.clock.move()
+            self.carry()
+        self.world.run(self.router.expire)
+        for link in self.links.values():
+            if not link.over:
+                self.world.run(link.keep_alive)
+        self.carry()
+
+    def carry(self) -> None:
+        for _ in range(3):
+            for link in self.links.values():
+                link.carry()
+        self.collect()
+
+    def collect(self) -> None:
+        """Take up what came to the homes."""
+        for node, link in self.links.items():
+            got = link.b.got
+            for kind, entity, name in got[self._seen[node] :]:
+                if kind != "flush":
+                    self._came(node, entity, name)
+            self._seen[node] = len(got)
+
+    def _came(self, node: NodeId, entity: str, name: str) -> None:
+        self.said.append(f"{NAMES[node]} gets {entity} {name}")
+        assert name not in self.refused, f"{name} was refused, and comes"
+        assert name not in self.dropped, f"{name} counts as dropped, and comes"
+        self.got.append((NAMES[node], entity, name))
+        self.asked.handled.add(name)
+
+    # ---- laws
+
+    def check(self) -> None:
+        self.region.check()
+        self.asked.check()
+
+    def check_order(self) -> None:
+        for entity in set(self.told.values()):
+            numbers = [int(name) for _, at, name in self.got if at == entity]
+            assert numbers == sorted(set(numbers)), f"{entity} gets {numbers}"
+
+    def check_account(self, *routers: Router) -> None:
+        waits = len(list(self.region.kept()))
+        known = sum(router.left for router in routers) + len(self.dropped) + waits
+        given = sum(router.entered for router in routers)
+        assert known == given, f"{given} messages were given to the region, {known} are known"
+
+    def check_rest(self) -> None:
+        assert not self.asked.open(), f"{self.asked.open()} wait for ever"
+        assert self.region.buffered == (0, 0), "messages wait for a home"
+        assert not self.router.buffered_asks, "asks are kept"
+        for node, link in self.links.items():
+            if node not in self.dead:
+                link.check_rest()
+        came = {name for _, _, name in self.got}
+        failed = {n for n, f in self.asked.futures.items() if f.cancelled() or f.exception()}
+        for name in self.told:
+            fate = name in came or name in self.refused or name in self.dropped
+            assert fate or name in failed or name in self.with_link, f"{name} was lost"
+
+    def key(self) -> Hashable:
+        routing: Any = self.region._routing
+        routes = tuple(
+            (shard, route.state, route.home and route.home.node, route.next_home is not None,
+             len(route.waiting), len(route.returned))
+            for shard, route in sorted(routing._routes.items())
+        )  # fmt: skip
+        links = tuple(
+            (link.state, link.a.session.outstanding > 0, link.a.session.waiting_asks)
+            for link in self.links.values()
+        )
+        return (
+            routes, links, frozenset(self.dead), type(self.router.refused),
+            len(self.asked.open()), len(self.refused), len(self.dropped),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for future in self.asked.futures.values():
+            if future.done() and not future.cancelled():
+                future.exception()
+        self.world.close()
+
+
+class RouterWorld(Homes):
+    """A type, and one that lives within it."""
+
+    def __init__(self) -> None:
+        super().__init__(Interface("page", 1, "crc32/1"))
+        self.inner = self.world.run(self._inner)
+
+    def _inner(self) -> Router:
+        within = placed_within(Interface("item", 1, ""), self.router.interface)
+        region, owner = self.router.region, self
+        return Router(within, region, owner, self.world.loop, self.clock, self.router)
+
+    def events(self) -> Iterable[str]:
+        found = ["tell x", "ask x", "tell x/1", "ask x/1", "second", "refuse", "refuse inner"]
+        for name, node in NODES.items():
+            if node in self.dead:
+                continue
+            found += [f"home {name}", f"lose {name}", f"gone {name}"]
+            found.append(f"{'go' if self.links[node].stopped else 'stop'} {name}")
+            if self.links[node].b.asked:
+                found.append(f"answer {name}")
+        if self.router.refused or self.inner.refused:
+            found.append("admit")
+        if self.asked.open():
+            found.append("cancel")
+        return found
+
+    def do(self, event: str) -> None:
+        error = UnknownEntityType("no such type")
+        match event.split():
+            case ["tell" | "ask" as verb, "x" as entity]:
+                self.send(self.router, verb, entity)
+            case ["tell" | "ask" as verb, entity]:
+                self.send(self.inner, verb, entity)
+            case ["home", name]:
+                self.home("0", NODES[name])
+            case ["lose" | "gone" as verb, name]:
+                self.lose(NODES[name], dead=verb == "gone")
+            case ["stop" | "go" as verb, name]:
+                self.stop(NODES[name], stopped=verb == "stop")
+            case ["answer", name]:
+                self.answer(NODES[name])
+            case ["refuse"]:
+                self.world.run(self.router.refuse, error, "unknown_type")
+            case ["refuse", "inner"]:
+                self._refuse_inner(error)
+            case ["admit"]:
+                self.world.run(self.inner.admit)
+                self.world.run(self.router.admit)
+            case ["cancel"]:
+                self.cancel()
+            case ["second"]:
+                self.wait(1.0)
+        self.carry()
+        self.check()
+        self.check_order()
+        self.check_account(self.router, self.inner)
+
+    def _refuse_inner(self, error: UnknownEntityType) -> None:
+        before = [n for n in self.asked.open() if self.told[n] == "x"]
+        self.world.run(self.inner.refuse, error, "unknown_type")
+        failed = [n for n in before if n not in self.asked.open()]
+        assert not failed, f"{failed} are of a type that is not refused"
+
+    def key(self) -> Hashable:
+        return super().key(), type(self.inner.refused)
+
+    def rest(self) -> None:
+        for name, node in NODES.items():
+            if node not in self.dead and self.links[node].stopped:
+                self.do(f"go {name}")
+        if "admit" in self.events():
+            self.do("admit")
+        alive = [name for name, node in NODES.items() if node not in self.dead]
+        if alive:
+            self.do(f"home {alive[0]}")
+        for name in alive:
+            while self.links[NODES[name]].b.asked:
+                self.do(f"answer {name}")
+        self.do("second")
+        self.do("second")
+        if alive:
+            self.check_rest()
+        else:
+            assert not self.asked.open()
+
+
+class InstanceWorld(Homes):
+    """A type with instances, and a sender for each choice of them."""
+
+    CHOICES = ("nearest", "hash", "first", "all", "least-busy", "round-robin")
+
+    def __init__(self) -> None:
+        interface = Interface("quote", 1, "crc32/1~N", instances=Instances(exact=2))
+        super().__init__(interface)
+        rows: Any = self.router.rows
+        rows.sender_name = "c"
+        self.senders = {p: InstanceSender(self.router, Choice(p)) for p in self.CHOICES}
+        self.count = 0
+        self.rows: dict[int, NodeId] = {}
+        self._by: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def events(self) -> Iterable[str]:
+        found = [f"{verb} {p}" for p in self.CHOICES for verb in ("tell", "ask")]
+        found += ["count 1", "count 2", "second"]
+        for name, node in NODES.items():
+            if node in self.dead:
+                continue
+            found += [f"row {k} {name}" for k in (1, 2) if self.rows.get(k) != node]
+            found += [f"lose {name}", f"gone {name}"]
+            found.append(f"{'go' if self.links[node].stopped else 'stop'} {name}")
+            if self.links[node].b.asked:
+                found.append(f"answer {name}")
+        if self.asked.open():
+            found.append("cancel")
+        return found
+
+    def do(self, event: str) -> None:
+        match event.split():
+            case ["tell" | "ask" as verb, policy]:
+                name = str(self.sent + 1)
+                self._by[name], self._counts[name] = policy, self.count
+                self.send(self.senders[policy], verb, "x")
+            case ["count", number]:
+                self.count = int(number)
+                self.event(ev.MessageReceived(A, InstanceCount(1, self.count)))
+            case ["row", k, name]:
+                self.rows[int(k)] = NODES[name]
+                self.home(row_of(shard_of("x", 1), int(k)), NODES[name])
+            case ["lose" | "gone" as verb, name]:
+                if verb == "gone":
+                    self.rows = {k: n for k, n in self.rows.items() if n != NODES[name]}
+                self.lose(NODES[name], dead=verb == "gone")
+            case ["stop" | "go" as verb, name]:
+                self.stop(NODES[name], stopped=verb == "stop")
+            case ["answer", name]:
+                self.answer(NODES[name])
+            case ["cancel"]:
+                self.cancel()
+            case ["second"]:
+                self.wait(1.0)
+        self.carry()
+        self.check()
+        self._check_answers()
+
+    def _came(self, node: NodeId, entity: str, name: str) -> None:
+        super()._came(node, entity, name)
+        policy, (_, k) = self._by[name], split_row(entity)
+        there = [(e, n) for _, e, n in self.got if n == name]
+        if policy in ("all", "first"):
+            assert len(set(there)) == len(there), f"{name} of {policy} comes to {there}"
+        else:
+            assert len(there) == 1, f"{name} comes to {there}"
+        counts = {self._counts[name] or 2, self.count or 2}
+        if policy == "hash" and counts == {2}:
+            assert k == spread("c", 2), f"{name} by hash comes to instance {k}"
+
+    def _check_answers(self) -> None:
+        for name, future in self.asked.futures.items():
+            if self._by[name] != "all" or self.asked.outcome(name) != "answered":
+                continue
+            answers = future.result()
+            assert isinstance(answers, dict), f"all answers with {answers!r}"
+
+    def check_rest_of_rows(self) -> None:
+        rows: Any = self.router.rows
+        assert not len(rows.uncounted), "messages of all wait for the number"
+        assert not rows.homeless
+        busy: Any = rows.open_asks
+        assert not busy.by_wire_id, f"{busy.by_wire_id} count as open asks"
+        assert not busy.by_node, f"{busy.by_node} count as open asks"
+
+    def key(self) -> Hashable:
+        rows: Any = self.router.rows
+        return super().key(), self.count, len(rows.uncounted), tuple(sorted(self.rows.items()))
+
+    def rest(self) -> None:
+        for name, node in NODES.items():
+            if node not in self.dead and self.links[node].stopped:
+                self.do(f"go {name}")
+        if not self.count:
+            self.do("count 2")
+        alive = [name for name, node in NODES.items() if node not in self.dead]
+        for k in range(1, self.count + 1):
+            if alive and k not in self.rows:
+                self.do(f"row {k} {alive[0]}")
+        for _ in range(2):
+            for name in alive:
+                while self.links[NODES[name]].b.asked:
+                    self.do(f"answer {name}")
+            self.do("second")
+        self.do("second")
+        if alive:
+            self.check_rest()
+        assert not self.asked.open()
+        self.check_rest_of_rows()

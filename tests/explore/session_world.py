@@ -1,0 +1,270 @@
+"""The world of one session: an end that sends, an end that receives, a connection between them.
+
+    tell x | tell y | large x | ask x    a sends; `large` takes several parts
+    flush | drained                      a waits for an echo; for the acknowledgement of everything
+    break, open                          the connection breaks, what is on its way is lost
+    stop, go                             frames wait on their way
+    lose, twice                          the next frame of a on its way is lost, or comes twice
+    full, room                           the connection takes no frame of a, or takes them again
+    hold x, release x                    b has no room for the entity x
+    pause, resume                        b has no room at all
+    answer, cancel                       b answers an ask; its asker gives it up
+    second                               a second passes: asks expire, both ends repeat numbers
+    close, finish                        a finds that b is gone; a leaves
+
+Laws: per entity, b gets each message of a once and in order; a flush is behind them. An ask has one
+outcome. Of a lost session, each message came, was returned as unsent, or counts as unconfirmed; none
+that was acknowledged does. At rest nothing is outstanding, and every future is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from shardbus.errors import RequestError
+from shardbus.transport.asks import CoarseClock
+from shardbus.wire.schema import decode_value
+from tests.explore.link import STEP_S, Link, name_of
+from tests.explore.on_a_loop import Asked, LoopOfWorld
+
+ADD = ("counter", "add")
+LARGE = bytes(600_000)
+ENTITIES = "x", "y"
+ASK_MS = 900
+
+
+class SessionWorld:
+    """A link, and what a's session was given."""
+
+    def __init__(self, without: frozenset[str] = frozenset()) -> None:
+        self.said: list[str] = []
+        self._without = without
+        self.world = LoopOfWorld()
+        self.clock = CoarseClock()
+        self.clock.start(self.world.loop.time)
+        self.link = Link(self.world, "a", "b", self.clock)
+        self.asked = Asked()
+        self.told: dict[str, list[str]] = {x: [] for x in ENTITIES}
+        self.refused: set[str] = set()
+        self.waits: list[Any] = []
+        self.unsent: list[str] = []
+        self.sent = 0
+        self.paused = self.held = False
+        self._seen = 0
+        self._flushed: dict[str, set[str]] = {}
+
+    # ---- events
+
+    def events(self) -> Iterable[str]:
+        link = self.link
+        if link.over:
+            return ()
+        found = ["tell x", "tell y", "large x", "ask x", "drained", "second", "close", "finish"]
+        found.append("flush")
+        found.append("open" if not link.stands else "break")
+        if link.stands:
+            found.append("go" if link.stopped else "stop")
+        if link.a.pipe:
+            found += ["lose", "twice"]
+        found.append("full" if link.a.has_room else "room")
+        found.append("release x" if self.held else "hold x")
+        found.append("resume" if self.paused else "pause")
+        if link.b.asked:
+            found.append("answer")
+        if self.asked.open():
+            found.append("cancel")
+        return [event for event in found if event not in self._without]
+
+    def do(self, event: str) -> None:
+        link, run = self.link, self.world.run
+        match event.split():
+            case ["tell" | "large" | "ask" as verb, entity]:
+                self._send(verb, entity)
+            case ["flush"]:
+                name = f"f{self._number()}"
+                self._flushed[name] = {n for names in self.told.values() for n in names}
+                self.asked.futures[name] = self.world.loop.create_future()
+                run(self._flush, name)
+            case ["drained"]:
+                self.waits.append(run(link.a.session.drained))
+            case ["break"]:
+                link.break_()
+            case ["open"]:
+                link.open()
+            case ["stop" | "go"]:
+                link.stopped = event == "stop"
+            case ["lose"]:
+                link.a.pipe.popleft()
+            case ["twice"]:
+                link.a.pipe.appendleft(link.a.pipe[0])
+            case ["full" | "room"]:
+                link.a.has_room = event == "room"
+            case ["hold", entity]:
+                self.held = True
+                run(link.b.session.hold, ("counter", entity))
+            case ["release", entity]:
+                self.held = False
+                run(link.b.session.release, ("counter", entity))
+            case ["pause"]:
+                self.paused = True
+                run(link.b.session.pause)
+            case ["resume"]:
+                self.paused = False
+                run(link.b.session.resume)
+            case ["answer"]:
+                self.said.append(f"b answers {link.answer()}")
+            case ["cancel"]:
+                run(self.asked.futures[self.asked.open()[0]].cancel)
+            case ["second"]:
+                self._wait(1.0)
+            case ["close"]:
+                self._close()
+            case ["finish"]:
+                self._finish()
+        link.carry()
+        self._look()
+
+    def _number(self) -> int:
+        self.sent += 1
+        return self.sent
+
+    def _send(self, verb: str, entity: str) -> None:
+        name = str(self._number())
+        payload = name.encode() + b" " + (LARGE if verb == "large" else b"")
+        session, run = self.link.a.session, self.world.run
+        if verb == "ask":
+            future = self.asked.futures[name] = self.world.loop.create_future()
+            run(session.ask, ADD, entity, payload, ASK_MS, future, decode_value)
+        else:
+            try:
+                run(session.tell, ADD, entity, payload)
+            except RequestError as error:
+                assert error.definite
+                self.refused.add(name)
+                return
+        self.told[entity].append(name)
+
+    def _flush(self, name: str) -> None:
+        future = self.asked.futures[name]
+
+        class Echo:
+            def resolve(self, payload: bytes) -> None:
+                future.set_result(None)
+
+            def fail(self, error: Exception) -> None:
+                future.set_exception(error)
+
+        self.link.a.session.flush_shard("counter", name, 0, 60_000, Echo())
+
+    def _close(self) -> None:
+        acked = self.link.a.session.acked
+        for message in self.link.close():
+            self.unsent.append(name_of(message.payload))
+            if message.waiting is not None:
+                message.waiting.waiter.cancel()
+        self._check_loss(acked)
+
+    def _finish(self) -> None:
+        acked = self.link.a.session.acked
+        self.world.run(self.link.a.session.flush)
+        self.link.carry()
+        acked = max(acked, self.link.a.session.acked)
+        self.world.run(self.link.a.session.finish)
+        self.link.over = True
+        self._look()
+        counted = sum(self.link.a.session.unconfirmed.values())
+        confirmed = sum(n for seq, n in self.link.a.tells_in.items() if seq <= acked)
+        tells = sum(map(len, self.told.values())) - self._asks_told()
+        assert counted == tells - confirmed, (
+            f"{counted} tells count as unconfirmed, of {tells} with {confirmed} confirmed"
+        )
+
+    def _asks_told(self) -> int:
+        return sum(n in self.asked.futures for names in self.told.values() for n in names)
+
+    def _check_loss(self, acked: int) -> None:
+        """Check that what a lost session says of its messages is true."""
+        self._look()
+        arrived = {name for _, _, name in self.link.b.got}
+        both = arrived.intersection(self.unsent)
+        assert not both, f"{both} came, and are returned as never sent"
+        tells_in = self.link.a.tells_in
+        expected = sum(count for seq, count in tells_in.items() if seq > acked)
+        counted = sum(self.link.a.session.unconfirmed.values())
+        assert counted == expected, f"{counted} tells count as unconfirmed, {expected} may be"
+
+    def _look(self) -> None:
+        """Check what b has got since."""
+        got = self.link.b.got
+        for kind, entity, name in got[self._seen :]:
+            self.said.append(f"b gets {kind} {entity} {name}".rstrip())
+            if kind == "flush":
+                arrived = {n for _, _, n in got}
+                late = self._flushed[entity] - arrived - self._given_up()
+                assert not late, f"{late} were sent before the flush, and come behind it"
+                continue
+            self.asked.handled.add(name)
+            before = [n for _, e, n in got if e == entity]
+            assert before.count(name) == 1, f"{name} comes twice"
+            wanted = [n for n in self.told[entity] if n in before]
+            assert before == wanted, f"{entity} gets {before}"
+        self._seen = len(got)
+        self.asked.check()
+
+    def _given_up(self) -> set[str]:
+        """Return the asks that are over: they need not arrive."""
+        return {name for name, future in self.asked.futures.items() if future.done()}
+
+    def _wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / STEP_S)):
+            self.world.wait(STEP_S)
+            self.clock.move()
+            self.link.carry()
+        if not self.link.over:
+            self.world.run(self.link.keep_alive)
+            self.link.carry()
+
+    # ---- states and the end
+
+    def key(self) -> Hashable:
+        a, b, link = self.link.a.session, self.link.b.session, self.link
+        return (
+            link.state, link.a.has_room, self.paused, self.held,
+            min(a.numbered - a.acked, 3), a.outstanding > 100_000, a.unflushed, a.writable,
+            a.waiting_asks, a.held_any, len(link.a.pipe) > 0, len(link.b.pipe) > 0,
+            b.received == a.numbered, len(link.b.asked), len(self.waits),
+            sum(len(n) for n in self.told.values()) - len(link.b.got),
+        )  # fmt: skip
+
+    def rest(self) -> None:
+        link = self.link
+        for event, wrong in (
+            ("go", link.stopped), ("room", not link.a.has_room), ("open", not link.stands),
+            ("release x", self.held), ("resume", self.paused),
+        ):  # fmt: skip
+            if wrong and not link.over:
+                self.do(event)
+        self._wait(0.5)
+        while link.b.asked and not link.over:
+            self.do("answer")
+        self._wait(1.5)
+        self._look()
+        assert not self.asked_without_outcome(), f"{self.asked_without_outcome()} wait for ever"
+        assert all(wait.done() for wait in self.waits), "drained is never done"
+        if not link.over:
+            link.check_rest()
+            arrived = {name for _, _, name in link.b.got}
+            for names in self.told.values():
+                lost = set(names) - arrived - self._given_up()
+                assert not lost, f"{lost} never came"
+            assert link.a.session.unconfirmed == {}
+
+    def asked_without_outcome(self) -> list[str]:
+        return self.asked.open()
+
+    def close(self) -> None:
+        for future in self.asked.futures.values():
+            if future.done() and not future.cancelled():
+                future.exception()
+        self.world.close()

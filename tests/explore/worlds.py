@@ -1,0 +1,44 @@
+"""Every world that is explored, by name. `bounds.toml` says how far, and how much that visited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tests.explore.bridge_world import BridgeWorld
+from tests.explore.cluster_world import ClusterWorld
+from tests.explore.endpoint_world import EndpointWorld
+from tests.explore.entity_world import EntityWorld
+from tests.explore.explorer import World
+from tests.explore.lease_world import LeaseWorld
+from tests.explore.membership_world import AdmissionWorld, SingletonWorld
+from tests.explore.phase_world import PhaseWorld
+from tests.explore.postgres_world import PostgresWorld
+from tests.explore.routing_world import InstanceWorld, RouterWorld
+from tests.explore.session_world import SessionWorld
+from tests.explore.sharding_world import ShardingWorld
+from tests.explore.store_world import StoreWorld
+from tests.explore.suspension_world import SuspensionWorld
+
+WORLDS: dict[str, Callable[[], World]] = {
+    "router": RouterWorld,
+    "instances": InstanceWorld,
+    "session": SessionWorld,
+    "endpoints": EndpointWorld,
+    "entity": EntityWorld,
+    "remembered entity": partial(EntityWorld, remember=True),
+    "carried entity": partial(EntityWorld, carry=True),
+    "thread bridge": BridgeWorld,
+    "group commit": StoreWorld,
+    "postgres": PostgresWorld,
+    "leases": LeaseWorld,
+    "suspension": SuspensionWorld,
+    "shutdown phase": PhaseWorld,
+    "singleton": SingletonWorld,
+    "admission": AdmissionWorld,
+    "cluster": ClusterWorld,
+    **{
+        f"sharding {mode}": partial(ShardingWorld, mode)
+        for mode in ("buffer", "ordered", "forward", "drop")
+    },
+}
