@@ -84,7 +84,7 @@ class SingletonWorld:
                     assert self.instance in ("", "ready"), f"started while {self.instance}"
                     self.instance, self.epoch = "running", epoch + 1
                 case ho.RetireInstance():
-                    assert self.instance == "running", f"retired while {self.instance!r}"
+                    assert self.instance != "retiring", "retired twice"
                     self.instance = "retiring"
                 case ho.HaltInstance():
                     self.instance = ""

@@ -29,7 +29,7 @@ from shardbus.ids import NodeId, shard_of
 from shardbus.routing.instance_policies import Choice, spread
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.paths import placed_within
-from shardbus.routing.pending_message import PendingMessage
+from shardbus.routing.pending_message import Binding, PendingMessage
 from shardbus.routing.router import Router
 from shardbus.sharding import events as ev
 from shardbus.sharding.instances import Instances, row_of, split_row
@@ -60,7 +60,7 @@ class Homes:
         self.got: list[tuple[str, str, str]] = []
         """Node, entity and name of each message that came to a home, in order."""
         self.refused, self.dropped, self.with_link = set[str](), list[str](), Counter[str]()
-        self.sent = self.fence = 0
+        self.sent = self.fence = self.withdrawn = 0
         self.dead: set[NodeId] = set()
         self._seen = {node: 0 for node in NAMES}
         settings = ShardingSettings(buffer_size=BUFFER, retry_interval=0.5)
@@ -88,8 +88,9 @@ class Homes:
     def perform(self, effect: ev.RegionEffect) -> None: ...
 
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
-        self.dropped.append(name_of(pending.payload))
-        self.said.append(f"dropped {name_of(pending.payload)}: {reason}")
+        part = f"{pending.entity_id} " if pending.binding is Binding.PART else ""
+        self.dropped.append(f"{part}{name_of(pending.payload)}")
+        self.said.append(f"dropped {self.dropped[-1]}: {reason}")
 
     # ---- events
 
@@ -180,7 +181,8 @@ class Homes:
     def _came(self, node: NodeId, entity: str, name: str) -> None:
         self.said.append(f"{NAMES[node]} gets {entity} {name}")
         assert name not in self.refused, f"{name} was refused, and comes"
-        assert name not in self.dropped, f"{name} counts as dropped, and comes"
+        both = {name, f"{entity} {name}"}.intersection(self.dropped)
+        assert not both, f"{both} counts as dropped, and comes"
         self.got.append((NAMES[node], entity, name))
         self.asked.handled.add(name)
 
@@ -197,7 +199,7 @@ class Homes:
 
     def check_account(self, *routers: Router) -> None:
         waits = len(list(self.region.kept()))
-        known = sum(router.left for router in routers) + len(self.dropped) + waits
+        known = sum(router.left for router in routers) + len(self.dropped) + waits + self.withdrawn
         given = sum(router.entered for router in routers)
         assert known == given, f"{given} messages were given to the region, {known} are known"
 
@@ -208,10 +210,10 @@ class Homes:
         for node, link in self.links.items():
             if node not in self.dead:
                 link.check_rest()
-        came = {name for _, _, name in self.got}
+        came = {name for _, _, name in self.got} | {name.split(" ")[-1] for name in self.dropped}
         failed = {n for n, f in self.asked.futures.items() if f.cancelled() or f.exception()}
         for name in self.told:
-            fate = name in came or name in self.refused or name in self.dropped
+            fate = name in came or name in self.refused
             assert fate or name in failed or name in self.with_link, f"{name} was lost"
 
     def key(self) -> Hashable:
@@ -280,7 +282,7 @@ class RouterWorld(Homes):
             case ["answer", name]:
                 self.answer(NODES[name])
             case ["refuse"]:
-                self.world.run(self.router.refuse, error, "unknown_type")
+                self._refuse(self.router, error)
             case ["refuse", "inner"]:
                 self._refuse_inner(error)
             case ["admit"]:
@@ -295,9 +297,16 @@ class RouterWorld(Homes):
         self.check_order()
         self.check_account(self.router, self.inner)
 
+    def _refuse(self, router: Router, error: UnknownEntityType) -> None:
+        """Refuse a type. Its tells that wait count as dropped; its asks have their error."""
+        dropped, waits = len(self.dropped), len(list(self.region.kept()))
+        self.world.run(router.refuse, error, "unknown_type")
+        gone = waits - len(list(self.region.kept()))
+        self.withdrawn += gone - (len(self.dropped) - dropped)
+
     def _refuse_inner(self, error: UnknownEntityType) -> None:
         before = [n for n in self.asked.open() if self.told[n] == "x"]
-        self.world.run(self.inner.refuse, error, "unknown_type")
+        self._refuse(self.inner, error)
         failed = [n for n in before if n not in self.asked.open()]
         assert not failed, f"{failed} are of a type that is not refused"
 

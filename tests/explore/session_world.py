@@ -155,7 +155,9 @@ class SessionWorld:
             def fail(self, error: Exception) -> None:
                 future.set_exception(error)
 
-        self.link.a.session.flush_shard("counter", name, 0, 60_000, Echo())
+        session = self.link.a.session
+        session.leave(lambda target: True)  # as a router does
+        session.flush_shard("counter", name, 0, 60_000, Echo())
 
     def _close(self) -> None:
         acked = self.link.a.session.acked

@@ -93,8 +93,9 @@ class SuspensionWorld:
         return 2 * (near + 1) >= len(self.members) + 1
 
     def key(self) -> Hashable:
+        oldest = self.now - LIFE * 1.1
         ages = tuple(
-            (name, min(round((self.now - at) / LIFE * STEPS), STEPS + 1))
+            (name, round((self.now - max(at, oldest)) / LIFE * STEPS))
             for name, at in sorted(self.contacts.items())
         )
         left = self.machine.valid_until - self.now
