@@ -357,7 +357,10 @@ class OutgoingConnection:
             self._end(f"{self.session.name}: {reason}")
 
     def _break(self) -> None:
-        """Send nothing but HELLO until welcomed again."""
+        """Send nothing but HELLO until welcomed again. The silence begins here: a session that rests
+        gets no frames."""
+        if self._welcomed:
+            self._frame_at = self._owner.loop.time()
         self._welcomed = False
         self.session.suspend()
 

@@ -150,10 +150,12 @@ class SessionWorld:
 
         class Echo:
             def resolve(self, payload: bytes) -> None:
-                future.set_result(None)
+                if not future.done():
+                    future.set_result(None)
 
             def fail(self, error: Exception) -> None:
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
 
         session = self.link.a.session
         session.leave(lambda target: True)  # as a router does

@@ -86,14 +86,15 @@ class Town(Stage):
 
     def on_start(self, process: Process, shard: str, fence: int) -> None:
         super().on_start(process, shard, fence)
-        there = process.me in self.places or self.disturbed
+        late = self.notes.keys() & {"handoff_overdue", "start_overdue"}
+        there = process.me in self.places or self.disturbed or late
         assert there, f"the shard starts at {process.name}, which was no target"
 
 
 class ShardingWorld:
-    """The town of one mode of hand-off."""
+    """The town of one mode of hand-off, after the events of a `prelude`."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, *prelude: str) -> None:
         self.town = Town(mode)
         self.said = self.town.lane
         for command in ("node n1", "run 2", "node n2 n3 n4", "client c1", "run 2"):
@@ -102,6 +103,8 @@ class ShardingWorld:
         self.town.perform("run 2")
         self.town.stop_s = STOP_S
         self.stalled: dict[tuple[str, str], float] = {}
+        for event in prelude:
+            self.do(event)
         self.said = []
 
     def events(self) -> Iterable[str]:

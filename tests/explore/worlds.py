@@ -20,6 +20,10 @@ from tests.explore.sharding_world import ShardingWorld
 from tests.explore.store_world import StoreWorld
 from tests.explore.suspension_world import SuspensionWorld
 
+MODES = "buffer", "ordered", "forward", "drop"
+UNDER_WAY = "stall n4 n2", "move n3"
+"""A move with a sender whose messages come late to the old home."""
+
 WORLDS: dict[str, Callable[[], World]] = {
     "router": RouterWorld,
     "instances": InstanceWorld,
@@ -37,8 +41,6 @@ WORLDS: dict[str, Callable[[], World]] = {
     "singleton": SingletonWorld,
     "admission": AdmissionWorld,
     "cluster": ClusterWorld,
-    **{
-        f"sharding {mode}": partial(ShardingWorld, mode)
-        for mode in ("buffer", "ordered", "forward", "drop")
-    },
+    **{f"sharding {mode}": partial(ShardingWorld, mode) for mode in MODES},
+    **{f"sharding {mode}, under way": partial(ShardingWorld, mode, *UNDER_WAY) for mode in MODES},
 }

@@ -332,6 +332,26 @@ async def test_silence_ends_a_session_only_after_its_time(pair: Pair) -> None:
     assert not session.peer_ended
 
 
+async def test_the_silence_of_a_session_that_rested_begins_when_its_connection_breaks(
+    pair: Pair,
+) -> None:
+    """An ask may be under way for longer, and its answer comes once the connection is back."""
+    session = await pair.open(probe=True)
+    pair.world.refuses.extend([False] * 100)
+    pair.taker.answers = False
+    answer = ask(session)
+    await pair.world.quiet()
+    pair.now += 2 * SILENCE_S
+    pair.link.cut()
+    pair.tick(pair.client)
+    assert (session.lost, answer.done()) == (None, False)
+    pair.now += SILENCE_S + 0.01
+    pair.tick(pair.client)
+    assert session.lost is not None
+    with pytest.raises(NodeLost):
+        await answer
+
+
 # One node, several names
 
 ALIAS, SERVICE, OTHER = Address("localhost", 7001), Address("shop", 80), NodeId("n2", 7002, 2)
