@@ -20,7 +20,7 @@ from shardbus.errors import BufferFull, RequestError
 from shardbus.wire.schema import decode_value
 from tests.explore.on_a_loop import LoopOfWorld
 
-TIMEOUT_S, PART_S = 1.0, 0.4
+TIMEOUT_S, PART_S = 1.0, 0.6
 KEY = ("page", "add")
 
 
@@ -70,6 +70,7 @@ class BridgeWorld:
                 self.world.run(self._put, verb, entity)
             case ["refuse" | "accept"]:
                 self.router.refuses = event == "refuse"
+                self._pass(0.1)
             case ["full"]:
                 self.router.room = self.world.loop.create_future()
             case ["room"]:

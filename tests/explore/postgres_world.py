@@ -27,7 +27,7 @@ from shardbus.store.postgres_urls import FoundServer
 from shardbus.store.protocol import Save
 from tests.explore.on_a_loop import LoopOfWorld
 
-TIMEOUT_S = 2.0
+TIMEOUT_S, PAUSE_S = 2.0, 0.05
 
 
 @dataclass(eq=False)
@@ -122,7 +122,7 @@ class PostgresWorld:
                 self.world.wait(1.0)
             case [how]:
                 self._answer(how)
-        self.world.raise_uncaught()
+        self.world.wait(PAUSE_S)
         self._check()
 
     def _save(self, count: int) -> None:
@@ -161,7 +161,12 @@ class PostgresWorld:
         link = self.store._link
         running = tuple(tuple(len(o.states) for o in s.running) for s in self.servers[-1:])
         waiting = tuple((call.in_doubt, call.was_in_doubt) for call in link._waiting)
-        open_calls = tuple(len(s) for task, s in self.calls if not task.done())
+        ran = {state for server in self.servers for state in server.ran}
+        open_calls = tuple(
+            (len(states), len(ran.intersection(states)))
+            for task, states in self.calls
+            if not task.done()
+        )
         return running, waiting, link._busy, open_calls, link._trouble is None
 
     def rest(self) -> None:

@@ -211,10 +211,10 @@ class Homes:
             if node not in self.dead:
                 link.check_rest()
         came = {name for _, _, name in self.got} | {name.split(" ")[-1] for name in self.dropped}
-        failed = {n for n, f in self.asked.futures.items() if f.cancelled() or f.exception()}
+        over = {name for name, future in self.asked.futures.items() if future.done()}
         for name in self.told:
-            fate = name in came or name in self.refused
-            assert fate or name in failed or name in self.with_link, f"{name} was lost"
+            fate = name in came or name in self.refused or name in over
+            assert fate or name in self.with_link, f"{name} was lost"
 
     def key(self) -> Hashable:
         routing: Any = self.region._routing

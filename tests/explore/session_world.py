@@ -35,11 +35,13 @@ ASK_MS = 900
 
 
 class SessionWorld:
-    """A link, and what a's session was given."""
+    """A link, and what a's session was given. `only`: the alphabet, all of it if that is empty."""
 
-    def __init__(self, without: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *only: str) -> None:
         self.said: list[str] = []
-        self._without = without
+        self.only = only
+        self.lossy = False
+        """A frame was lost without a break: only the next numbers show that."""
         self.world = LoopOfWorld()
         self.clock = CoarseClock()
         self.clock.start(self.world.loop.time)
@@ -74,7 +76,7 @@ class SessionWorld:
             found.append("answer")
         if self.asked.open():
             found.append("cancel")
-        return [event for event in found if event not in self._without]
+        return [event for event in found if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         link, run = self.link, self.world.run
@@ -95,6 +97,7 @@ class SessionWorld:
             case ["stop" | "go"]:
                 link.stopped = event == "stop"
             case ["lose"]:
+                self.lossy = True
                 link.a.pipe.popleft()
             case ["twice"]:
                 link.a.pipe.appendleft(link.a.pipe[0])
@@ -220,12 +223,12 @@ class SessionWorld:
         """Return the asks that are over: they need not arrive."""
         return {name for name, future in self.asked.futures.items() if future.done()}
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, *, quietly: bool = False) -> None:
         for _ in range(round(seconds / STEP_S)):
             self.world.wait(STEP_S)
             self.clock.move()
             self.link.carry()
-        if not self.link.over:
+        if not self.link.over and not quietly:
             self.world.run(self.link.keep_alive)
             self.link.carry()
 
@@ -249,10 +252,15 @@ class SessionWorld:
         ):  # fmt: skip
             if wrong and not link.over:
                 self.do(event)
-        self._wait(0.5)
+        self._wait(0.5, quietly=True)
+        if not link.over and not self.lossy:
+            came = {name for _, _, name in link.b.got} | self._given_up()
+            late = {name for names in self.told.values() for name in names} - came
+            assert not late, f"{late} stand still although the connection has room"
         while link.b.asked and not link.over:
             self.do("answer")
-        self._wait(1.5)
+        self._wait(1.0)
+        self._wait(0.5)
         self._look()
         assert not self.asked_without_outcome(), f"{self.asked_without_outcome()} wait for ever"
         assert all(wait.done() for wait in self.waits), "drained is never done"

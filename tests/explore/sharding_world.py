@@ -8,7 +8,7 @@ of machines. Links keep order and lose nothing.
     store            the next writes to the store take long; a second time: they do not
     run              time passes
 
-n1 has the coordinator, n2 the shard at first. After each event every process sends one message to an
+n1 has the coordinator, n2 the shard at first. With each event every process sends two messages to an
 entity of the shard. Shards take a moment to stop.
 
 Laws: those of `sharding_net`: one home at a time, fences grow, messages of one sender keep their
@@ -146,6 +146,8 @@ class ShardingWorld:
                 seconds = 1.0
         self._traffic()
         town.run_to(town.now + seconds)
+        self._traffic()
+        town.run_to(town.now + 0.01)
         town.check()
 
     def _traffic(self) -> None:

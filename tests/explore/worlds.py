@@ -20,6 +20,35 @@ from tests.explore.sharding_world import ShardingWorld
 from tests.explore.store_world import StoreWorld
 from tests.explore.suspension_world import SuspensionWorld
 
+CONNECTION = (
+    "tell x",
+    "ask x",
+    "break",
+    "open",
+    "full",
+    "room",
+    "stop",
+    "go",
+    "lose",
+    "twice",
+    "close",
+)
+PUT_ASIDE = "ask pipe", "ask stash", "ask fail", "ok", "work", "unstash", "stop", "start"
+OPERATOR = "ask add", "ask save", "change", "change if", "ok", "unknown", "wait", "stop"
+REMEMBERED = (
+    "ask add",
+    "ask fail",
+    "passivate",
+    "change",
+    "ok",
+    "unknown",
+    "stop",
+    "start",
+    "wait",
+    "idle",
+)
+CARRIED = "ask twice", "ask save", "ok", "unknown", "refused", "stop", "start"
+
 MODES = "buffer", "ordered", "forward", "drop"
 UNDER_WAY = "stall n4 n2", "move n3"
 """A move with a sender whose messages come late to the old home."""
@@ -28,10 +57,13 @@ WORLDS: dict[str, Callable[[], World]] = {
     "router": RouterWorld,
     "instances": InstanceWorld,
     "session": SessionWorld,
+    "session, connection": partial(SessionWorld, *CONNECTION),
     "endpoints": EndpointWorld,
     "entity": EntityWorld,
-    "remembered entity": partial(EntityWorld, remember=True),
-    "carried entity": partial(EntityWorld, carry=True),
+    "entity, put aside": partial(EntityWorld, *PUT_ASIDE),
+    "entity, operator": partial(EntityWorld, *OPERATOR),
+    "remembered entity": partial(EntityWorld, *REMEMBERED, remember=True),
+    "carried entity": partial(EntityWorld, *CARRIED, carry=True),
     "thread bridge": BridgeWorld,
     "group commit": StoreWorld,
     "postgres": PostgresWorld,
