@@ -27,6 +27,7 @@ from typing import Any
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.entities import remembering
+from shardbus.entities.activation import Message
 from shardbus.errors import AskTimeout, StaleFence, StateChanged, StoreUnavailable
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.wire.stored_state import revision_of
@@ -60,6 +61,11 @@ class Call:
     verb: str
     entity_id: str
     outcome: asyncio.Future[None]
+
+
+def names_of(messages: Iterable[Message] | None) -> tuple[str, ...]:
+    """Return the handlers that messages are for."""
+    return tuple(message.invoker.name for message in messages or ())
 
 
 class SlowKeeper:
@@ -386,7 +392,7 @@ class EntityWorld:
             extras = activation.extras
             about = (
                 activation.state, activation.stopping, activation.busy,
-                len(activation.mailbox or ()), len(extras.stash) if extras else 0,
+                names_of(activation.mailbox), names_of(extras.stash if extras else None),
                 len(extras.work) if extras else 0,
                 getattr(activation.entity, "closed", None),
             )  # fmt: skip
