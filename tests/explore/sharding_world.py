@@ -18,7 +18,7 @@ and the table, the store and the regions agree.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.table import ShardTable
 from tests.scenarios.sharding_transcript import Stage
 from tests.unit.sharding.sharding_net import SETTINGS
-from tests.unit.sharding.sharding_process import Process
+from tests.unit.sharding.sharding_process import Letter, Process
 
 SHARD = "0"
 NODES = "n1", "n2", "n3", "n4"
@@ -77,12 +77,30 @@ class Town(Stage):
         self.place = NodeId("n", 2, 2)
         self.places = {self.place}
         self.disturbed = False
+        self._item: object = None
         """A node has died or left, so the shard may be anywhere."""
 
     def _crown(self, process: Process) -> None:
         process.coordinator = Coordinator("t", process.me, self.layout, self.settings, Placed(self))
         process.into_coordinator(ev.Start(max(process.region.epoch, process.epoch)))
         process.into_coordinator(self._picture())
+
+    def send(self, source: NodeId, target: NodeId, item: object) -> None:
+        self._item = item
+        super().send(source, target, item)
+
+    def transmit(self, source: Hashable, target: Hashable, deliver: Callable[[], object]) -> bool:
+        """What a removed process had sent, and what has not arrived, comes no more: its sessions
+        have ended."""
+        item = self._item
+
+        def arrive() -> None:
+            if source not in self.killed or source in self.members:
+                deliver()
+            elif isinstance(item, Letter):
+                item.at = next(node for node in self.killed if node == source)
+
+        return super().transmit(source, target, arrive)
 
     def on_start(self, process: Process, shard: str, fence: int) -> None:
         super().on_start(process, shard, fence)
