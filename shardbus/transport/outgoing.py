@@ -357,8 +357,8 @@ class OutgoingConnection:
             self._end(f"{self.session.name}: {reason}")
 
     def _break(self) -> None:
-        """Send nothing but HELLO until welcomed again. The silence begins here: a session that rests
-        gets no frames."""
+        """Send nothing but HELLO until welcomed again. The silence begins here: while a session
+        rests, no frames come."""
         if self._welcomed:
             self._frame_at = self._owner.loop.time()
         self._welcomed = False

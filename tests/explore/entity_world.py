@@ -13,9 +13,9 @@ the world says so.
 
 Laws: one object of an entity lives at a time. An outcome of work comes to the object that began it.
 An ask has one outcome, and a definite error means that no handler had it. What a refused change
-brought is never stored. What is carried equals what was saved last, and every save of it is known. A
-remembered entity that did not passivate is on the list, and runs at rest; then no call, no message and
-no work is left.
+brought is never stored. An entity is carried only if the outcome of each save is known. A
+remembered entity that did not passivate is on the list, and runs at rest; then no call, no message
+and no work is left.
 """
 
 from __future__ import annotations

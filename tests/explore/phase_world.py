@@ -5,8 +5,8 @@
     cancel                   whoever waits for the phase gives up
     second, late             time passes; more than the phase has
 
-Laws: the phase is done in time if and only if the own work ended well in time; an error of that work
-is not lost; a task of the application stops nothing. At rest nothing runs on.
+Laws: the phase is done in time if and only if the own work ended well in time; an error of that
+work is not lost; a task of the application stops nothing. At rest nothing runs on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The world of saves in PostgreSQL: the store, its link, and a server that answers when the world
 says so.
 
-    save, save twice     a batch of one state; of two states of one entity, which take two statements
+    save, save twice     a batch of one state; of two states of one entity, in two statements
     ok                   the server runs the oldest statement, and answers
     lost, late           it never gets it; it runs it, and the answer is lost
     full                 it refuses the statement: its disk is full

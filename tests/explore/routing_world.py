@@ -11,10 +11,11 @@
 With instances (`InstanceWorld`): `row 1 A`, `count 2`, and a verb with each choice, `tell hash`,
 `ask all`, `ask first`, ...
 
-Laws: per entity, homes get the messages in order, each at most once; one that has failed for certain
-never comes. Each message comes to a home, is refused to its sender, counts as dropped, or was with a
-lost link. What the region was given has left it, was dropped, or waits. A message for one instance
-comes to no other one. At rest nothing waits and each ask has one outcome.
+Laws: per entity, homes get the messages in order, each at most once; one that has failed for
+certain never comes. Each message comes to a home, is refused to its sender, counts as dropped, or
+was with a lost link. Each message that the region was given has left it, was dropped, or waits. A
+message for one instance comes to no other one. At rest nothing waits and each ask has one
+outcome.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ class Homes:
         self.asked, self.told = Asked(), dict[str, str]()
         self.got: list[tuple[str, str, str]] = []
         """Node, entity and name of each message that came to a home, in order."""
+        self.errors: list[RequestError] = []
         self.refused, self.dropped, self.with_link = set[str](), list[str](), Counter[str]()
         self.sent = self.fence = self.withdrawn = 0
         self.dead: set[NodeId] = set()
-        self._seen = {node: 0 for node in NAMES}
+        self._seen = dict.fromkeys(NAMES, 0)
         settings = ShardingSettings(buffer_size=BUFFER, retry_interval=0.5)
         self.region = ShardRegion(interface.name, None, interface.layout, settings)
         self.router = self.world.run(self._router, interface)
@@ -117,8 +119,8 @@ class Homes:
                     sender.ask, sender.key("add"), entity, payload, ASK_MS, decode_value
                 )
         except RequestError as error:
-            assert error.definite
             self.refused.add(name)
+            self.errors.append(error)
             self.said.append(f"refused {name}: {type(error).__name__}")
         self.carry()
         return name
@@ -191,6 +193,7 @@ class Homes:
     def check(self) -> None:
         self.region.check()
         self.asked.check()
+        assert all(error.definite for error in self.errors), "a refusal in doubt"
 
     def check_order(self) -> None:
         for entity in set(self.told.values()):

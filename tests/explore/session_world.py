@@ -13,8 +13,8 @@
     close, finish                        a finds that b is gone; a leaves
 
 Laws: per entity, b gets each message of a once and in order; a flush is behind them. An ask has one
-outcome. Of a lost session, each message came, was returned as unsent, or counts as unconfirmed; none
-that was acknowledged does. At rest nothing is outstanding, and every future is done.
+outcome. Each message of a lost session came, was returned as unsent, or counts as unconfirmed; none
+that was acknowledged counts. At rest nothing is outstanding, and every future is done.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SessionWorld:
         self.link = Link(self.world, "a", "b", self.clock)
         self.asked = Asked()
         self.told: dict[str, list[str]] = {x: [] for x in ENTITIES}
-        self.refused: set[str] = set()
+        self.errors: list[RequestError] = []
         self.waits: list[Any] = []
         self.unsent: list[str] = []
         self.sent = 0
@@ -143,8 +143,7 @@ class SessionWorld:
             try:
                 run(session.tell, ADD, entity, payload)
             except RequestError as error:
-                assert error.definite
-                self.refused.add(name)
+                self.errors.append(error)
                 return
         self.told[entity].append(name)
 
@@ -218,6 +217,7 @@ class SessionWorld:
             assert before == wanted, f"{entity} gets {before}"
         self._seen = len(got)
         self.asked.check()
+        assert all(error.definite for error in self.errors), "a refusal in doubt"
 
     def _given_up(self) -> set[str]:
         """Return the asks that are over: they need not arrive."""

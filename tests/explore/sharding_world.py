@@ -1,5 +1,5 @@
-"""The world of one shard: regions on four nodes and in a client, and the coordinator, on the network
-of machines. Links keep order and lose nothing.
+"""The world of one shard: regions on four nodes and in a client, and the coordinator, on the
+network of machines. Links keep order and lose nothing.
 
     move n3          the coordinator moves the shard to that node
     kill n3          the node dies, and the others learn it
@@ -8,8 +8,8 @@ of machines. Links keep order and lose nothing.
     store            the next writes to the store take long; a second time: they do not
     run              time passes
 
-n1 has the coordinator, n2 the shard at first. With each event every process sends two messages to an
-entity of the shard. Shards take a moment to stop.
+n1 has the coordinator, n2 the shard at first. With each event every process sends two messages to
+an entity of the shard. Shards take a moment to stop.
 
 Laws: those of `sharding_net`: one home at a time, fences grow, messages of one sender keep their
 order where the mode does; after quiet each one was handled or rejected, or was with a dead process,
@@ -41,8 +41,8 @@ QUIET_S = 100.0
 
 
 class Placed:
-    """Puts the shard where the world wants it at first, and moves it there later. A home that is not
-    the target of a move is the last node that there is."""
+    """Puts the shard where the world wants it at first, and moves it there later. A home that is
+    not the target of a move is the last node that there is."""
 
     def __init__(self, town: Town) -> None:
         self.town = town
@@ -175,10 +175,7 @@ class ShardingWorld:
 
     def key(self) -> Hashable:
         town = self.town
-        rows = []
-        for process in town.processes.values():
-            if process.alive:
-                rows.append(self._of(process))
+        rows = [self._of(process) for process in town.processes.values() if process.alive]
         way = len(town.sent) - len(town.handled) - len(town.rejected)
         return tuple(rows), tuple(self._stalls()), town.place, town.store.slow, min(way, 4)
 

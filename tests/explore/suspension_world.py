@@ -5,9 +5,9 @@
     d joins | d goes         the members change
     step, half, life         a sixteenth, half, or all of a contact's lifetime passes
 
-Laws: while the node may handle messages, members that have consented within a contact's lifetime are
-a majority with it. When all have just consented it may, and with none it may not after a lifetime.
-It reports each change once.
+Laws: while the node may handle messages, members that have consented within a contact's lifetime
+are a majority with it. When all have just consented it may, and with none it may not after a
+lifetime. It reports each change once.
 """
 
 from __future__ import annotations
