@@ -1,13 +1,15 @@
 """The world of one lease: two owners, and a store that answers when the world says so.
 
     1 wants, 1 drops       the first owner wants the lease, or gives it up; also 2
-    1 done                 the store does what the first owner's oldest call asks, and answers
-    1 lost, 1 late         its call is lost; it is done, and the answer lost
+    1 served               the store does what the first owner's oldest call asks
+    1 answered, 1 unheard  the oldest answer arrives; its call has no answer, served or not
+    1 stops                what runs under a lost lease has stopped, before its time is over
+    1 sleeps, 1 wakes      its process stands still; what comes meanwhile waits
     second, ttl            one second passes; the whole ttl
 
-Laws: two owners never hold the lease at once; an owner holds it only while the store would confirm
-it; each request of a release comes from a holder. At rest a lease that is wanted is held by one
-owner, and one that no owner wants is free in the store.
+Laws: two owners that are awake never work under the lease at once; an owner works only while the
+store would confirm the lease. At rest a lease that is wanted is held by one owner, and one that no
+owner wants is free in the store.
 """
 
 from __future__ import annotations
@@ -53,119 +55,210 @@ class LeaseStore:
         return (self.owner, self.counter) == (lease.owner, lease.counter)
 
 
+class LeaseOwner:
+    """One owner: its machine, its calls with their answers, and what runs under the lease."""
+
+    def __init__(self) -> None:
+        self.machine = Leases(TTL, RETRY)
+        self.calls: list[list[Any]] = []
+        """Each with its answer, None while the store has not served it."""
+        self.wanted = self.works = self.asleep = False
+        self.stop_at: float | None = None
+        self.late: list[ls.Event] = []
+
+
 class LeaseWorld:
-    """Two machines and the store."""
+    """Two owners and the store."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.now, self.store = 100.0, LeaseStore()
-        self.machines = {name: Leases(TTL, RETRY) for name in "12"}
-        self.calls: dict[str, list[Any]] = {name: [] for name in "12"}
-        self.wanted: set[str] = set()
-        self.runs: set[str] = set()
+        self.owners = {name: LeaseOwner() for name in "12"}
+        self.doubt = False
+        """A call had no answer: the store keeps a lease until it ends."""
 
     def events(self) -> Iterable[str]:
         found = ["second", "ttl"]
-        for name in "12":
-            found.append(f"{name} {'drops' if name in self.wanted else 'wants'}")
-            if self.calls[name]:
-                found += [f"{name} {how}" for how in ("done", "lost", "late")]
+        for name, owner in self.owners.items():
+            if owner.asleep:
+                found.append(f"{name} wakes")
+            else:
+                found += [f"{name} {'drops' if owner.wanted else 'wants'}", f"{name} sleeps"]
+            if any(answer is None for _, answer in owner.calls):
+                found.append(f"{name} served")
+            if owner.calls:
+                found.append(f"{name} unheard")
+                if owner.calls[0][1] is not None:
+                    found.append(f"{name} answered")
+            if owner.stop_at is not None and not owner.asleep:
+                found.append(f"{name} stops")
         return found
 
     def do(self, event: str) -> None:
         match event.split():
-            case [name, "wants"]:
-                self.wanted.add(name)
-                self._handle(name, ls.WantLease(NAME))
-            case [name, "drops"]:
-                self.wanted.discard(name)
-                self.runs.discard(name)
-                self._handle(name, ls.DropLease(NAME))
-            case [name, how]:
-                self._end_call(name, how)
             case ["second"]:
                 self._pass(1.0)
             case ["ttl"]:
                 self._pass(TTL)
+            case [name, verb]:
+                self._do(name, self.owners[name], verb)
         self._turn()
 
-    def _end_call(self, name: str, how: str) -> None:
-        call = self.calls[name].pop(0)
-        answer = self.store.do(name, call, self.now) if how != "lost" else None
-        if how == "done" and answer is not None:
-            self._handle(name, answer)
-        elif isinstance(call, ls.ReleaseCall):
-            self._handle(name, ls.LeaseReturned(NAME, call.ticket))
-        else:
-            self._handle(name, ls.LeaseCallFailed(NAME, call.ticket))
+    def _do(self, name: str, owner: LeaseOwner, verb: str) -> None:
+        match verb:
+            case "wants":
+                owner.wanted = True
+                self._handle(name, ls.WantLease(NAME))
+            case "drops":
+                owner.wanted = owner.works = False
+                owner.stop_at = None
+                self._handle(name, ls.DropLease(NAME))
+            case "served":
+                row = next(row for row in owner.calls if row[1] is None)
+                row[1] = self.store.do(name, row[0], self.now)
+            case "answered":
+                self._handle(name, owner.calls.pop(0)[1])
+            case "unheard":
+                self.doubt = True
+                self._handle(name, unheard(owner.calls.pop(0)[0]))
+            case "stops":
+                self._stop(name, owner)
+            case "sleeps":
+                owner.asleep = True
+            case "wakes":
+                self._wake(name, owner)
+
+    def _wake(self, name: str, owner: LeaseOwner) -> None:
+        """Go on: a shell looks at its leases first."""
+        owner.asleep = False
+        end = owner.machine.first_end
+        if end is not None and self.now >= end:
+            self._perform(name, owner.machine.tick(self.now))
+        if owner.stop_at is not None and self.now >= owner.stop_at:
+            self._stop(name, owner)
+        late, owner.late = owner.late, []
+        for event in late:
+            self._handle(name, event)
+
+    def _stop(self, name: str, owner: LeaseOwner) -> None:
+        owner.works, owner.stop_at = False, None
+        self._handle(name, ls.DropLease(NAME))
+        if owner.wanted:
+            self._handle(name, ls.WantLease(NAME))
 
     def _handle(self, name: str, event: ls.Event) -> None:
-        self._perform(name, self.machines[name].handle(event, self.now))
+        owner = self.owners[name]
+        if owner.asleep:
+            owner.late.append(event)
+        else:
+            self._perform(name, owner.machine.handle(event, self.now))
 
     def _perform(self, name: str, effects: list[ls.Effect]) -> None:
+        owner = self.owners[name]
         for effect in effects:
             match effect:
                 case ls.AcquireCall() | ls.RenewCall() | ls.ReleaseCall():
-                    self.calls[name].append(effect)
+                    owner.calls.append([effect, None])
                 case ls.LeaseHeld():
-                    self.runs.add(name)
+                    owner.works = True
                     self.said.append(f"{name} holds it")
-                case ls.LeaseLost():
-                    self.said.append(f"{name} loses it")
-                    self.runs.discard(name)
-                    self._handle(name, ls.DropLease(NAME))
-                    if name in self.wanted:
-                        self._handle(name, ls.WantLease(NAME))
+                case ls.LeaseLost(_, left):
+                    self.said.append(f"{name} loses it, {left:g} s are left")
+                    owner.stop_at = self.now + left
                 case _:
                     pass
-        self.machines[name].check()
+        owner.machine.check()
+        if owner.stop_at is not None and owner.stop_at <= self.now and not owner.asleep:
+            self._stop(name, owner)
         self._check()
 
+    def _dues(self) -> list[float]:
+        awake = [owner for owner in self.owners.values() if not owner.asleep]
+        dues = [due for owner in awake for due in (owner.machine.deadline(), owner.stop_at)]
+        return [due for due in dues if due is not None]
+
     def _turn(self) -> None:
-        for name, machine in self.machines.items():
-            while (due := machine.deadline()) is not None and due <= self.now:
-                self._perform(name, machine.tick(self.now))
+        for name, owner in self.owners.items():
+            while not owner.asleep:
+                due = owner.machine.deadline()
+                if owner.stop_at is not None and owner.stop_at <= self.now:
+                    self._stop(name, owner)
+                elif due is not None and due <= self.now:
+                    self._perform(name, owner.machine.tick(self.now))
+                else:
+                    break
 
     def _pass(self, seconds: float) -> None:
         end = self.now + seconds
-        while dues := [d for m in self.machines.values() if (d := m.deadline()) is not None]:
-            if min(dues) > end:
-                break
+        while (dues := self._dues()) and min(dues) <= end:
             self.now = max(self.now, min(dues))
             self._turn()
         self.now = end
 
     def _check(self) -> None:
-        assert len(self.runs) < 2, "both hold the lease"
-        for name in self.runs:
-            assert self.store.owner == name, f"{name} holds it, the store has {self.store.owner}"
-            assert self.now < self.store.ends, f"{name} holds a lease that has ended"
+        working = [n for n, owner in self.owners.items() if owner.works and not owner.asleep]
+        assert len(working) < 2, "both work under the lease"
+        for name in working:
+            assert self.store.owner == name, f"{name} works, the store has {self.store.owner!r}"
+            assert self.now <= self.store.ends, f"{name} works under a lease that has ended"
 
     def key(self) -> Hashable:
         rows = []
-        for name, machine in self.machines.items():
-            due = machine.deadline()
-            calls = tuple(type(call).__name__ for call in self.calls[name])
-            left = None if due is None else round(due - self.now, 1)
-            rows.append((machine.state_of(NAME), calls, left))
-        ends = max(0.0, round(self.store.ends - self.now, 1))
-        return tuple(rows), self.store.owner, ends, frozenset(self.wanted), frozenset(self.runs)
+        for owner in self.owners.values():
+            due, end = owner.machine.deadline(), owner.machine.first_end
+            calls = tuple((type(call).__name__, type(got).__name__) for call, got in owner.calls)
+            times = tuple(
+                None if at is None else round(max(at - self.now, -1.0), 1)
+                for at in (due, end, owner.stop_at)
+            )
+            state = owner.machine.state_of(NAME)
+            flags = owner.wanted, owner.works, owner.asleep, len(owner.late)
+            rows.append((state, calls, times, flags))
+        return (
+            tuple(rows),
+            self.doubt,
+            self.store.owner,
+            round(max(self.store.ends - self.now, 0.0), 1),
+        )
 
     def rest(self) -> None:
+        for name, owner in self.owners.items():
+            if owner.asleep:
+                self.do(f"{name} wakes")
+        self._serve()
+        if not self.doubt and not any(owner.wanted for owner in self.owners.values()):
+            assert self.store.owner == "", f"{self.store.owner} does not release the lease"
         for _ in range(4 * int(TTL)):
-            for name in "12":
-                while self.calls[name]:
-                    self.do(f"{name} done")
             self._pass(1.0)
             self._turn()
-        if self.wanted:
-            assert len(self.runs) == 1, "the lease is wanted, and no owner holds it"
-        else:
-            assert not self.runs
-            assert self.store.owner == "" or self.now >= self.store.ends
-        for name in set("12") - self.wanted:
-            assert self.machines[name].names == [], f"{name} keeps a lease that it does not want"
-        states = {machine.state_of(NAME) for machine in self.machines.values()}
-        assert states <= {None, LeaseState.ASKING, LeaseState.HELD}, states
+            self._serve()
+        working = [owner for owner in self.owners.values() if owner.works]
+        wanted = [owner for owner in self.owners.values() if owner.wanted]
+        assert len(working) == bool(wanted), f"{len(wanted)} want the lease, {len(working)} work"
+        assert wanted or self.store.owner == "" or self.now >= self.store.ends
+        for owner in self.owners.values():
+            if not owner.wanted:
+                assert owner.machine.names == [], "a lease is kept that its owner does not want"
+            state = owner.machine.state_of(NAME)
+            assert state in (None, LeaseState.ASKING, LeaseState.HELD), state
+
+    def _serve(self) -> None:
+        for name, owner in self.owners.items():
+            while owner.calls:
+                if owner.calls[0][1] is None:
+                    self.do(f"{name} served")
+                self.do(f"{name} answered")
 
     def close(self) -> None: ...
+
+
+def unheard(call: ls.Effect) -> ls.Event:
+    """Return what an owner is told of a call without an answer."""
+    match call:
+        case ls.AcquireCall(name, ticket):
+            return ls.LeaseCallFailed(name, ticket)
+        case ls.RenewCall(lease, ticket):
+            return ls.LeaseCallFailed(lease.name, ticket)
+        case ls.ReleaseCall(lease, ticket):
+            return ls.LeaseReturned(lease.name, ticket)
+    raise AssertionError(f"no call: {call}")
