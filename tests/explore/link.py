@@ -171,6 +171,13 @@ class Link:
             end.session.expire()
             end.session.keep_alive()
 
+    @property
+    def under_way(self) -> tuple[int, int, int]:
+        """Batches of a that have left, and that have not, up to two; its open asks."""
+        session: Any = self.a.session
+        left, acked = session._window.sent, session.acked
+        return min(left - acked, 2), min(session.numbered - left, 2), session.waiting_asks
+
     def check_rest(self) -> None:
         """Check that nothing is under way any more."""
         for end in (self.a, self.b):

@@ -2,7 +2,7 @@
 
     tell x | ask x                 a message for an entity; also `x/1`, of a type that lives within
     home A | home B                the coordinator names the shard's next home
-    stop A, go A                   what is on its way to A waits
+    break A, mend A                the connection to A breaks: what is sent there waits
     lose A                         the link to A is lost, A lives
     gone A                         A is dead
     refuse, refuse inner, admit    the type cannot be reached; it can be again
@@ -125,8 +125,12 @@ class Homes:
         self.carry()
         return name
 
-    def stop(self, node: NodeId, *, stopped: bool) -> None:
-        self.links[node].stopped = stopped
+    def break_(self, node: NodeId) -> None:
+        self.links[node].break_()
+        self.carry()
+
+    def mend(self, node: NodeId) -> None:
+        self.links[node].open()
         self.carry()
 
     def lose(self, node: NodeId, *, dead: bool) -> None:
@@ -226,10 +230,7 @@ class Homes:
              len(route.waiting), len(route.returned))
             for shard, route in sorted(routing._routes.items())
         )  # fmt: skip
-        links = tuple(
-            (link.state, link.a.session.outstanding > 0, link.a.session.waiting_asks)
-            for link in self.links.values()
-        )
+        links = tuple((link.state, link.under_way) for link in self.links.values())
         return (
             routes, links, frozenset(self.dead), type(self.router.refused),
             len(self.asked.open()), len(self.refused), len(self.dropped),
@@ -260,7 +261,7 @@ class RouterWorld(Homes):
             if node in self.dead:
                 continue
             found += [f"home {name}", f"lose {name}", f"gone {name}"]
-            found.append(f"{'go' if self.links[node].stopped else 'stop'} {name}")
+            found.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
             if self.links[node].b.asked:
                 found.append(f"answer {name}")
         if self.router.refused or self.inner.refused:
@@ -280,8 +281,10 @@ class RouterWorld(Homes):
                 self.home("0", NODES[name])
             case ["lose" | "gone" as verb, name]:
                 self.lose(NODES[name], dead=verb == "gone")
-            case ["stop" | "go" as verb, name]:
-                self.stop(NODES[name], stopped=verb == "stop")
+            case ["break", name]:
+                self.break_(NODES[name])
+            case ["mend", name]:
+                self.mend(NODES[name])
             case ["answer", name]:
                 self.answer(NODES[name])
             case ["refuse"]:
@@ -318,8 +321,8 @@ class RouterWorld(Homes):
 
     def rest(self) -> None:
         for name, node in NODES.items():
-            if node not in self.dead and self.links[node].stopped:
-                self.do(f"go {name}")
+            if node not in self.dead and not self.links[node].stands:
+                self.do(f"mend {name}")
         if "admit" in self.events():
             self.do("admit")
         alive = [name for name, node in NODES.items() if node not in self.dead]
@@ -362,7 +365,7 @@ class InstanceWorld(Homes):
                 continue
             found += [f"row {k} {name}" for k in (1, 2) if self.rows.get(k) != node]
             found += [f"lose {name}", f"gone {name}"]
-            found.append(f"{'go' if self.links[node].stopped else 'stop'} {name}")
+            found.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
             if self.links[node].b.asked:
                 found.append(f"answer {name}")
         if self.asked.open():
@@ -375,6 +378,7 @@ class InstanceWorld(Homes):
                 name = str(self.sent + 1)
                 self._by[name], self._sent_at[name] = policy, len(self.counts) - 1
                 self.send(self.senders[policy], verb, "x")
+                self._check_goes(name, policy)
             case ["count", number]:
                 self.count = int(number)
                 self.counts.append(self.count)
@@ -386,8 +390,12 @@ class InstanceWorld(Homes):
                 if verb == "gone":
                     self.rows = {k: n for k, n in self.rows.items() if n != NODES[name]}
                 self.lose(NODES[name], dead=verb == "gone")
-            case ["stop" | "go" as verb, name]:
-                self.stop(NODES[name], stopped=verb == "stop")
+                if verb == "gone":
+                    self._check_hedged(name)
+            case ["break", name]:
+                self.break_(NODES[name])
+            case ["mend", name]:
+                self.mend(NODES[name])
             case ["answer", name]:
                 self.answer(NODES[name])
             case ["cancel"]:
@@ -410,6 +418,22 @@ class InstanceWorld(Homes):
         if policy == "hash" and since == {2}:
             assert k == spread("c", 2), f"{name} by hash comes to instance {k}"
 
+    def _check_goes(self, name: str, policy: str) -> None:
+        """Check that a message for any instance does not wait for one while another has a home."""
+        homes = [k for k in self.rows if k <= self.counts[-1]]
+        if policy in ("nearest", "round-robin", "least-busy", "first") and homes:
+            waits = [name_of(pending.payload) for pending in self.router._buffered()]
+            assert name not in waits, f"{name} waits, though instances {homes} have homes"
+
+    def _check_hedged(self, gone: str) -> None:
+        """Check that an ask by `first` is sent to a second instance when the first one is gone."""
+        left = [k for k in self.rows if k <= self.counts[-1]]
+        for name, future in self.asked.futures.items():
+            failed = future.done() and not future.cancelled() and future.exception() is not None
+            if self._by[name] == "first" and failed and left:
+                there = {node for node, _, n in self.got if n == name}
+                assert there != {gone}, f"{name} fails with {gone}, though another instance runs"
+
     def _check_answers(self) -> None:
         for name, future in self.asked.futures.items():
             if self._by[name] != "all" or self.asked.outcome(name) != "answered":
@@ -427,12 +451,14 @@ class InstanceWorld(Homes):
 
     def key(self) -> Hashable:
         rows: Any = self.router.rows
-        return super().key(), self.count, len(rows.uncounted), tuple(sorted(self.rows.items()))
+        asked = tuple(sorted(self._by[name] for name in self.asked.open()))
+        known = self.count, tuple(sorted(self.rows.items()))
+        return super().key(), known, len(rows.uncounted), asked
 
     def rest(self) -> None:
         for name, node in NODES.items():
-            if node not in self.dead and self.links[node].stopped:
-                self.do(f"go {name}")
+            if node not in self.dead and not self.links[node].stands:
+                self.do(f"mend {name}")
         if not self.count:
             self.do("count 2")
         alive = [name for name, node in NODES.items() if node not in self.dead]

@@ -1,7 +1,7 @@
 """The world of one session: an end that sends, an end that receives, a connection between them.
 
     tell x | tell y | large x | ask x    a sends; `large` takes several parts
-    flush | drained                      a waits for an echo; for the acknowledgement of everything
+    flush | drained | await x            a waits for an echo; until all is acknowledged; for room
     break, open                          the connection breaks, what is on its way is lost
     stop, go                             frames wait on their way
     lose, twice                          the next frame of a on its way is lost, or comes twice
@@ -62,7 +62,17 @@ class SessionWorld:
         link = self.link
         if link.over:
             return ()
-        found = ["tell x", "tell y", "large x", "ask x", "drained", "second", "close", "finish"]
+        found = [
+            "tell x",
+            "tell y",
+            "large x",
+            "ask x",
+            "drained",
+            "await x",
+            "second",
+            "close",
+            "finish",
+        ]
         found.append("flush")
         found.append("open" if not link.stands else "break")
         if link.stands:
@@ -90,6 +100,8 @@ class SessionWorld:
                 run(self._flush, name)
             case ["drained"]:
                 self.waits.append(run(link.a.session.drained))
+            case ["await", entity]:
+                self.waits.append(run(link.a.session.room_for, ("counter", entity)))
             case ["break"]:
                 link.break_()
             case ["open"]:
@@ -238,7 +250,7 @@ class SessionWorld:
         a, b, link = self.link.a.session, self.link.b.session, self.link
         return (
             link.state, link.a.has_room, self.paused, self.held,
-            min(a.numbered - a.acked, 3), a.outstanding > 100_000, a.unflushed, a.writable,
+            link.under_way, a.outstanding > 100_000, a.unflushed, a.writable,
             a.waiting_asks, a.held_any, len(link.a.pipe) > 0, len(link.b.pipe) > 0,
             b.received == a.numbered, len(link.b.asked), len(self.waits),
             sum(len(n) for n in self.told.values()) - len(link.b.got),

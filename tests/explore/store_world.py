@@ -22,11 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardbus.errors import StaleActivation, StoreUnavailable
+from shardbus.store import group_commit
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import Save
 from tests.explore.on_a_loop import LoopOfWorld
 
 LANES = {"x": 0, "y": 0, "z": 1}
+ALONGSIDE = 2
+"""Saves that are worth a second batch."""
 HOW = "ok", "unknown", "refused"
 
 
@@ -85,6 +88,7 @@ class StoreWorld:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.world, self.store = LoopOfWorld(), TwoServers()
+        self._alongside, group_commit.ALONGSIDE = group_commit.ALONGSIDE, ALONGSIDE
         self.states: Any = self.world.run(EntityStates, self.store, 1)
         self.number = 0
         self.answers: dict[int, Any] = {}
@@ -192,6 +196,7 @@ class StoreWorld:
             assert not any(kept), f"the group keeps {kept}"
 
     def close(self) -> None:
+        group_commit.ALONGSIDE = self._alongside
         for future in (*self.answers.values(), *self.loads):
             if future.done() and not future.cancelled():
                 future.exception()

@@ -33,6 +33,7 @@ CONNECTION = (
     "twice",
     "close",
 )
+HELD = "tell x", "ask x", "hold x", "release x", "drained", "await x", "break", "open", "close"
 PUT_ASIDE = "ask pipe", "ask stash", "ask fail", "ok", "work", "unstash", "stop", "start"
 OPERATOR = "ask add", "ask save", "change", "change if", "ok", "unknown", "wait", "stop"
 REMEMBERED = (
@@ -53,11 +54,28 @@ MODES = "buffer", "ordered", "forward", "drop"
 UNDER_WAY = "stall n4 n2", "move n3"
 """A move with a sender whose messages come late to the old home."""
 
+
+def after(make: Callable[[], World], *events: str) -> Callable[[], World]:
+    """Return what makes a world in which these events have happened."""
+
+    def begin() -> World:
+        world = make()
+        for event in events:
+            world.do(event)
+        world.said.clear()
+        return world
+
+    return begin
+
+
 WORLDS: dict[str, Callable[[], World]] = {
     "router": RouterWorld,
+    "router, at home": after(RouterWorld, "home A"),
     "instances": InstanceWorld,
+    "instances, at home": after(InstanceWorld, "count 2", "row 1 A", "row 2 B", "tell nearest"),
     "session": SessionWorld,
     "session, connection": partial(SessionWorld, *CONNECTION),
+    "session, held": partial(SessionWorld, *HELD),
     "endpoints": EndpointWorld,
     "entity": EntityWorld,
     "entity, put aside": partial(EntityWorld, *PUT_ASIDE),
