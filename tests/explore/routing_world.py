@@ -86,6 +86,9 @@ class Homes:
     def is_here(self, node: NodeId) -> bool:
         return False
 
+    def why_away(self) -> str:
+        return ""
+
     def ask_failed(self, entity_type: str, waited_s: float) -> None: ...
     def perform(self, effect: ev.RegionEffect) -> None: ...
 
