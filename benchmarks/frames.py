@@ -334,8 +334,8 @@ def member(node: Node, target: NodeId, size: int, *, bursts: bool) -> Iterator[F
 
     def post(message: batch.Control, times: int) -> None:
         for _ in range(times):
-            session.control(message)
-        session.flush()
+            session.outbox.control(message)
+        session.outbox.flush()
 
     for cls in CONTROL:
         for distinct in (True, False):
@@ -406,7 +406,7 @@ async def inside(only: str, size: int, rounds: int) -> float:
 
             def post() -> None:
                 for _ in range(times):
-                    session.control(one)
+                    session.outbox.control(one)
 
             name = f"member {cls.__name__} {times} {'distinct' if distinct else 'same'}"
             return name, times * len(one.body), lambda: node.loop.call_soon_threadsafe(post)

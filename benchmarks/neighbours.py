@@ -79,7 +79,7 @@ def quantile(values: list[float], part: float) -> float:
 def is_held(client: AsyncClient, entity_id: str) -> bool:
     """True if the node has no room for an entity."""
     sessions = client._endpoint.sessions()
-    return not all(session.has_room_for(("line", entity_id)) for session in sessions)
+    return not all(session.outbox.has_room_for(("line", entity_id)) for session in sessions)
 
 
 async def run(kind: str, slices: int, seconds: float) -> dict[str, Any]:

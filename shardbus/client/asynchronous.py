@@ -361,7 +361,7 @@ class AsyncClient(Towards):
             raise NodeLost(f"the client seeks another node: {self._contact.away}")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         payload = encode_value(arguments)
-        session.ask(key, "", payload, self.timeout_ms, future, decode_value)
+        session.outbox.ask(key, "", payload, self.timeout_ms, future, decode_value)
         return await future
 
     async def flush(self) -> None:
@@ -376,7 +376,8 @@ class AsyncClient(Towards):
     async def _flushed(self) -> None:
         while True:
             await self._regions.until_unbuffered()
-            waits = [s.drained() for s in self._endpoint.sessions() if s.outstanding or s.unflushed]
+            sessions = self._endpoint.sessions()
+            waits = [s.drained() for s in sessions if s.link.outstanding or s.outbox.unflushed]
             if not waits and not self._regions.buffering:
                 return
             if waits:
@@ -414,8 +415,8 @@ class AsyncClient(Towards):
         """True if a message was sent that is not acknowledged or answered yet, or will be when the
         session with its node, a member, has opened."""
         members = self._contact.members
-        sessions = [s for s in self._endpoint.sessions() if s.open or s.tag in members]
-        return any(s.outstanding or s.waiting_asks or s.unflushed for s in sessions)
+        sessions = [s for s in self._endpoint.sessions() if s.link.open or s.tag in members]
+        return any(s.busy for s in sessions)
 
     # ---- the contact
 
@@ -431,7 +432,7 @@ class AsyncClient(Towards):
         session = self._contact.session
         if session is None:
             return False
-        session.control(control)
+        session.outbox.control(control)
         return True
 
     # ---- sessions
@@ -496,11 +497,11 @@ class AsyncClient(Towards):
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Fail asks: a client hosts nothing."""
         for corr in run.corrs:
-            session.fail(corr, RequestError("a client hosts nothing"))
+            session.outbox.fail(corr, RequestError("a client hosts nothing"))
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Ignore forwarded messages: a client hosts nothing."""
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Answer at once: a client has no messages of its own on the way to a shard it hosts."""
-        session.reply(flush.corr, b"")
+        session.outbox.reply(flush.corr, b"")

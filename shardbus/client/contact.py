@@ -126,7 +126,7 @@ class Contact:
         candidates = list(dict.fromkeys([*members, *self._addresses]))
         self._dice.shuffle(candidates)
         for session in self._endpoint.sessions():
-            if session.open and session.tag not in self.leaving:
+            if session.link.open and session.tag not in self.leaving:
                 return [session.tag.address]
         leaving = {node.address for node in self.leaving}
         leaving |= {one for one in candidates if self._endpoint.node_at(one) in self.leaving}
@@ -138,9 +138,9 @@ class Contact:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CONTACT_WAIT_S):
                 session = self._endpoint.session_to(address, probe=True)
-                await session.opening()
+                await session.link.opening()
                 if session.closed_idle:
                     session = self._endpoint.session_to(address, probe=True)
-                    await session.opening()
-                return session if session.open else None
+                    await session.link.opening()
+                return session if session.link.open else None
         return None

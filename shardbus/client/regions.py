@@ -43,6 +43,7 @@ from shardbus.sharding.region.region import ShardRegion
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_REFUSED
 from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.outbox import SessionOutbox
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Describe, TypeInfo, encode_control
@@ -115,9 +116,9 @@ class ClientRegion:
         """False if the type lives within another one, whose region machine places it."""
         return self.router.table is self.router
 
-    def out_for(self, node: NodeId) -> Session:
-        """Return the session to a node."""
-        return self._regions.endpoint.session_to(node.address, node, probe=True)
+    def out_for(self, node: NodeId) -> SessionOutbox:
+        """Return the outbox of the session to a node."""
+        return self._regions.endpoint.session_to(node.address, node, probe=True).outbox
 
     def is_here(self, node: NodeId) -> bool:
         """Return False: a client hosts nothing."""
@@ -279,7 +280,7 @@ class ClientRegions:
         if guide is None:
             self.to_contact(control)
         else:
-            self.endpoint.session_to(guide.address, guide, probe=True).control(control)
+            self.endpoint.session_to(guide.address, guide, probe=True).outbox.control(control)
 
     def _describe(self, name: str) -> None:
         """Ask what a type is in the cluster."""
@@ -436,7 +437,7 @@ class ClientRegions:
     def uses(self, session: Session) -> bool:
         """True if the messages of some shard go along this session."""
         routers = [region.router for region in self._by_name.values()]
-        return any(route.out is session for r in routers for route in r.routes.values())
+        return any(route.out is session.outbox for r in routers for route in r.routes.values())
 
     # ---- waiting
 

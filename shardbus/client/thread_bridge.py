@@ -48,7 +48,7 @@ from shardbus.routing.tracer import Tracer
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
-from shardbus.transport.session import HoldWaiter, too_large
+from shardbus.transport.outbox import HoldWaiter, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode, Interface, form_of
 

@@ -38,7 +38,7 @@ from shardbus.routing.tracer import Tracer
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_REFUSED
 from shardbus.transport.asks import CoarseClock, Key, set_error
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.session import too_large
+from shardbus.transport.outbox import too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode, Interface
 

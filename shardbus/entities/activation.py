@@ -133,7 +133,7 @@ class Message(NamedTuple):
     def refuse(self, error: Exception) -> None:
         """Give an error to its asker, if there is one."""
         if self.session is not None:
-            self.session.fail(self.corr, error, begun=self.begun)
+            self.session.outbox.fail(self.corr, error, begun=self.begun)
 
 
 Current = tuple[Invoker, bytes, Session | None, int, Chain]

@@ -203,7 +203,7 @@ class DeferredWork:
     def _fail(self, activation: Activation, session: Session | None, corr: int) -> None:
         if session is not None and session.lost is None:
             text = f"{self._name} {activation.key!r} ended before its work was done"
-            session.fail(corr, EntityFailed("CancelledError", text))
+            session.outbox.fail(corr, EntityFailed("CancelledError", text))
 
 
 class EndedProcess(NamedTuple):

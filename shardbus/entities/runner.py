@@ -185,10 +185,10 @@ def answer(
         raise_interrupt(e)
         why = e.message if is_a(e, SchemaError) else described(e)
         text = f"the handler returned a value that cannot be encoded: {why}"
-        session.fail(corr, EntityFailed("SchemaError", text))
+        session.outbox.fail(corr, EntityFailed("SchemaError", text))
         activation.shard.host.runner.note_unanswered(activation, invoker, e)
     else:
-        if (error := session.reply(corr, payload)) is not None:
+        if (error := session.outbox.reply(corr, payload)) is not None:
             activation.shard.host.runner.note_unanswered(activation, invoker, error)
 
 
@@ -774,7 +774,7 @@ class EntityRunner:
             self.counts.lose("schema", activation.key, invoker, payload, session, corr)
             self.counts.undone += corr != OWN
             if session is not None:
-                session.fail(
+                session.outbox.fail(
                     corr, unreadable(invoker.name, invoker.decoders, payload, e), begun=begun
                 )
             return True
@@ -950,16 +950,16 @@ class EntityRunner:
         if is_a(error, Unhandled) and error.declined:
             self._lost("unhandled", activation, message)
             if session is not None:
-                session.fail(corr, error)
+                session.outbox.fail(corr, error)
             return True
         if is_a(error, Rejection) and not self._stops_by(activation, corr):
             if session is not None:
-                session.fail(corr, error)
+                session.outbox.fail(corr, error)
             elif not put_aside:
                 self._lost("rejected", activation, message)
             return True
         if session is not None:
-            session.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
+            session.outbox.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
         elif corr <= Origin.UNREPORTED and not put_aside:
             self._lost("failed", activation, message)
         stale = self._is_stale(activation, error)

@@ -220,7 +220,7 @@ class Stopper:
         _, _, session, corr, _ = current
         if session is not None and session.lost is None:
             text = f"{self._kind.name} {activation.key!r} did not stop in time"
-            session.fail(corr, EntityFailed("CancelledError", text))
+            session.outbox.fail(corr, EntityFailed("CancelledError", text))
         elif session is None and corr <= Origin.UNREPORTED:
             self._runner.counts.lose("failed", activation.key, *current[:4])
             self._runner.counts.undone += 1

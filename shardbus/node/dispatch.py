@@ -119,7 +119,9 @@ class Dispatcher:
             self._not_allowed(session, run)
             self._keep(session, run, "not_allowed")
             for corr in run.corrs:
-                session.fail(corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}"))
+                session.outbox.fail(
+                    corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}")
+                )
         elif region is not None:
             region.on_asks(session, run)
         elif run.type == NodeRpc.TYPE:
@@ -128,7 +130,9 @@ class Dispatcher:
             self._endpoint.count_drop("unknown_type")
             self._keep(session, run, "unknown_type")
             for corr in run.corrs:
-                session.fail(corr, UnknownEntityType(f"there is no entity type {run.type!r}"))
+                session.outbox.fail(
+                    corr, UnknownEntityType(f"there is no entity type {run.type!r}")
+                )
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Hand a message that another node forwards to the region of its type."""
@@ -137,7 +141,7 @@ class Dispatcher:
             self._keep_relayed(session, message, "not_allowed")
             if message.corr:
                 error = UnknownEntityType(f"{session.name} may not forward messages")
-                session.fail(message.corr, error)
+                session.outbox.fail(message.corr, error)
             return
         region = self._regions.get(message.type)
         if region is not None:
@@ -146,7 +150,7 @@ class Dispatcher:
         self._endpoint.count_drop("unknown_type")
         self._keep_relayed(session, message, "unknown_type")
         if message.corr:
-            session.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
+            session.outbox.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
         else:
             mark = self._drops.mark_forwarded(session, message.via)
             self._drops.drop(mark, message.type, "unknown_type", 1)
@@ -177,7 +181,7 @@ class Dispatcher:
         if region is not None:
             region.on_flush(session, flush)
         else:
-            session.reply(flush.corr, b"")
+            session.outbox.reply(flush.corr, b"")
 
     def on_control(self, session: Session, control: Control) -> None:
         """Hand a machine's message to the machine; count it if its sender may not send it. What no
@@ -262,12 +266,12 @@ class Dispatcher:
             count = region.router.region.instances
             within = tuple(one.name for one in ancestors(interface))
             info = TypeInfo(True, interface.layout, shards, count, interface.router, within)
-        session.control(encode_control(name, info))
+        session.outbox.control(encode_control(name, info))
 
     def on_client(self, session: Session) -> None:
         """Send the list of hosting members to a client that has connected."""
         self.clients[session.tag] = session
-        session.control(encode_control("", Members(self._hosting_members())))
+        session.outbox.control(encode_control("", Members(self._hosting_members())))
 
     def notify_clients(self, died: tuple[NodeId, ...] = ()) -> None:
         """Send the changed list of hosting members to every client. `died` names members that
@@ -275,4 +279,4 @@ class Dispatcher:
         refuses no connection."""
         members = encode_control("", Members(self._hosting_members(), died))
         for session in self.clients.values():
-            session.control(members)
+            session.outbox.control(members)

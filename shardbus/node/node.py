@@ -92,7 +92,6 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.kubernetes_api import PodApi
-from shardbus.transport.loopback import Loopback
 from shardbus.transport.permissions import JOIN_ANSWERS, JOIN_REQUESTS, authorize
 from shardbus.transport.send_buffer import SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
@@ -224,8 +223,8 @@ class Node:
             self.regions, endpoint, self.dispatcher, self.rpc, self.drops, self.is_member, loop
         )
         limit = endpoint.send_buffer_limit
-        self.loopback = Loopback(
-            str(self.me), loop, endpoint.clock, self.dispatcher, limit, endpoint.sent
+        self.loopback = Session(
+            str(self.me), loop, endpoint.clock, self.dispatcher, None, limit, endpoint.sent
         )
         self.loopback.tag, self.loopback.mark = self.me, self.drops.own_mark
         self.load_reports = LoadReports(
@@ -725,11 +724,11 @@ class Node:
         """Send a machine's message to a machine of a node, or to a client."""
         control = encode_control(entity_type, message)
         if to == self.me:
-            self.loopback.control(control)
+            self.loopback.outbox.control(control)
         elif to in self.dispatcher.clients:
-            self.dispatcher.clients[to].control(control)
+            self.dispatcher.clients[to].outbox.control(control)
         elif to in self._peers:
-            self.endpoint.session_to(to.address, to).control(control)
+            self.endpoint.session_to(to.address, to).outbox.control(control)
 
     def write_meta(self, name: str, data: bytes) -> None:
         """Spread bytes of the application to every node with the gossip."""

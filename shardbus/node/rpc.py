@@ -126,7 +126,7 @@ class NodeRpc:
         session = self._session_to(node)
         timeout_ms = round(1000 * self._timeout(node, of))
         key = (self.TYPE, question)
-        session.ask(key, "", encode_value(args), timeout_ms, future, decode_value)
+        session.outbox.ask(key, "", encode_value(args), timeout_ms, future, decode_value)
         return await future
 
     async def ask_all(self, question: str, *args: object, of: str = "") -> dict[NodeId, Any]:
@@ -154,14 +154,14 @@ class NodeRpc:
             try:
                 value = self._question(run.method).ask(payload, session.permissions)
                 if not isinstance(value, Coroutine):
-                    session.reply(corr, encode_value(value))
+                    session.outbox.reply(corr, encode_value(value))
                 elif len(self._work) < WORK_MAX:
                     self._answer_later(session, run.method, corr, value)
                 else:
                     value.close()
                     raise BufferFull(f"{WORK_MAX} questions are being answered")
             except Exception as e:
-                session.fail(corr, _failure(run.method, e))
+                session.outbox.fail(corr, _failure(run.method, e))
 
     def _question(self, name: str) -> Question:
         question = self._questions.get(name)
@@ -177,10 +177,10 @@ class NodeRpc:
                 answer = encode_value(await value)
             except Exception as e:
                 if session.lost is None:
-                    session.fail(corr, _failure(question, e))
+                    session.outbox.fail(corr, _failure(question, e))
             else:
                 if session.lost is None:
-                    session.reply(corr, answer)
+                    session.outbox.reply(corr, answer)
 
         self._work.spawn(work())
 

@@ -126,7 +126,7 @@ async def _give_up_undelivered(node: LeavingNode) -> None:
             region.give_up_undelivered()
         node.drops.report(node.endpoint.clock.tick, last=True)
         for session in node.endpoint.sessions():
-            session.flush()
+            session.outbox.flush()
         await _until(node, lambda: not _busy(node), PART_FIRST_S)
 
 
@@ -134,7 +134,7 @@ def _part_with_clients(node: LeavingNode) -> None:
     node.drops.report(node.endpoint.clock.tick, last=True)
     node.endpoint.announce_leaving()
     for session in node.dispatcher.clients.values():
-        session.flush()
+        session.outbox.flush()
 
 
 def longest_move(node: LeavingNode) -> float:
@@ -212,7 +212,7 @@ def _busy(node: LeavingNode) -> bool:
     if node.endpoint.clients:
         return True
     return any(
-        session.lost is None and (session.waiting_asks or session.outstanding or session.unflushed)
+        session.lost is None and session.busy
         for session in node.endpoint.sessions()
         if node.is_member(session.tag)
     )

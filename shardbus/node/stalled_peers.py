@@ -58,11 +58,14 @@ class StalledPeers:
         self._checked_at = now
         if not self._after:
             return []
-        stalled = [s for s in sessions if s.outstanding and s.tag in reachable]
+        stalled = [s for s in sessions if s.link.outstanding and s.tag in reachable]
         before, self._stalls = self._stalls, {}
         found = []
         for session in stalled:
-            stall, sign = before.get(session), (session.acked, session.held_reports)
+            stall, sign = (
+                before.get(session),
+                (session.link.window.acked, session.link.held_reports),
+            )
             if stall is None or stall.sign != sign:
                 stall = StalledSession(sign)
             else:

@@ -32,7 +32,7 @@ from shardbus.sharding.region.route import (
     REJECT_STOPPED,
 )
 from shardbus.transport.asks import CoarseClock, Key, set_error
-from shardbus.transport.session import Session
+from shardbus.transport.outbox import SessionOutbox
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import Decode
 
@@ -132,7 +132,7 @@ class PendingMessage:
         """True if it is a flush, and no message."""
         return self.key is None
 
-    def send(self, out: Session, clock: CoarseClock) -> None:
+    def send(self, out: SessionOutbox, clock: CoarseClock) -> None:
         """Send it along a session. An ask that has its outcome already is dropped."""
         waiter = self.waiter
         if waiter is not None and self.decode is not None and waiter.done():
@@ -162,10 +162,10 @@ class PendingMessage:
             key = self.key
             out.traced(key, entity_id, payload, timeout_ms, waiter, decode, chain, since, trace)
         elif waiter is None:
-            out.tell_accepted(self.key, entity_id, payload)
+            out.tell(self.key, entity_id, payload, True)
         else:
             decode, since = self.decode, self.since
-            out.ask_accepted(self.key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
+            out.ask(self.key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
 
     def refuse(self, error: Refusal) -> None:
         """Fail it: an ask gets the error; for a tell, the router finds it in `error`."""

@@ -6,7 +6,7 @@ that moves, a full buffer) is decided by the pure `sharding.region.region.ShardR
 carries out its effects. Nodes and clients use the same router: the region of a client hosts nothing
 and asks any node for what the region of a node asks the coordinator.
 
-    route.out is a session    the home is known: append to its batch
+    route.out is an outbox    the home is known: append to its batch
     route.out is None         the region decides: `Deliver`
 
 Its parts: `rows`, the instances of each shard, of a type with instances; `caller`, the handler that
@@ -58,7 +58,8 @@ from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
-from shardbus.transport.session import Session, too_large
+from shardbus.transport.outbox import SessionOutbox, too_large
+from shardbus.transport.session import Session
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
 from shardbus.wire.schema import Decode, Interface, check_method, encode_message, form_of
 from shardbus.wire.values import Pack
@@ -162,7 +163,7 @@ class Caller(Protocol):
 class RouterOwner(Protocol):
     """The services of a router's owner: the region's shell of a node, or a client."""
 
-    def out_for(self, node: NodeId) -> Session: ...
+    def out_for(self, node: NodeId) -> SessionOutbox: ...
     def is_here(self, node: NodeId) -> bool: ...
     def ask_failed(self, entity_type: str, waited_s: float, /) -> None:
         """Note that an ask of this process has failed that waited so long and found no home."""
@@ -384,7 +385,7 @@ class Router:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
             return future
         else:
-            out.ask_in_chain(key, entity_id, payload, timeout_ms, future, decode, run.chain)
+            out.ask(key, entity_id, payload, timeout_ms, future, decode, run.chain)
         if run is not None:
             run.asked((key[0], entity_id), future)
         return future
@@ -532,7 +533,7 @@ class Router:
     def reconnect(self, lost: Session) -> None:
         """Replace a lost session to a node that lives by a new one."""
         for route in self.routes.values():
-            if route.out is lost:
+            if route.out is lost.outbox:
                 route.out = self._owner.out_for(lost.tag)
 
     def refuse(self, error: Refusal, reason: str) -> None:
@@ -660,7 +661,7 @@ class Router:
         """Send what waits for entities of a shard that are full, along its present route, before
         what says that everything has been sent."""
         out = self.route(shard).out
-        if out is not None and out.held_any:
+        if out is not None:
             out.leave(lambda target: self._is_in(target, shard))
 
     def _is_in(self, target: Target, shard: str) -> bool:

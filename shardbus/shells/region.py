@@ -53,7 +53,7 @@ from shardbus.tasks.eager import OWNER
 from shardbus.transport.asks import Failure
 from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.loopback import Loopback
+from shardbus.transport.outbox import SessionOutbox
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 from shardbus.wire.schema import Interface
@@ -74,7 +74,7 @@ class RegionServices(Protocol):
 
     me: NodeId
     endpoint: Endpoint
-    loopback: Loopback
+    loopback: Session
     store: StateStore
     drops: DropTallies
     letters: DeadLetters
@@ -103,11 +103,11 @@ class ForwardedAsk:
 
     def resolve(self, payload: bytes) -> None:
         if self._session.lost is None:
-            self._session.reply(self._corr, payload)
+            self._session.outbox.reply(self._corr, payload)
 
     def fail(self, error: Failure) -> None:
         if self._session.lost is None:
-            self._session.fail(self._corr, error, begun=self._begun)
+            self._session.outbox.fail(self._corr, error, begun=self._begun)
 
 
 class RegionShell:
@@ -273,7 +273,7 @@ class RegionShell:
 
         mailbox_limits = self._mailbox_limits
         ahead = read_ahead(invoker, run.payloads)
-        mailbox_limits.arrives(not session.forced, session.owed)
+        mailbox_limits.arrives(not session.inbox.forced, session.inbox.owed)
         counts.accepted += len(run.ids)
         try:
             if counts.accepted >= self._marks.mark:
@@ -300,7 +300,7 @@ class RegionShell:
                     counts.accepted += len(part.ids)
                     self._lost_run("unhandled", part, session.name)
                     for corr in part.corrs:
-                        session.fail(corr, unhandled(self.entity_type, part.method))
+                        session.outbox.fail(corr, unhandled(self.entity_type, part.method))
             return
         counts.accepted += len(run.ids)
         if run.timeout_ms <= 0:
@@ -375,7 +375,7 @@ class RegionShell:
             sender = corr if asker is None else session.name
             self._lost("unhandled", message.id, message.method, message.payload, sender)
             if asker is not None:
-                session.fail(message.corr, unhandled(self.entity_type, message.method))
+                session.outbox.fail(message.corr, unhandled(self.entity_type, message.method))
             return
         if not local:
             if counts.accepted >= self._marks.mark:
@@ -450,12 +450,14 @@ class RegionShell:
         local = session is self._node.loopback
         hosted = self.host.shards.get(flush.shard)
         if hosted is not None and hosted.lets_in(session, local):
-            session.reply(flush.corr, b"")
+            session.outbox.reply(flush.corr, b"")
             return
         if not self.router.has_shard(flush.shard):
             self.host.counts.accepted += 1
             self.host.counts.drop("malformed")
-            session.fail(flush.corr, Unhandled(f"{self.name} has no shard {flush.shard:.80}"))
+            session.outbox.fail(
+                flush.corr, Unhandled(f"{self.name} has no shard {flush.shard:.80}")
+            )
             return
         deadline = self._node.endpoint.clock.after(flush.timeout_ms)
         waiter = ForwardedAsk(session, flush.corr)
@@ -466,12 +468,12 @@ class RegionShell:
 
     # ---- services of the router
 
-    def out_for(self, node: NodeId) -> Session:
-        """The session to a node; to this one, the loopback."""
+    def out_for(self, node: NodeId) -> SessionOutbox:
+        """The outbox of the session to a node; to this one, of the loopback."""
         if node == self._node.me:
-            return self._node.loopback
+            return self._node.loopback.outbox
         known = self._node.is_member(node)
-        return self._node.endpoint.session_to(node.address, node, probe=not known)
+        return self._node.endpoint.session_to(node.address, node, probe=not known).outbox
 
     def why_away(self) -> str:
         """Return nothing: a node is a part of its cluster."""

@@ -126,6 +126,6 @@ class DepartureNotices:
     def _send(self, session: Session, node: NodeId) -> None:
         """Send a notice in a batch of its own, which nothing holds up."""
         if session.tag != node:
-            session.flush()
-            session.control(encode_control("", Goodbye(node)))
-            session.flush()
+            session.outbox.flush()
+            session.outbox.control(encode_control("", Goodbye(node)))
+            session.outbox.flush()

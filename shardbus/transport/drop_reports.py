@@ -174,7 +174,7 @@ class DropTallies:
             elif tally.counts and (last or tick - tally.reported_at >= every):
                 rows = tuple((*key, count) for key, count in tally.counts.items())
                 forwarded = tuple((*key, n, via) for (key, via), n in tally.forwarded.items())
-                tally.session.control(encode_control("", Refusals(rows, forwarded)))
+                tally.session.outbox.control(encode_control("", Refusals(rows, forwarded)))
                 tally.counts, tally.forwarded, tally.relayed = {}, {}, {}
                 tally.reported_at = tick
 

@@ -230,10 +230,10 @@ class Endpoint:
         none_left = True
         for connection in [one for one in self._outgoing.values() if one.node == node]:
             session = connection.session
-            if in_use(session) or session.outstanding or session.unflushed or session.waiting_asks:
+            if in_use(session) or session.busy:
                 none_left = False
                 continue
-            connection.transmit(FrameType.BYE, 0, session.received, b"")
+            connection.transmit(FrameType.BYE, 0, session.link.window.received, b"")
             session.closed_idle = True
             self.end_connection(connection, NodeLost(f"{session.name} has left"))
         return none_left
@@ -376,11 +376,11 @@ class Endpoint:
             return
         for connection in list(self._outgoing.values()):
             session = connection.session
-            idle = not (session.outstanding or session.unflushed or session.waiting_asks)
+            idle = not session.busy
             known = connection.node in members and connection.node != self.node
             if not known and idle and now - connection.since > LINK_IDLE_S:
                 session.closed_idle = True
-                connection.transmit(FrameType.BYE, 0, session.received, b"")
+                connection.transmit(FrameType.BYE, 0, session.link.window.received, b"")
                 self.end_connection(connection, NodeLost(f"{session.name} is no member"))
 
     def close(self) -> None:

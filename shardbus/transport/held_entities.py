@@ -33,6 +33,7 @@ Source: docs/guarantees.md; docs/architecture.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 
 from shardbus.transport.full_entities import Target, part_of
@@ -55,20 +56,24 @@ TAKE_BACK_MIN = 1024 * 1024
 class HeldEntity(RunQueue):
     """An entity without room at the other end, and its queue here."""
 
-    __slots__ = ("draining",)
+    __slots__ = ("draining", "waiters")
 
     def __init__(self) -> None:
         super().__init__()
         self.draining = False
+        self.waiters: list[asyncio.Future[None]] = []
+        """Of senders that await this entity's room."""
 
 
 class HeldEntities:
     """The held entities of one session."""
 
-    __slots__ = ("_entities", "weight")
+    __slots__ = ("_entities", "_leave_waiters", "weight")
 
     def __init__(self) -> None:
         self._entities: dict[Target, HeldEntity] = {}
+        self._leave_waiters: list[tuple[dict[Target, int], asyncio.Future[None]]] = []
+        """Wait until messages have left the queues."""
         self.weight = 0
         """Of all queues."""
 
@@ -111,15 +116,21 @@ class HeldEntities:
         self.weight -= start - entity.weight
         return runs
 
-    def drained(self, target: Target) -> bool:
-        """Forget an entity that drains, if its queue is empty. Returns True if it is forgotten."""
+    def drained(self, target: Target) -> list[asyncio.Future[None]] | None:
+        """Forget an entity that drains, if its queue is empty, and return the waiters for its room.
+        None if it is not forgotten."""
         entity = self._entities.get(target)
         if entity is None:
-            return True
+            return []
         if entity or not entity.draining:
-            return False
+            return None
         del self._entities[target]
-        return True
+        return entity.waiters
+
+    def waiters(self, target: Target) -> list[asyncio.Future[None]] | None:
+        """The waiters for the room of an entity; None if it is not held."""
+        entity = self._entities.get(target)
+        return None if entity is None else entity.waiters
 
     def refuses(self, target: Target, limit: int) -> bool:
         """True if no further message may wait for a held entity. `limit`: the send buffer's."""
@@ -146,14 +157,27 @@ class HeldEntities:
                 runs += entity.take_all(tick)
         return runs
 
-    def marks(self) -> dict[Target, int]:
-        """Return, for each queue, what `left` will be once its present messages have left."""
-        return {target: entity.added for target, entity in self._entities.items() if entity}
+    def when_left(self, waiter: asyncio.Future[None]) -> None:
+        """Let a waiter wait until the present messages of all queues have left."""
+        marks = {target: entity.added for target, entity in self._entities.items() if entity}
+        self._leave_waiters.append((marks, waiter))
 
-    def passed(self, marks: dict[Target, int]) -> bool:
-        """True if the messages of these marks have left."""
-        entities = self._entities
-        return all(t not in entities or entities[t].left >= mark for t, mark in marks.items())
+    def left(self) -> list[asyncio.Future[None]]:
+        """Remove and return the waiters whose messages have left."""
+        if not self._leave_waiters:
+            return []
+        rows, entities = self._leave_waiters, self._entities
+        left = [
+            all(t not in entities or entities[t].left >= mark for t, mark in marks.items())
+            for marks, _ in rows
+        ]
+        self._leave_waiters = [row for row, gone in zip(rows, left, strict=True) if not gone]
+        return [waiter for (_, waiter), gone in zip(rows, left, strict=True) if gone]
+
+    def all_waiters(self) -> list[asyncio.Future[None]]:
+        """Every waiter, because the session ends."""
+        waiting = [waiter for entity in self._entities.values() for waiter in entity.waiters]
+        return waiting + [waiter for _, waiter in self._leave_waiters]
 
     @property
     def runs(self) -> list[EntityRun]:

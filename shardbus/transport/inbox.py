@@ -72,7 +72,8 @@ BEHIND_MESSAGES = frozenset({"MoveAck"})
 class Peer(Protocol):
     """The other process, as the inbox sees it."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
 
 P = TypeVar("P", bound=Peer)

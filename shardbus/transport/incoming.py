@@ -40,10 +40,11 @@ from typing import Protocol
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import NodeId
 from shardbus.transport.asks import CoarseClock
+from shardbus.transport.link import NUMBERED, SESSION_FRAMES
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Listener, SendResult
 from shardbus.transport.permissions import FRAMES, NODE, Authorize, Permissions, Role, uid_of
-from shardbus.transport.session import NUMBERED, SESSION_FRAMES, Session
+from shardbus.transport.session import Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
     DROP_REPORTS,
@@ -186,7 +187,7 @@ class IncomingSessions:
             self._not_allowed(session, kind)
         elif kind in SESSION_FRAMES:
             session.on_frame(kind, header.seq, header.ack, body)
-            if session.peer_lost_data:
+            if session.link.peer_lost_data:
                 self.forget(inbound, NodeLost(f"{session.name} lacks what it acknowledged"))
         elif kind == FrameType.MEMBERSHIP:
             owner.on_membership(session.tag, body)
@@ -258,7 +259,9 @@ class IncomingSessions:
         inbound.frame_tick = owner.clock.tick
         assert owner.node is not None
         welcome = encode_body(LinkWelcome(owner.node, fresh, SESSION_VERSIONS, SESSION_FEATURES))
-        self.transmit(identity, uid, FrameType.WELCOME, 0, inbound.session.received, welcome)
+        self.transmit(
+            identity, uid, FrameType.WELCOME, 0, inbound.session.link.window.received, welcome
+        )
         self._announce_leaving_to(inbound)
         inbound.session.opened(ack)
 
@@ -314,7 +317,7 @@ class IncomingSessions:
             del newcomers[inbound.hello.name]
             self._by_role[Role.NODE][inbound.hello.name] = inbound
             inbound.session.permissions = NODE
-            inbound.session.request_missing()
+            inbound.session.link.send_numbers(FrameType.NAK)
 
     def _refuse(self, identity: bytes, uid: int, reason: str, *, stale: bool) -> None:
         self.transmit(

@@ -38,10 +38,11 @@ from typing import Protocol
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.task_set import TaskSet
+from shardbus.transport.link import SESSION_FRAMES
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Connection, Network
 from shardbus.transport.permissions import FRAMES, NEWCOMER, NODE
-from shardbus.transport.session import SESSION_FRAMES, Session
+from shardbus.transport.session import Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -170,7 +171,7 @@ class OutgoingConnection:
         session = self.session
         if session.permissions is NEWCOMER and self.node in members:
             session.permissions = NODE
-            session.request_missing()
+            session.link.send_numbers(FrameType.NAK)
 
     def close(self) -> None:
         """Close the connection. Frames that it still holds may go out."""
@@ -234,7 +235,7 @@ class OutgoingConnection:
             versions=SESSION_VERSIONS,
             features=SESSION_FEATURES,
         )
-        self.transmit(FrameType.HELLO, 0, self.session.received, encode_body(hello))
+        self.transmit(FrameType.HELLO, 0, self.session.link.window.received, encode_body(hello))
 
     # ---- frames
 
@@ -256,7 +257,7 @@ class OutgoingConnection:
                     self._owner.count_drop("not_a_member")  # it comes again
                     return
                 self.session.on_frame(kind, header.seq, header.ack, body)
-                if self.session.peer_lost_data:
+                if self.session.link.peer_lost_data:
                     error = NodeLost(f"{self.session.name} lacks what it acknowledged")
                     self._owner.end_connection(self, error, peer_ended=False)
             case FrameType.WELCOME:
@@ -320,7 +321,7 @@ class OutgoingConnection:
             return
         self._welcomed = self._opened = True
         self.node = self.session.tag = node
-        self.session.name = str(node)
+        self.session.link.name = str(node)
         self.session.permissions = NODE if self._owner.is_member(node) else NEWCOMER
         self.session.opened(ack)
         self._owner.on_welcomed(self)
@@ -362,7 +363,7 @@ class OutgoingConnection:
         if self._welcomed:
             self._frame_at = self._owner.loop.time()
         self._welcomed = False
-        self.session.suspend()
+        self.session.link.suspend()
 
     def _start_probing(self) -> None:
         if self._probing is None or self._probing.done():

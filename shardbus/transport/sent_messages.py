@@ -1,8 +1,8 @@
 """Counts what a process sends to entities, and times a sample of its asks.
 
-Both happen when a batch leaves (`Session.flush`), by run and never by message. Messages that a node
-only forwards do not count; a message that is sent again, because a session ended before it left,
-counts again.
+Both happen when a batch leaves (`BatchDeparture`), by run and never by message. Messages that a
+node only forwards do not count; a message that is sent again, because a session ended before it
+left, counts again.
 
 **The sample.** When the count of all asks passes a mark (`sample_marks`), one ask of the batch that
 passed it, each with the same probability, stands for all asks since the last mark, whatever it asks
@@ -35,32 +35,50 @@ SAMPLES_S = 100
 class SentMessages:
     """The counts of one process, for all of its sessions. `dice` draws the samples."""
 
-    __slots__ = ("_asks", "_marks", "counts", "durations")
+    __slots__ = ("asks", "counts", "durations", "marks")
 
     def __init__(self, dice: Random | None = None) -> None:
-        self._marks = SampleMarks(SAMPLES_S, dice)
+        self.marks = SampleMarks(SAMPLES_S, dice)
         self.counts: dict[str, int] = {}
         """Messages sent, by entity type."""
         self.durations: dict[str, Histogram] = {}
         """Of asks, by entity type."""
-        self._asks = 0
+        self.asks = 0
 
-    def leave(
-        self,
-        runs: Sequence[Run],
-        entries: Mapping[int, Any],
-        since: float,
-        delayed: Mapping[int, float],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        """Count a batch that leaves now.
+    def pace(self) -> None:
+        """Adapt the distance of the samples. Called about once a second."""
+        self.marks.pace(self.asks)
 
-        Args:
-            entries: the waiting asks of the session, by correlation id.
-            since: when the batch got its first ask.
-            delayed: when the asks that waited for a home began to wait.
-        """
-        counts, asked = self.counts, 0
+    def ended(self, entity_type: str, seconds: float, weight: int = 1) -> None:
+        """Observe an ask that has its outcome."""
+        histogram = self.durations.get(entity_type)
+        if histogram is None:
+            histogram = self.durations[entity_type] = Histogram()
+        histogram.observe(max(0.0, seconds), weight)
+
+
+class BatchDeparture:
+    """What the open batch of one session needs when it leaves: the times of its asks."""
+
+    __slots__ = ("_loop", "_sent", "delayed", "since")
+
+    def __init__(self, sent: SentMessages, loop: asyncio.AbstractEventLoop) -> None:
+        self._sent, self._loop = sent, loop
+        self.since = 0.0
+        """When the batch got its first ask; 0 if it has none."""
+        self.delayed: dict[int, float] = {}
+        """When asks of the batch began to wait for a home, by correlation id."""
+
+    def asked(self) -> None:
+        """A run of asks begins."""
+        if not self.since:
+            self.since = self._loop.time()
+
+    def leave(self, runs: Sequence[Run], entries: Mapping[int, Any]) -> None:
+        """Count the batch, which leaves now, and begin the next. `entries`: the waiting asks of the
+        session, by correlation id."""
+        sent, asked = self._sent, 0
+        counts = sent.counts
         for run in runs:
             cls = run.__class__
             if cls is TellRun:
@@ -70,40 +88,25 @@ class SentMessages:
                 counts[run.type] = counts.get(run.type, 0) + n  # type: ignore[union-attr]
                 asked += n
         if asked:
-            self._asks += asked
-            if self._asks >= self._marks.mark:
-                self._sample(runs, asked, entries, since, delayed, loop)
+            sent.asks += asked
+            if sent.asks >= sent.marks.mark:
+                self._sample(runs, asked, entries)
+            self.since = 0.0
+            if self.delayed:
+                self.delayed = {}
 
-    def pace(self) -> None:
-        """Adapt the distance of the samples. Called about once a second."""
-        self._marks.pace(self._asks)
-
-    def ended(self, entity_type: str, seconds: float, weight: int = 1) -> None:
-        """Observe an ask that has its outcome."""
-        histogram = self.durations.get(entity_type)
-        if histogram is None:
-            histogram = self.durations[entity_type] = Histogram()
-        histogram.observe(max(0.0, seconds), weight)
-
-    def _sample(
-        self,
-        runs: Sequence[Run],
-        asked: int,
-        entries: Mapping[int, Any],
-        since: float,
-        delayed: Mapping[int, float],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def _sample(self, runs: Sequence[Run], asked: int, entries: Mapping[int, Any]) -> None:
+        sent, loop = self._sent, self._loop
         now = loop.time()
-        weight, at = self._marks.take(self._asks, now), self._marks.choose(asked)
+        weight, at = sent.marks.take(sent.asks, now), sent.marks.choose(asked)
         entity_type, corr = _ask_at(runs, at)
         entry = entries.get(corr)
         if entry is None or not asyncio.isfuture(entry[0]):
             return
-        began = delayed.get(corr) or since + (now - since) * (at + 0.5) / asked
+        began = self.delayed.get(corr) or self.since + (now - self.since) * (at + 0.5) / asked
 
         def done(_: object) -> None:
-            self.ended(entity_type, loop.time() - began, weight)
+            sent.ended(entity_type, loop.time() - began, weight)
 
         entry[0].add_done_callback(done)
 

@@ -25,7 +25,8 @@ from shardbus.http.page import Events
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.session import SESSION_FRAMES, Session
+from shardbus.transport.link import SESSION_FRAMES
+from shardbus.transport.session import Session
 from shardbus.wire import batch
 from tests.fuzz.targets import Target, _batches
 from tests.page_doubles import PageDouble
@@ -108,13 +109,13 @@ async def _session(data: bytes) -> str:
 
     session = Session("n2", asyncio.get_running_loop(), CoarseClock(), receiver, transmit)
     session.opened(0)
-    session.tell(("page", "hit"), "a", b"\x90")
+    session.outbox.tell(("page", "hit"), "a", b"\x90")
     for (kind, seq, ack, _), body in _records(data, HEAD):
         if kind in SESSION_FRAMES:
             with suppress(RemoteProtocolError):
                 session.on_frame(kind, seq, ack, body)
         elif kind == 0:
-            session.tell(("page", "hit"), "b", b"\x90")
+            session.outbox.tell(("page", "hit"), "b", b"\x90")
             await asyncio.sleep(0)
         elif kind == 255:
             session.opened(ack)
@@ -122,7 +123,7 @@ async def _session(data: bytes) -> str:
         await asyncio.sleep(0)
     assert len(taken) < 100 * RECORDS_MAX, "frames answer frames without end"
     got = sorted({str(one[0]) for one in receiver.got})
-    return f"{sorted(set(taken))} {got} {session.peer_lost_data} {session.writable}"
+    return f"{sorted(set(taken))} {got} {session.link.peer_lost_data} {session.outbox.writable}"
 
 
 def _session_seeds() -> tuple[bytes, ...]:

@@ -15,7 +15,7 @@ from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.node.node import Node
 from shardbus.store.group_commit import AT_ONCE
 from shardbus.transport import outgoing
-from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from tests.loopback.nodes import Nodes
 from tests.waiting import PATIENCE_S, until
 
@@ -74,7 +74,11 @@ def mailbox_limits(node: Node) -> MailboxLimits:
 
 def queued(client: AsyncClient) -> int:
     """Messages that wait at the client for entities without room."""
-    held = [session._held for session in client._endpoint.sessions() if session._held is not None]
+    held = [
+        session.outbox.held
+        for session in client._endpoint.sessions()
+        if session.outbox.held is not None
+    ]
     return sum(len(run.ids) for one in held for run in one.runs)
 
 
@@ -169,7 +173,7 @@ async def test_an_ask_waits_behind_the_tells_of_its_sender(nodes: Nodes) -> None
     for number in range(3 * MAILBOX):
         ref.put.tell(number)
     asked = asyncio.ensure_future(ref.ping())
-    await until(lambda: any(s.held_any for s in client._endpoint.sessions()), "no room")
+    await until(lambda: any(s.outbox.held for s in client._endpoint.sessions()), "no room")
     for number in range(3 * MAILBOX, 4 * MAILBOX):
         ref.put.tell(number)
     again = asyncio.ensure_future(ref.ping())
@@ -188,7 +192,9 @@ async def test_a_sender_that_flushes_and_leaves_loses_nothing(nodes: Nodes) -> N
     other = await nodes.client()
     for number in range(5 * MAILBOX):
         other.ref(app.line, "a").put.tell(number)
-    await until(lambda: not any(s.outstanding for s in other._endpoint.sessions()), "the arrival")
+    await until(
+        lambda: not any(s.link.outstanding for s in other._endpoint.sessions()), "the arrival"
+    )
     assert mailbox(node, "a") <= MAILBOX + BATCH
     app.gate.set()
     await other.__aexit__(None, None, None)
@@ -213,7 +219,7 @@ async def test_a_peer_without_holds_is_paused_as_a_whole(
     hello = asyncio.ensure_future(client.ref(app.line, "b").within(PATIENCE_S).hello())
     for session in node.endpoint.sessions():
         session.keep_alive()
-    await until(lambda: any(s.held_reports for s in client._endpoint.sessions()), "HELD")
+    await until(lambda: any(s.link.held_reports for s in client._endpoint.sessions()), "HELD")
     assert not hello.done()
     app.gate.set()
     assert await hello == "b"

@@ -244,7 +244,7 @@ async def test_messages_of_an_unknown_type_are_listed_and_never_replayed(nodes: 
     node = await nodes.start(bus)
     client = await nodes.client()
     session = client._endpoint.session_to(node.me.address, node.me)
-    session.tell(("ghost", "add"), "x\x1b[31m", b"\x91\x01")
+    session.outbox.tell(("ghost", "add"), "x\x1b[31m", b"\x91\x01")
     await until(lambda: bool(letters(node)), "the letter")
     async with operator(node) as http:
         page = (await http.get("/v1/dead-letters?type=ghost")).json()

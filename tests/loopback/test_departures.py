@@ -149,7 +149,7 @@ async def test_messages_held_at_a_home_without_room_precede_later_ones(
     world.hold_up = world.theirs.pause
 
     def held() -> bool:
-        if there := world.theirs._inbox._held_bytes > 0:
+        if there := world.theirs.inbox._held_bytes > 0:
             wall.rise()  # the leaver's own goodbye is not heard
         return there
 

@@ -19,7 +19,7 @@ from shardbus import AsyncClient, BufferFull, Entity, ShardBus, handler
 from shardbus.client.asynchronous import SEND_BUFFER_MIN
 from shardbus.config.settings import TracingSettings
 from shardbus.routing.region import Envelope
-from shardbus.transport.session import BATCH_WEIGHT_MAX
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX
 from tests import spans
 from tests.loopback.nodes import Nodes, blocking_client
 from tests.loopback.test_senders import held
@@ -294,6 +294,6 @@ async def test_the_send_buffer_holds_however_a_message_is_sent(
                 break
             assert sent * len(payload) < 2 * SEND_BUFFER_MIN, "nothing was refused"
     most = SEND_BUFFER_MIN + BATCH_WEIGHT_MAX + 3 * len(payload)
-    assert SEND_BUFFER_MIN < held(client) + session._weight <= most
+    assert SEND_BUFFER_MIN < held(client) + session.outbox._weight <= most
     assert client.refused_messages["send_buffer_full"] >= 1
     app.gate.set()

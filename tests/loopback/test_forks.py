@@ -151,7 +151,7 @@ async def test_a_node_and_its_endpoint_refuse_in_a_child(nodes: Nodes) -> None:
         lambda: node.ref(Counter, "a"),
         lambda: node.hosting_members(),
         lambda: node.endpoint.sessions(),
-        lambda: session.tell(("counter", "add"), "a", b"\x91\x01"),
+        lambda: session.outbox.tell(("counter", "add"), "a", b"\x91\x01"),
         lambda: ref.add(1),
         lambda: node.cluster.app_alive(),
     ]

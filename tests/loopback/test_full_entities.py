@@ -181,7 +181,7 @@ async def test_an_ask_behind_tells_ends_at_its_deadline(nodes: Nodes) -> None:
     await client.ref(app.slow, "a").where()
     for number in range(10 * MAILBOX):
         client.ref(app.slow, "a").put.tell(number)
-    await until(lambda: any(s.held_any for s in client._endpoint.sessions()), "no room")
+    await until(lambda: any(s.outbox.held for s in client._endpoint.sessions()), "no room")
     with pytest.raises(AskTimeout):
         await client.ref(app.slow, "a").within(0.3).ping()
     last = asyncio.ensure_future(client.ref(app.slow, "a").within(PATIENCE_S).ping())
@@ -280,7 +280,7 @@ async def test_one_entity_with_large_messages_does_not_take_the_room_of_the_othe
             sent = number + 1
 
     task = asyncio.ensure_future(flood())
-    await until(lambda: any(s.held_any for s in client._endpoint.sessions()), "no room")
+    await until(lambda: any(s.outbox.held for s in client._endpoint.sessions()), "no room")
     waiting = [
         asyncio.ensure_future(client.ref(app.slow, f"s-{n}").within(PATIENCE_S).ping())
         for n in range(20)
@@ -329,7 +329,7 @@ async def test_a_killed_sender_leaves_nothing_behind(nodes: Nodes) -> None:
     await client.ref(app.slow, "a").where()
     for number in range(10 * MAILBOX):
         client.ref(app.slow, "a").put.tell(number)
-    await until(lambda: any(s.held_any for s in client._endpoint.sessions()), "no room")
+    await until(lambda: any(s.outbox.held for s in client._endpoint.sessions()), "no room")
     limits = node.regions["slow"].host.runner.mailbox_limits
     for inbound in list(node.endpoint.incoming.by_name.values()):
         node.endpoint.incoming.forget(inbound, ConnectionError("killed"))  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ class Taker:
     def on_asks(self, session: Session, run: AskRun) -> None:
         self.asked += run.payloads
         for corr, payload in zip(run.corrs, run.payloads, strict=True):
-            session.reply(corr, payload)
+            session.outbox.reply(corr, payload)
 
     def on_relayed(self, session: Session, message: Relayed) -> None: ...
     def on_control(self, session: Session, control: Control) -> None: ...
@@ -104,16 +104,16 @@ async def world() -> AsyncIterator[World]:
 
 async def ask(world: World, payload: bytes) -> object:
     answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    world.session.ask(KEY, "x", payload, 60_000, answer, decode_value)
+    world.session.outbox.ask(KEY, "x", payload, 60_000, answer, decode_value)
     return await answer
 
 
 async def test_a_broken_connection_loses_repeats_and_reorders_nothing(world: World) -> None:
     sent = [b"%d" % n for n in range(20_000)]
     for n, payload in enumerate(sent):
-        world.session.tell(KEY, "x", payload)
-        if not world.session.writable:
-            await world.session.room()
+        world.session.outbox.tell(KEY, "x", payload)
+        if not world.session.outbox.writable:
+            await world.session.outbox.room()
         if n % 50 == 0:
             await asyncio.sleep(0)
         if n % 1000 == 999:
@@ -166,7 +166,7 @@ async def test_a_leaving_node_asks_every_client_to_close_also_late_ones(
 ) -> None:
     world.node.announce_leaving()
     assert world.node.clients == 0
-    await world.session.opening()
+    await world.session.link.opening()
     await until(lambda: world.asked_to_part, "the wish to part")
     world.proxy.cut()  # and again after a break, which may have lost it
     await until(lambda: len(world.asked_to_part) == 2, "the same wish")
@@ -181,8 +181,8 @@ async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for
     world.node.announce_leaving()
     late = world.another_client(8)
     session = late.session_to(world.me.address, world.me, probe=True)
-    session.tell(KEY, "x", b"2")
-    await until(lambda: world.lost or session.open, "the end of the session")
+    session.outbox.tell(KEY, "x", b"2")
+    await until(lambda: world.lost or session.link.open, "the end of the session")
     late.close()
     assert [one.payload for one in world.unsent] == [b"2"]
     assert session.peer_ended
@@ -190,8 +190,8 @@ async def test_a_leaving_node_opens_no_session_to_a_client_that_has_messages_for
     assert list(world.node.incoming.by_name) == ["client#9"]
     assert await ask(world, b"\x02") == 2, "a session that was open before goes on"
     anew = world.client.session_to(world.me.address, world.me)
-    await anew.opening()
-    assert anew.open, "and may be begun anew"
+    await anew.link.opening()
+    assert anew.link.open, "and may be begun anew"
 
 
 async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None:
@@ -220,9 +220,9 @@ class Traffic:
         for _ in range(count):
             payload = len(self.told).to_bytes(size, "big")
             self.told.append(payload)
-            session.tell(KEY, "x", payload)
-            if not session.writable:
-                await session.room()
+            session.outbox.tell(KEY, "x", payload)
+            if not session.outbox.writable:
+                await session.outbox.room()
             if len(self.told) % 100 == 0:
                 await asyncio.sleep(0)
 
@@ -307,7 +307,7 @@ async def test_a_slow_accept_and_a_refusal_for_a_while_delay_and_lose_nothing(wo
     for _ in range(2):
         world.proxy.refuse()
         both = asyncio.gather(traffic.tell(1000), traffic.ask(3))
-        await until(lambda: not world.session.open, "the break")
+        await until(lambda: not world.session.link.open, "the break")
         await world.proxy.listen()
         await both
     await traffic.arrived()

@@ -445,7 +445,7 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
         deaf.endpoint.incoming._on_frame = only_membership  # type: ignore[method-assign]
         for node in trio[:2]:
             session = node.endpoint.session_to(deaf.me.address, deaf.me)
-            session.ask(("$node", "stats"), "", b"\x90", 600_000, asyncio.Future(), bytes)
+            session.outbox.ask(("$node", "stats"), "", b"\x90", 600_000, asyncio.Future(), bytes)
         assert await asyncio.wait_for(deaf.stopped, PATIENCE_S) == "downed"
         await collect(events, QuarantinedMember)
         await nodes.agree(2)

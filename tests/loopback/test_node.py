@@ -440,7 +440,7 @@ async def test_a_client_may_not_send_a_node_away(nodes: Nodes) -> None:
     client = await nodes.client()
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     [session] = client._endpoint.sessions()
-    session.ask(("$node", "leave"), "", encode_value(()), 5000, waits, decode_value)
+    session.outbox.ask(("$node", "leave"), "", encode_value(()), 5000, waits, decode_value)
     with pytest.raises(UnknownEntityType):
         await waits
     assert left == []

@@ -13,7 +13,7 @@ from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
 from shardbus.errors import ConfigError
 from shardbus.node.node import Node
 from shardbus.transport import outgoing
-from shardbus.transport.session import BATCH_WEIGHT_MAX
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX
 from shardbus.wire.batch import Hello
 from tests.loopback.nodes import Nodes, blocking_client, http
 from tests.waiting import until
@@ -62,12 +62,14 @@ async def id_at(client: AsyncClient, app: Application, node: Node) -> str:
 
 
 def held(client: AsyncClient) -> int:
-    return sum(session.outstanding for session in client._endpoint.sessions()) + queued(client)
+    return sum(session.link.outstanding for session in client._endpoint.sessions()) + queued(client)
 
 
 def queued(client: AsyncClient) -> int:
     """The weight of what waits for entities without room."""
-    return sum(session._held.weight for session in client._endpoint.sessions() if session._held)
+    return sum(
+        session.outbox.held.weight for session in client._endpoint.sessions() if session.outbox.held
+    )
 
 
 async def test_a_sender_that_does_not_await_is_refused_and_accepted_messages_arrive(
@@ -263,7 +265,7 @@ async def test_drops_of_a_forwarded_message_are_reported_to_its_sender(nodes: No
     there = await id_at(client, app, second)
     route = (await client.router_of("line")).route_of(there)
     wrong = client._endpoint.session_to(first.me.address, first.me, probe=True)
-    route.out = wrong
+    route.out = wrong.outbox
     await client.tell("line", there, "put", "no number")
     await refusals(client, {"schema": 1})
     assert first.refused.counts == {}, "the node that forwarded it passes the report on"

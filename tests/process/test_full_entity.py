@@ -56,7 +56,7 @@ async def test_one_slow_entity_delays_no_other_and_its_sender_outlives_its_node(
                     await asyncio.sleep(0.01)
 
         task = asyncio.create_task(flood())
-        held = lambda: any(s.held_any for s in client._endpoint.sessions())  # noqa: E731
+        held = lambda: any(s.outbox.held for s in client._endpoint.sessions())  # noqa: E731
         await until(held, "no room")
         at_rest = sent
         for _ in range(20):

@@ -164,7 +164,7 @@ async def smuggled(client: AsyncClient, name: str) -> Any:
     [session, *_] = client._endpoint.sessions()
     assert isinstance(session, Session)
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    session.ask(("account", "add"), name, b"\x91\x01", PATIENCE_MS, waits, bytes)
+    session.outbox.ask(("account", "add"), name, b"\x91\x01", PATIENCE_MS, waits, bytes)
     return await waits
 
 
@@ -188,7 +188,7 @@ async def test_a_shard_that_cannot_be_is_refused_and_not_remembered(lab: Process
         [session, *_] = client._endpoint.sessions()
         for shard in ("", "-1", "24", "007a", "x" * 10_000, "a\nb"):
             waiter = Waiter()
-            session.flush_shard("account", shard, 0, PATIENCE_MS, waiter)  # type: ignore[arg-type]
+            session.outbox.flush_shard("account", shard, 0, PATIENCE_MS, waiter)  # type: ignore[arg-type]
             await until(lambda: waiter.outcome is not None, "the refusal")  # noqa: B023
             assert isinstance(waiter.outcome, Unhandled)
         page = await node.page("/v1/shards/account")

@@ -25,10 +25,11 @@ from shardbus.sharding.region.route import Route, RouteState
 from shardbus.sharding.region.routing import Routing
 from shardbus.store import memory
 from shardbus.store.protocol import StoredTable
-from shardbus.transport import fragments, session
+from shardbus.transport import fragments
+from shardbus.transport import link as session_link
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.fragments import FragmentQueue
-from shardbus.transport.session import Session
+from shardbus.transport.link import SessionLink
 from shardbus.transport.window import Window
 
 Patch = pytest.MonkeyPatch
@@ -179,12 +180,11 @@ def a_downed_node_goes_on_leaving(patch: Patch) -> None:
 
 
 def a_full_socket_is_tried_once(patch: Patch) -> None:
-    def unblock(self: Session) -> None:
-        self._window.blocked = False
-        if self.lost is None:
-            self._window.pump()
+    def unblock(self: SessionLink) -> None:
+        self.window.blocked = False
+        self.window.pump()
 
-    patch.setattr(Session, "_unblock", unblock)
+    patch.setattr(SessionLink, "_unblock", unblock)
 
 
 def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
@@ -269,7 +269,7 @@ def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None
 
 def a_message_passes_a_large_one_for_the_same_entity(patch: Patch) -> None:
     """Every other batch is a large one there."""
-    for module in (fragments, session):
+    for module in (fragments, session_link):
         patch.setattr(module, "LARGE_WEIGHT", 400)
     patch.setattr(fragments, "PART_BYTES", 60)
     patch.setattr(fragments, "PARTS_AHEAD", 2)

@@ -32,7 +32,7 @@ from shardbus.simulation.nodes.stores import PROBE_S, SimStore, StoreServer
 from shardbus.simulation.nodes.world import NodeWorld
 from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
-from shardbus.transport import fragments, session
+from shardbus.transport import fragments, link
 from shardbus.transport.network import SendResult
 from tests.markers import long_only
 from tests.simulation.test_seeds import run_cli
@@ -56,12 +56,12 @@ def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Links hold what comes, and batches pass each other, all the time."""
-    for module in (fragments, session):
+    for module in (fragments, link):
         monkeypatch.setattr(module, "LARGE_WEIGHT", 600)
     monkeypatch.setattr(fragments, "PART_BYTES", 200)
     pauses, pause = [], MailboxLimits.pause
 
-    def counted(self: MailboxLimits, held: session.Session) -> None:
+    def counted(self: MailboxLimits, held: Any) -> None:
         pauses.append(held)
         pause(self, held)
 

@@ -450,10 +450,12 @@ def session_waiting(
     that each had sent when it was first looked at: only what precedes it must have arrived.
     """
     for session in sessions:
-        under_way = bool(session.outstanding)
+        under_way = bool(session.link.outstanding)
         if marks is not None:
-            under_way = session.acked < marks.setdefault(session, session.numbered)
-        if session.open and (under_way or session.waiting_asks or session.unflushed):
+            under_way = session.link.window.acked < marks.setdefault(
+                session, session.link.window.last
+            )
+        if session.link.open and (under_way or session.waiting_asks or session.outbox.unflushed):
             return f"{name} waits for {session.name}"
     return ""
 

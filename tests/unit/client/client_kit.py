@@ -33,7 +33,8 @@ class FakeSession:
         self._endpoint, self.address = endpoint, address
         self.tag: Any = node or address
         self.open = self.peer_ended = self.closed_idle = self.deaf = self.unflushed = False
-        self.writable, self.held_any = True, False
+        self.writable = True
+        self.outbox = self.link = self
         self.outstanding = self.waiting_asks = 0
         self.unconfirmed: dict[str, int] = {}
         self.sent: list[tuple[str, str]] = []
@@ -54,22 +55,20 @@ class FakeSession:
     def has_room_for(self, target: tuple[str, str]) -> bool:
         return self.writable
 
-    def tell(self, key: tuple[str, str], entity_id: str, payload: bytes) -> None:
+    @property
+    def busy(self) -> bool:
+        return bool(self.outstanding or self.waiting_asks or self.unflushed)
+
+    def leave(self, leaves: Any) -> None: ...
+
+    def tell(
+        self, key: tuple[str, str], entity_id: str, payload: bytes, accepted: bool = False
+    ) -> None:
         self.sent.append(("tell", entity_id))
         self.values.append(decode_value(payload))
         self.outstanding += self.deaf
 
-    tell_accepted = tell
-
     def ask(
-        self, key: Any, entity_id: str, payload: bytes, timeout_ms: int, future: Any, decode: Any
-    ) -> None:
-        self.sent.append(("ask", entity_id))
-        self.values.append(decode_value(payload))
-        self.asks.append(future)
-        self.waiting_asks += 1
-
-    def ask_accepted(
         self,
         key: Any,
         entity_id: str,
@@ -77,10 +76,12 @@ class FakeSession:
         timeout_ms: int,
         future: Any,
         decode: Any,
-        chain: Any,
-        since: float,
+        *rest: Any,
     ) -> None:
-        self.ask(key, entity_id, payload, timeout_ms, future, decode)
+        self.sent.append(("ask", entity_id))
+        self.values.append(decode_value(payload))
+        self.asks.append(future)
+        self.waiting_asks += 1
 
     def flush_shard(self, name: str, shard: str, hops: int, timeout_ms: int, waiter: Any) -> None:
         waiter.resolve(b"")

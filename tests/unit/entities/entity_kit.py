@@ -192,6 +192,7 @@ class Asker:
     def __init__(self) -> None:
         self.waiting: dict[int, asyncio.Future[Any]] = {}
         self.tag = "tester"
+        self.outbox = self
 
     def expect(self) -> tuple[int, asyncio.Future[Any]]:
         corr = len(self.waiting) + 1

@@ -44,6 +44,7 @@ class Session:
         self.sent: list[object] = []
         self.replies: list[tuple[int, bytes]] = []
         self.failures: dict[int, str] = {}
+        self.outbox = self
 
     def control(self, control: Any) -> None:
         self.sent.append(decode_control(control))

@@ -37,6 +37,7 @@ class Session:
         self.asked: list[tuple[object, ...]] = []
         self.replies: dict[int, Any] = {}
         self.failures: dict[int, Exception] = {}
+        self.outbox = self
 
     def ask(
         self,

@@ -74,8 +74,8 @@ async def test_a_node_that_ends_counts_what_is_unacknowledged() -> None:
     a, b = pair()
     for side, count in ((a, 2), (b, 1)):
         for _ in range(count):
-            side.session.tell(("counter", "add"), "x", b"")
-        side.session.flush()
+            side.session.outbox.tell(("counter", "add"), "x", b"")
+        side.session.outbox.flush()
     await asyncio.sleep(0)
     around = Around(linked=True)
     for side in (a, b):

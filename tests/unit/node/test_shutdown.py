@@ -74,8 +74,8 @@ class Leaving:
         self.drops: Any = SimpleNamespace(
             prompt=False, report=lambda tick, last: self.log.append("report")
         )
-        client = SimpleNamespace(flush=lambda: self.log.append("flush"))
-        self.dispatcher: Any = SimpleNamespace(clients={STRANGER: client})
+        outbox = SimpleNamespace(flush=lambda: self.log.append("flush"))
+        self.dispatcher: Any = SimpleNamespace(clients={STRANGER: SimpleNamespace(outbox=outbox)})
         for phase in PHASES:
             self.phases.add(phase, lambda phase=phase: self.log.append(phase))
 
@@ -192,13 +192,13 @@ async def test_reports_of_messages_that_found_no_home_are_waited_for() -> None:
     node = Leaving()
     node.hosting = (ME,)
     node.region.router.region.buffered = [1]
-    session = SimpleNamespace(lost=None, tag=ME, outstanding=0, waiting_asks=0, unflushed=False)
+    session = SimpleNamespace(lost=None, tag=ME, busy=False)
 
     def flush() -> None:
-        session.outstanding = 100
-        node.loop.call_later(0.5, setattr, session, "outstanding", 0)
+        session.busy = True
+        node.loop.call_later(0.5, setattr, session, "busy", False)
 
-    session.flush = flush
+    session.outbox = SimpleNamespace(flush=flush)
     node.sessions = [session]
     done, seconds = await node.leaving()
     assert (done, seconds) == (True, about(0.5))
@@ -245,39 +245,27 @@ async def test_clients_of_the_only_host_leave_after_the_member() -> None:
     assert own == ["hand off", "leave", "report", "announce", "flush"]
 
 
-def session(
-    tag: NodeId, *, lost: bool = False, asks: int = 0, outstanding: int = 0, held: bool = False
-) -> Any:
+def session(tag: NodeId, *, lost: bool = False, busy: bool = True) -> Any:
     error = RuntimeError("lost") if lost else None
-    return SimpleNamespace(
-        tag=tag, lost=error, waiting_asks=asks, outstanding=outstanding, unflushed=held
-    )
+    return SimpleNamespace(tag=tag, lost=error, busy=busy)
 
 
 @pytest.mark.parametrize(
-    ("tag", "lost", "asks", "outstanding", "waits"),
+    ("tag", "lost", "busy", "waits"),
     [
-        (OTHER, False, 0, 0, False),
-        (OTHER, False, 1, 0, True),
-        (OTHER, False, 0, 1, True),
-        (OTHER, True, 1, 1, False),
-        (STRANGER, False, 1, 1, False),
+        (OTHER, False, False, False),
+        (OTHER, False, True, True),
+        (OTHER, True, True, False),
+        (STRANGER, False, True, False),
     ],
 )
 @virtual
 async def test_members_that_have_not_acknowledged_or_answered_are_waited_for(
-    tag: NodeId, lost: bool, asks: int, outstanding: int, waits: bool
+    tag: NodeId, lost: bool, busy: bool, waits: bool
 ) -> None:
     node = Leaving()
-    node.sessions = [session(tag, lost=lost, asks=asks, outstanding=outstanding)]
+    node.sessions = [session(tag, lost=lost, busy=busy)]
     assert await node.leaving() == (True, about(PART_S if waits else 0.0))
-
-
-@virtual
-async def test_messages_for_entities_without_room_are_waited_for() -> None:
-    node = Leaving()
-    node.sessions = [session(OTHER, held=True)]
-    assert await node.leaving() == (True, about(PART_S))
 
 
 @virtual

@@ -20,6 +20,14 @@ class Line:
     acked: int = 0
     held_reports: int = 0
 
+    @property
+    def link(self) -> Line:
+        return self
+
+    @property
+    def window(self) -> Line:
+        return self
+
 
 def looks(
     quarantine: StalledPeers, lines: list[Line], seconds: list[float], reachable: tuple[NodeId, ...]

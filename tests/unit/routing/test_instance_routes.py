@@ -32,7 +32,6 @@ class Out:
     """A session that takes everything."""
 
     writable = True
-    held_any = False
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -40,7 +39,7 @@ class Out:
         self.asks: list[tuple[int, Any]] = []
         """The timeout in ms, and the future, of each ask."""
 
-    def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
+    def tell(self, key: Any, entity_id: str, payload: bytes, accepted: bool = False) -> None:
         self.sent.append(entity_id)
         self.payloads.append(payload)
 
@@ -51,9 +50,7 @@ class Out:
         self.asks.append((timeout_ms, waiter))
 
     def flush(self) -> None: ...
-
-    tell_accepted = tell
-    ask_accepted = ask
+    def leave(self, leaves: Any) -> None: ...
 
 
 class Owner:
@@ -367,7 +364,7 @@ async def test_all_names_the_instances_without_a_home_and_waits_for_none(
 @pytest.mark.parametrize("full", [1, 2, 3])
 async def test_a_tell_of_all_is_definite_only_if_no_instance_got_it(full: int) -> None:
     class Full(Out):
-        def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
+        def tell(self, key: Any, entity_id: str, payload: bytes, accepted: bool = False) -> None:
             raise BufferFull("the send buffer is full")
 
     router, owner = router_on()

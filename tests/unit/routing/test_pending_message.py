@@ -42,8 +42,8 @@ def future() -> asyncio.Future[Any]:
 def sent(*envelopes: PendingMessage) -> list[Run]:
     side, clock = Side("a"), CoarseClock()
     for envelope in envelopes:
-        envelope.send(side.session, clock)
-    side.session.flush()
+        envelope.send(side.session.outbox, clock)
+    side.session.outbox.flush()
     return [run for batch in side.batches for run in batch]
 
 
@@ -76,7 +76,7 @@ async def test_an_ask_of_a_lost_session_keeps_its_chain() -> None:
     region = ShardRegion("counter", None, interface.layout, ShardingSettings())
     shell: Any = None
     router = Router(interface, region, shell, asyncio.get_running_loop(), clock)
-    router.route_of("x").out = side.session
+    router.route_of("x").out = side.session.outbox
     waiting = PendingAsk(future(), decode_value, clock.after(1000))
     router.resend(
         [
@@ -84,7 +84,7 @@ async def test_an_ask_of_a_lost_session_keeps_its_chain() -> None:
             Unsent(ADD, "", "x", b"q", 0, None, ()),
         ]
     )
-    side.session.flush()
+    side.session.outbox.flush()
     ask, tell = [run for batch in side.batches for run in batch]
     assert isinstance(ask, AskRun)
     assert (ask.ids, ask.chain) == (["x"], CHAIN)

@@ -37,21 +37,19 @@ class Out:
         self.sent: list[str] = []
         self.flushed: list[Any] = []
         self.writable = True
-        self.held_any = False
+        self.outbox = self
         self.until_room = "until there is room"
 
-    def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
+    def tell(self, key: Any, entity_id: str, payload: bytes, accepted: bool = False) -> None:
         self.sent.append(payload.decode())
 
-    tell_accepted = tell
+    def leave(self, leaves: Any) -> None: ...
 
     def flush(self) -> None:
         self.sent.append("flush")
 
     def ask(self, key: Any, entity_id: str, payload: bytes, *rest: Any) -> None:
         self.sent.append(payload.decode())
-
-    ask_accepted = ask
 
     def flush_shard(self, name: str, shard: str, hops: int, timeout_ms: int, waiter: Any) -> None:
         self.flushed.append(waiter)

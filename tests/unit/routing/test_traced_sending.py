@@ -77,13 +77,14 @@ class Tracer:
 class Out:
     """A session that counts what it is given."""
 
-    writable, held_any = True, False
+    writable = True
 
     def __init__(self) -> None:
         self.plain = self.spans = 0
 
     def admit(self, *args: object) -> None: ...
     def flush(self) -> None: ...
+    def leave(self, *args: object) -> None: ...
 
     def tell(self, *args: object) -> None:
         self.plain += 1

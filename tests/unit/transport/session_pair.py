@@ -42,7 +42,7 @@ class Taker:
         for i, p, corr in zip(run.ids, run.payloads, run.corrs, strict=True):
             self.got.append(("ask", i, p))
             if self.answers:
-                session.reply(corr, p)
+                session.outbox.reply(corr, p)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         self.got.append(("relayed", message.id, message.payload))
@@ -52,7 +52,7 @@ class Taker:
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         self.got.append(("flush", flush.shard))
-        session.reply(flush.corr, b"")
+        session.outbox.reply(flush.corr, b"")
 
 
 class Side:

@@ -85,10 +85,10 @@ async def test_no_message_that_is_sent_behind_it_comes_before_it() -> None:
     a, b = pair()
     world = World()
     world.departures.announce(LEFT)
-    a.session.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
-    a.session.tell(ADD, "large", b"behind it")
+    a.session.outbox.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
+    a.session.outbox.tell(ADD, "large", b"behind it")
     world.departures.on_session(a.session)
-    a.session.tell(ADD, "other", b"")
+    a.session.outbox.tell(ADD, "other", b"")
     await quiet(a, b)
     tags = [row[1] for row in b.taker.got]
     assert tags.index("Goodbye") < tags.index("other")
@@ -107,24 +107,24 @@ async def test_only_so_many_are_remembered(monkeypatch: Any) -> None:
 async def test_unacknowledged_tells_are_counted_by_type_and_mark() -> None:
     a, b = pair()
     clock, answer = CoarseClock(), asyncio.get_running_loop().create_future()
-    a.session.tell(ADD, "acknowledged", b"")
+    a.session.outbox.tell(ADD, "acknowledged", b"")
     await quiet(a, b)
     b.session.keep_alive()
     await quiet(a, b)
     a.has_room = False
-    a.session.tell(ADD, "own", b"")
-    PendingMessage(ADD, "17", "x", b"", 1, via=-3).send(a.session, clock)
-    a.session.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
-    a.session.flush()
-    a.session.tell(ADD, "large", b"in the lane behind it")
-    a.session.flush()
+    a.session.outbox.tell(ADD, "own", b"")
+    PendingMessage(ADD, "17", "x", b"", 1, via=-3).send(a.session.outbox, clock)
+    a.session.outbox.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
+    a.session.outbox.flush()
+    a.session.outbox.tell(ADD, "large", b"in the lane behind it")
+    a.session.outbox.flush()
     for via in (-3, -4):
-        PendingMessage(ADD, "17", "x", b"", 1, via=via).send(a.session, clock)
-    a.session.ask(ADD, "x", b"", 1000, answer, decode_value)
+        PendingMessage(ADD, "17", "x", b"", 1, via=via).send(a.session.outbox, clock)
+    a.session.outbox.ask(ADD, "x", b"", 1000, answer, decode_value)
     counts = tells_by_mark(a.session.unacknowledged())
     assert counts == {("counter", 0): 3, ("counter", -3): 2, ("counter", -4): 1}
     a.has_room = True
-    a.session._unblock()
+    a.session.link._unblock()
     await quiet(a, b)
     runs = [run for kind, _, _, body in a.frames if kind == 4 for run in decode_batch(body)]
     assert runs
@@ -154,7 +154,7 @@ class Probed(World):
 
     @property
     def held(self) -> bool:
-        return self.client.session._inbox.holding
+        return self.client.session.inbox.holding
 
 
 async def test_a_client_is_held_until_the_departed_process_refuses_connections() -> None:

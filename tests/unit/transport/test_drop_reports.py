@@ -20,7 +20,7 @@ from shardbus.transport.drop_reports import (
     Origin,
     RefusedTells,
 )
-from shardbus.transport.loopback import Loopback
+from shardbus.transport.session import Session
 from shardbus.wire.batch import Control, Hello, Relayed, decode_hello, encode_body
 from shardbus.wire.control import Refusals, decode_control
 from tests.unit.transport.session_pair import Side, pair, quiet
@@ -123,11 +123,11 @@ async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
             got.append(message)
 
     taker: Any = Taker()
-    loopback = Loopback("self", asyncio.get_running_loop(), CoarseClock(), taker)
+    loopback = Session("self", asyncio.get_running_loop(), CoarseClock(), taker, None)
     for session in (remote.session, loopback):
         envelope = PendingMessage(("counter", "add"), "17", "x", b"", 1, via=-7)
-        envelope.send(session, CoarseClock())
-        session.flush()
+        envelope.send(session.outbox, CoarseClock())
+        session.outbox.flush()
     [[relayed]] = remote.batches
     assert isinstance(relayed, Relayed)
     assert (relayed.corr, relayed.via) == (0, -7)

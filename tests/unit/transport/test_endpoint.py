@@ -81,7 +81,7 @@ class Pair:
     async def open(self, *, probe: bool = False) -> Session:
         self.session = self.client.session_to(ME.address, probe=probe)
         await self.world.quiet()
-        assert self.session.open
+        assert self.session.link.open
         return self.session
 
     @property
@@ -110,7 +110,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 def ask(session: Session) -> asyncio.Future[object]:
     answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    session.ask(ADD, "x", b"\x01", 60_000, answer, decode_value)
+    session.outbox.ask(ADD, "x", b"\x01", 60_000, answer, decode_value)
     return answer
 
 
@@ -135,10 +135,14 @@ async def test_a_session_with_a_waiting_ask_stays_open_until_the_answer(pair: Pa
     [inbound] = pair.node.sessions()
     inbound.keep_alive()
     await pair.world.quiet()
-    assert (session.outstanding, session.unflushed, session.waiting_asks) == (0, False, 1)
+    assert (session.link.outstanding, session.outbox.unflushed, session.waiting_asks) == (
+        0,
+        False,
+        1,
+    )
     assert not pair.client.close_idle(ME, lambda session: False)
     assert session.lost is None
-    inbound.reply(1, b"\x01")
+    inbound.outbox.reply(1, b"\x01")
     await pair.world.quiet()
     assert answer.result() == 1
     assert pair.client.close_idle(ME, lambda session: False)
@@ -146,7 +150,7 @@ async def test_a_session_with_a_waiting_ask_stays_open_until_the_answer(pair: Pa
 
 async def test_a_session_with_an_unsent_or_unacknowledged_tell_stays_open(pair: Pair) -> None:
     session = await pair.open()
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     assert not pair.client.close_idle(ME, lambda session: False)  # in the open batch
     await turns(1)
     assert not pair.client.close_idle(ME, lambda session: False)  # sent
@@ -158,7 +162,7 @@ async def test_a_session_with_an_unsent_or_unacknowledged_tell_stays_open(pair: 
 
 async def test_a_forgotten_session_is_lost_and_delivers_nothing_twice(pair: Pair) -> None:
     session = await pair.open()
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     await turns(1)
     while pair.link.out:  # the node gets the tell; its acknowledgement is lost
         pair.world.listeners[ME.address].on_frame([pair.link.identity, *pair.link.out.popleft()])
@@ -175,7 +179,7 @@ async def test_a_forgotten_session_is_lost_and_delivers_nothing_twice(pair: Pair
 
 async def test_a_broken_connection_resumes_the_session(pair: Pair) -> None:
     session = await pair.open()
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     await turns(1)
     pair.link.cut()  # the tell is lost
     pair.link.restore()
@@ -193,9 +197,9 @@ async def test_a_batch_for_a_peer_without_a_connection_waits_until_it_reconnects
     await pair.world.quiet()
     pair.link.up = False  # the node has not noticed yet
     [inbound] = pair.node.sessions()
-    inbound.reply(1, b"\x05")
-    inbound.flush()
-    assert inbound._window.sent == 0
+    inbound.outbox.reply(1, b"\x05")
+    inbound.outbox.flush()
+    assert inbound.link.window.sent == 0
     pair.link.cut()
     pair.link.restore()
     await pair.world.quiet()
@@ -210,13 +214,13 @@ async def test_a_removed_incarnation_gets_no_new_session(pair: Pair) -> None:
     pair.start(peer)
     session = peer.session_to(ME.address, ME)
     await pair.world.quiet()
-    assert session.open
+    assert session.link.open
     pair.node.remove(other, NodeLost("downed"))
     assert pair.node.sessions() == []
     pair.link.cut()
     pair.link.restore()
     await pair.world.quiet()
-    assert not session.open
+    assert not session.link.open
     assert pair.node.sessions() == []
     assert pair.node.dropped_frames["removed"] >= 1
     peer.close()
@@ -252,7 +256,7 @@ async def test_an_idle_session_sends_keep_alives_at_their_interval(pair: Pair) -
 async def test_a_keep_alive_finds_a_lost_tail(pair: Pair) -> None:
     """A batch vanished, no connection broke and nothing follows it: only the keep-alive tells."""
     session = await pair.open()
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     await turns(1)
     pair.link.out.clear()
     await pair.world.quiet()
@@ -377,7 +381,7 @@ async def test_a_session_is_that_of_the_node_by_whatever_name_it_was_dialled(nam
     assert named.client.session_to(ME.address, ME) is session
     assert named.client.session_to(ME.address) is session
     assert named.client.node_at(ALIAS) == named.client.node_at(ME.address) == ME
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     await named.world.quiet()
     assert named.taker.got == [("tell", "x", b"\x01")]
     assert len(named.world.links) == 1
@@ -386,10 +390,10 @@ async def test_a_session_is_that_of_the_node_by_whatever_name_it_was_dialled(nam
 async def test_a_second_name_of_a_node_does_not_end_its_session(named: Pair) -> None:
     session = await opened(named, ME.address, ME)
     other = await opened(named, ALIAS)
-    assert (session.open, other.open, other.closed_idle) == (True, False, True)
+    assert (session.link.open, other.link.open, other.closed_idle) == (True, False, True)
     assert named.client.session_to(ALIAS) is session
     assert len(named.node.sessions()) == 1
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     await named.world.quiet()
     assert session.lost is None
     assert named.node.dropped_frames == {}
@@ -398,7 +402,7 @@ async def test_a_second_name_of_a_node_does_not_end_its_session(named: Pair) -> 
 async def test_two_names_dialled_at_once_make_one_session(named: Pair) -> None:
     first, second = (named.client.session_to(one, probe=True) for one in (ALIAS, SERVICE))
     await named.world.quiet()
-    assert (first.open, second.open) == (True, False)
+    assert (first.link.open, second.link.open) == (True, False)
     assert named.client.session_to(SERVICE) is first
     assert len(named.node.sessions()) == 1
 
@@ -413,8 +417,8 @@ async def test_a_name_that_answers_late_takes_nothing_from_the_session_by_addres
     session = await opened(named, ME.address, ME)
     late.out.extend(held)
     await named.world.quiet()
-    assert (session.open, by_name.open, by_name.closed_idle) == (True, False, True)
-    session.tell(ADD, "x", b"\x01")
+    assert (session.link.open, by_name.link.open, by_name.closed_idle) == (True, False, True)
+    session.outbox.tell(ADD, "x", b"\x01")
     await named.world.quiet()
     assert named.taker.got == [("tell", "x", b"\x01")]
 
@@ -432,9 +436,9 @@ async def test_answers_to_earlier_questions_do_not_end_a_session(named: Pair) ->
         early.out.clear()
     early.out.extend(held)
     await named.world.quiet()
-    first.tell(ADD, "x", b"\x01")
+    first.outbox.tell(ADD, "x", b"\x01")
     await named.world.quiet()
-    assert (first.open, second.open) == (True, False)
+    assert (first.link.open, second.link.open) == (True, False)
     assert named.taker.got == [("tell", "x", b"\x01")]
 
 
@@ -447,10 +451,10 @@ async def test_a_name_that_leads_elsewhere_leaves_the_session_with_the_node(name
     named.start(other, OTHER.host, OTHER.port)
     named.world.listeners[SERVICE] = named.world.listeners[OTHER.address]
     named.world.links[0].cut()
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     named.world.links[0].restore()
     await named.world.quiet()
-    assert session.open
+    assert session.link.open
     assert named.taker.got == [("tell", "x", b"\x01")]
     assert other.sessions() == []
     other.close()
@@ -464,7 +468,7 @@ async def test_a_name_that_refuses_leaves_the_session_with_the_node(named: Pair)
         named.now += REFUSED_S
         await asyncio.sleep(0.01)
     await named.world.quiet()
-    assert session.open
+    assert session.link.open
 
 
 async def test_a_removed_node_has_no_session_by_another_name_either(named: Pair) -> None:
@@ -485,7 +489,7 @@ async def test_a_late_hello_of_an_earlier_session_is_dropped(pair: Pair) -> None
     pair.world.listeners[ME.address].on_frame([b"stray", *early])
     assert pair.node.dropped_frames == {"late_hello": 1}
     assert len(pair.node.sessions()) == 1
-    second.tell(ADD, "x", b"\x01")
+    second.outbox.tell(ADD, "x", b"\x01")
     await pair.world.quiet()
     assert pair.taker.got == [("tell", "x", b"\x01")]
 
@@ -503,7 +507,7 @@ async def test_a_successor_gets_nothing_that_is_sent_to_the_former_incarnation(p
     former = NodeId(ME.host, ME.port, 77)
     session = pair.client.session_to(ME.address)
     assert pair.client.session_to(ME.address, former) is session
-    session.tell(ADD, "x", b"\x01")
+    session.outbox.tell(ADD, "x", b"\x01")
     await pair.world.quiet()
     assert pair.taker.got == []
     assert session.lost is not None

@@ -45,24 +45,24 @@ class Waiter:
 async def test_a_large_message_arrives_whole_and_never_blocks_the_line_with_all_of_it() -> None:
     a, b = pair()
     payload = random.Random(1).randbytes(len(LARGE))
-    a.session.tell(ADD, "large", payload)
+    a.session.outbox.tell(ADD, "large", payload)
     await turns()
     assert kinds(a) == [FrameType.PART] * PARTS_AHEAD
     assert max(len(body) for *_, body in a.frames) == PART_BYTES
-    assert a.session.outstanding > len(payload)
+    assert a.session.link.outstanding > len(payload)
     await quiet(a, b)
     assert b.taker.got == [("tell", "large", payload)]
     assert kinds(a)[-1] == FrameType.LAST_PART
-    assert a.session.outstanding == 0
+    assert a.session.link.outstanding == 0
 
 
 async def test_small_messages_of_others_pass_a_large_one() -> None:
     a, b = pair()
-    a.session.tell(ADD, "large", LARGE)
-    a.session.tell(ADD, "small", b"1")
-    a.session.control(Control("T", "counter", b""))
+    a.session.outbox.tell(ADD, "large", LARGE)
+    a.session.outbox.tell(ADD, "small", b"1")
+    a.session.outbox.control(Control("T", "counter", b""))
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    a.session.ask(ADD, "other", b"\x07", 1000, answer, decode_value)
+    a.session.outbox.ask(ADD, "other", b"\x07", 1000, answer, decode_value)
     await quiet(a, b)
     assert ids(b) == ["small", "T", "other", "large"]
     assert answer.result() == 7
@@ -71,8 +71,8 @@ async def test_small_messages_of_others_pass_a_large_one() -> None:
 async def test_answers_pass_a_large_one() -> None:
     a, b = pair()
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    a.session.ask(ADD, "x", b"\x07", 1000, answer, decode_value)
-    b.session.tell(ADD, "large", LARGE)
+    a.session.outbox.ask(ADD, "x", b"\x07", 1000, answer, decode_value)
+    b.session.outbox.tell(ADD, "large", LARGE)
     await turns()
     a.carry()
     await turns()
@@ -83,16 +83,16 @@ async def test_answers_pass_a_large_one() -> None:
 
 async def test_messages_for_the_same_entity_stay_behind_a_large_one() -> None:
     a, b = pair()
-    a.session.tell(ADD, "large", LARGE)
-    a.session.tell(ADD, "large", b"second")
-    a.session.tell(ADD, "friend", b"in one batch with it")
+    a.session.outbox.tell(ADD, "large", LARGE)
+    a.session.outbox.tell(ADD, "large", b"second")
+    a.session.outbox.tell(ADD, "friend", b"in one batch with it")
     await turns(1)
-    a.session.tell(ADD, "friend", b"later")
-    a.session.tell(ADD, "stranger", b"in one batch with that")
+    a.session.outbox.tell(ADD, "friend", b"later")
+    a.session.outbox.tell(ADD, "stranger", b"in one batch with that")
     await turns(1)
-    a.session.relay(ADD, "17", "large", b"third", 1, 0, None)
+    a.session.outbox.relay(ADD, "17", "large", b"third", 1, 0, None)
     await turns(1)
-    a.session.tell(ADD, "passer", b"")
+    a.session.outbox.tell(ADD, "passer", b"")
     await quiet(a, b)
     assert ids(b) == ["passer", "large", "large", "friend", "friend", "stranger", "large"]
 
@@ -100,8 +100,8 @@ async def test_messages_for_the_same_entity_stay_behind_a_large_one() -> None:
 async def test_a_flush_comes_behind_everything_that_was_sent_before_it() -> None:
     a, b = pair()
     waiter = Waiter()
-    a.session.tell(ADD, "large", LARGE)
-    a.session.flush_shard("counter", "17", 0, 500, waiter)
+    a.session.outbox.tell(ADD, "large", LARGE)
+    a.session.outbox.flush_shard("counter", "17", 0, 500, waiter)
     await turns()
     a.carry()
     assert not waiter.done
@@ -113,7 +113,7 @@ async def test_a_flush_comes_behind_everything_that_was_sent_before_it() -> None
 async def test_two_large_ones_go_one_after_the_other() -> None:
     a, b = pair()
     for name in "12":
-        a.session.tell(ADD, name, LARGE)
+        a.session.outbox.tell(ADD, name, LARGE)
     await quiet(a, b)
     assert ids(b) == ["1", "2"]
 
@@ -121,11 +121,11 @@ async def test_two_large_ones_go_one_after_the_other() -> None:
 async def test_large_messages_fill_the_window_as_they_are_sent() -> None:
     a, b = pair()
     count = 0
-    while a.session.writable:
-        a.session.tell(ADD, str(count), LARGE)
+    while a.session.outbox.writable:
+        a.session.outbox.tell(ADD, str(count), LARGE)
         count += 1
     assert count == WINDOW_BYTES // len(LARGE) + 1
-    room = a.session.room()
+    room = a.session.outbox.room()
     await quiet(a, b)
     assert room.done()
     assert len(b.taker.got) == count
@@ -133,7 +133,7 @@ async def test_large_messages_fill_the_window_as_they_are_sent() -> None:
 
 async def test_drained_waits_for_large_ones() -> None:
     a, b = pair()
-    a.session.tell(ADD, "large", LARGE)
+    a.session.outbox.tell(ADD, "large", LARGE)
     drained = a.session.drained()
     await turns()
     assert not drained.done()
@@ -152,7 +152,7 @@ async def test_broken_connections_lose_repeat_and_reorder_nothing(seed: int) -> 
         name = str(dice.randrange(5))
         number += 1
         size = LARGE_WEIGHT + dice.randrange(200_000) if dice.random() < 0.1 else 8
-        a.session.tell(ADD, name, number.to_bytes(size, "big"))
+        a.session.outbox.tell(ADD, name, number.to_bytes(size, "big"))
         sent.setdefault(name, []).append(number)
         match dice.randrange(6):
             case 0:
@@ -180,22 +180,22 @@ async def test_broken_connections_lose_repeat_and_reorder_nothing(seed: int) -> 
     assert got == sent
     b.session.keep_alive()
     await quiet(a, b)
-    assert a.session.outstanding == 0
+    assert a.session.link.outstanding == 0
 
 
 def break_connection(a: Side, b: Side) -> None:
     for side in (a, b):
-        side.session.suspend()
+        side.session.link.suspend()
         side.pipe.clear()
-    a.session.opened(b.session.received)
-    b.session.opened(a.session.received)
+    a.session.opened(b.session.link.window.received)
+    b.session.opened(a.session.link.window.received)
 
 
 async def test_one_that_was_not_sent_to_its_end_comes_back_in_order() -> None:
     a, b = pair()
     for name in "12":
-        a.session.tell(ADD, name, LARGE)
-    a.session.tell(ADD, "1", b"small")
+        a.session.outbox.tell(ADD, name, LARGE)
+    a.session.outbox.tell(ADD, "1", b"small")
     await turns()
     assert [u.entity_id for u in a.session.close(GONE)] == ["1", "2", "1"]
     assert a.session.unconfirmed == {}
@@ -206,16 +206,16 @@ async def test_one_that_was_not_sent_to_its_end_comes_back_in_order() -> None:
 async def test_batches_behind_the_last_part_are_returned_behind_it() -> None:
     a, _ = pair()
     a.has_room = False
-    a.session.tell(ADD, "large", LARGE[: LARGE_WEIGHT + 1])
+    a.session.outbox.tell(ADD, "large", LARGE[: LARGE_WEIGHT + 1])
     a.session.drained()  # its parts have numbers now, and none was handed on
-    a.session.tell(ADD, "large", b"second")
+    a.session.outbox.tell(ADD, "large", b"second")
     await turns()
     assert [len(u.payload) for u in a.session.close(GONE)] == [LARGE_WEIGHT + 1, len(b"second")]
 
 
 async def test_one_that_was_sent_to_its_end_may_have_arrived() -> None:
     a, _ = pair()
-    a.session.tell(ADD, "1", LARGE)
+    a.session.outbox.tell(ADD, "1", LARGE)
     a.session.drained()
     await turns()
     assert a.session.close(GONE) == []
@@ -244,7 +244,7 @@ async def test_parts_that_make_no_batch_block_nothing() -> None:
 async def test_a_receiver_without_room_stops_the_parts() -> None:
     a, b = pair()
     b.session.pause()
-    a.session.tell(ADD, "large", LARGE)
+    a.session.outbox.tell(ADD, "large", LARGE)
     await quiet(a, b)
     assert kinds(a).count(FrameType.PART) == PARTS_AHEAD
     b.session.resume()
@@ -256,17 +256,17 @@ async def test_a_receiver_without_room_stops_the_parts() -> None:
 async def test_an_entity_whose_large_batch_is_sent_waits_for_no_other_large_batch() -> None:
     """Once all parts of its batch have numbers, the window keeps the order."""
     a, b = pair()
-    a.session.tell(ADD, "first", bytes((PARTS_AHEAD + 1) * PART_BYTES))
-    a.session.flush()
-    a.session.tell(ADD, "second", LARGE)
-    a.session.flush()
+    a.session.outbox.tell(ADD, "first", bytes((PARTS_AHEAD + 1) * PART_BYTES))
+    a.session.outbox.flush()
+    a.session.outbox.tell(ADD, "second", LARGE)
+    a.session.outbox.flush()
     while FrameType.LAST_PART not in kinds(a):
         a.carry()
         b.carry()
-    a.session.tell(ADD, "second", b"waits")
-    a.session.flush()
-    a.session.tell(ADD, "first", b"passes")
-    a.session.flush()
+    a.session.outbox.tell(ADD, "second", b"waits")
+    a.session.outbox.flush()
+    a.session.outbox.tell(ADD, "first", b"passes")
+    a.session.outbox.flush()
     assert [run.ids for [run] in a.batches if isinstance(run, TellRun)] == [["first"]]
     await quiet(a, b)
     assert ids(b) == ["first", "first", "second", "second"]

@@ -12,9 +12,9 @@ import pytest
 from shardbus.errors import BufferFull
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.transport.asks import CoarseClock, Key
-from shardbus.transport.loopback import Loopback
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from shardbus.transport.send_buffer import SendBufferLimit
-from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT, Session
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BYTES
 from shardbus.wire.batch import Control
 from shardbus.wire.schema import decode_value
@@ -37,7 +37,7 @@ def takes(session: Session, number: int, size: int, keys: Sequence[Key] = (ADD,)
     """Tell without waiting; whether that was not refused. It must be in the end."""
     assert number * size < 10 * LIMIT, "nothing was refused"
     try:
-        session.tell(keys[number % len(keys)], str(number), bytes(size))
+        session.outbox.tell(keys[number % len(keys)], str(number), bytes(size))
     except BufferFull:
         return False
     return True
@@ -49,7 +49,7 @@ def fill(session: Session, size: int = 1024, keys: Sequence[Key] = (ADD,)) -> in
 
 
 def held(session: Session) -> int:
-    return session.outstanding + session._weight
+    return session.link.outstanding + session.outbox._weight
 
 
 async def test_a_sender_that_does_not_wait_is_refused_over_the_limit() -> None:
@@ -58,7 +58,7 @@ async def test_a_sender_that_does_not_wait_is_refused_over_the_limit() -> None:
     taken = fill(a.session)
     assert LIMIT < held(a.session) <= MOST
     with pytest.raises(BufferFull, match="await your tells") as refusal:
-        a.session.tell(SUB, "x", b"")
+        a.session.outbox.tell(SUB, "x", b"")
     assert refusal.value.definite
     assert send_buffer_limit.refused == {"counter": 2}
     a.session.opened(0)
@@ -95,12 +95,12 @@ async def test_with_room_again_it_goes_on() -> None:
     taken = fill(a.session)
     a.has_room = True
     for _ in range(10):
-        a.session._unblock()
+        a.session.link._unblock()
         await quiet(a, b)
         b.session.keep_alive()
     await quiet(a, b)
-    assert (held(a.session), a.session.writable) == (0, True)
-    a.session.tell(ADD, "last", b"")
+    assert (held(a.session), a.session.outbox.writable) == (0, True)
+    a.session.outbox.tell(ADD, "last", b"")
     await quiet(a, b)
     assert len(b.taker.got) == taken + 1
 
@@ -113,9 +113,9 @@ async def test_tasks_that_each_await_one_tell_do_not_meet_the_bound() -> None:
 
     async def sender(number: int) -> None:
         for _ in range(2):
-            a.session.tell(ADD, str(number), KIB)
-            if not a.session.writable:
-                await a.session.until_room
+            a.session.outbox.tell(ADD, str(number), KIB)
+            if not a.session.outbox.writable:
+                await a.session.outbox.until_room
         done.append(number)
 
     tasks = (LIMIT - WINDOW_BYTES) // len(KIB) - BATCH_WEIGHT_MAX // len(KIB)
@@ -136,12 +136,12 @@ async def test_tasks_that_each_await_one_tell_do_not_meet_the_bound() -> None:
 async def test_a_sender_that_does_not_await_room_costs_nothing() -> None:
     side = Side("a", is_open=False, send_buffer_limit=SendBufferLimit(LIMIT))
     fill(side.session)
-    assert side.session._room_waiters == []
-    waits = asyncio.ensure_future(side.session.until_room)
+    assert side.session.outbox._room_waiters == []
+    waits = asyncio.ensure_future(side.session.outbox.until_room)
     await turns()
-    assert (waits.done(), len(side.session._room_waiters)) == (False, 1)
+    assert (waits.done(), len(side.session.outbox._room_waiters)) == (False, 1)
     waits.cancel()
-    other = asyncio.ensure_future(side.session.until_room)
+    other = asyncio.ensure_future(side.session.outbox.until_room)
     await turns()
     assert not other.done()
 
@@ -150,8 +150,8 @@ async def test_an_ask_fails_with_the_same_error_and_its_asker_knows_at_once() ->
     side = Side("a", is_open=False, send_buffer_limit=SendBufferLimit(LIMIT))
     fill(side.session)
     plain, chained = future(), future()
-    side.session.ask(ADD, "x", b"", 1000, plain, decode_value)
-    side.session.ask_in_chain(ADD, "x", b"", 1000, chained, decode_value, CHAIN)
+    side.session.outbox.ask(ADD, "x", b"", 1000, plain, decode_value)
+    side.session.outbox.ask(ADD, "x", b"", 1000, chained, decode_value, CHAIN)
     for answer in (plain, chained):
         assert isinstance(answer.exception(), BufferFull)
     assert side.session.waiting_asks == 0
@@ -160,11 +160,11 @@ async def test_an_ask_fails_with_the_same_error_and_its_asker_knows_at_once() ->
 async def test_accepted_messages_are_not_refused() -> None:
     a, b = pair(is_open=False, send_buffer_limit=SendBufferLimit(LIMIT))
     taken, clock = fill(a.session), CoarseClock()
-    a.session.reply(7, KIB)
-    a.session.fail(8, BufferFull("x"))
-    a.session.control(Control("T", "counter", b""))
-    PendingMessage(ADD, "17", "relayed", b"p", 1).send(a.session, clock)
-    PendingMessage(ADD, "17", "homeless", b"p").send(a.session, clock)
+    a.session.outbox.reply(7, KIB)
+    a.session.outbox.fail(8, BufferFull("x"))
+    a.session.outbox.control(Control("T", "counter", b""))
+    PendingMessage(ADD, "17", "relayed", b"p", 1).send(a.session.outbox, clock)
+    PendingMessage(ADD, "17", "homeless", b"p").send(a.session.outbox, clock)
     a.session.opened(0)
     b.session.opened(0)
     await quiet(a, b)
@@ -173,13 +173,15 @@ async def test_accepted_messages_are_not_refused() -> None:
 
 async def test_a_process_that_tells_itself_meets_the_bound_within_one_turn() -> None:
     taker, send_buffer_limit = Taker(), SendBufferLimit(LIMIT)
-    session = Loopback("self", asyncio.get_running_loop(), CoarseClock(), taker, send_buffer_limit)
+    session = Session(
+        "self", asyncio.get_running_loop(), CoarseClock(), taker, None, send_buffer_limit
+    )
     taken = fill(session)
     assert LIMIT < held(session) <= MOST
-    PendingMessage(ADD, "17", "homeless", b"p").send(session, CoarseClock())
+    PendingMessage(ADD, "17", "homeless", b"p").send(session.outbox, CoarseClock())
     assert send_buffer_limit.refused == {"counter": 1}
     await turns()
     assert len(taker.got) == taken + 1
-    session.tell(ADD, "next", b"")
+    session.outbox.tell(ADD, "next", b"")
     await turns()
     assert len(taker.got) == taken + 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.transport.sent_messages import SAMPLES_S, SentMessages
+from shardbus.transport.sent_messages import SAMPLES_S, BatchDeparture, SentMessages
 from shardbus.wire.batch import AskRun, ReplyRun, Run, TellRun
 
 
@@ -38,6 +38,8 @@ class Desk:
 
     def __init__(self, sent: SentMessages | None = None) -> None:
         self.sent, self.loop = sent or SentMessages(), Loop()
+        loop: Any = self.loop
+        self.departure = BatchDeparture(self.sent, loop)
         self.corr = 0
         self.entries: dict[int, tuple[Any, Any, int]] = {}
 
@@ -52,8 +54,8 @@ class Desk:
     def leave(
         self, *runs: Run, since: float = 0.0, delayed: dict[int, float] | None = None
     ) -> None:
-        loop: Any = self.loop
-        self.sent.leave(runs, self.entries, since, delayed or {}, loop)
+        self.departure.since, self.departure.delayed = since, delayed or {}
+        self.departure.leave(runs, self.entries)
 
     async def answer_all(self, after: float) -> None:
         self.loop.now += after

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
-from shardbus.transport.session import BATCH_WEIGHT_MAX
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX
 from shardbus.wire import batch
 from shardbus.wire.batch import (
     CONTROL_BYTES_MAX,

@@ -94,7 +94,7 @@ class Door:
     async def ask(self, client: Endpoint, payload: bytes) -> object:
         waits: asyncio.Future[object] = client.loop.create_future()
         session = client.session_to(Address("127.0.0.1", self.me.port), probe=True)
-        session.ask(ADD, "x", payload, PATIENCE_MS, waits, decode_value)
+        session.outbox.ask(ADD, "x", payload, PATIENCE_MS, waits, decode_value)
         return await waits
 
     def hello(self, name: str, *, node: NodeId | None = None, session: int = 1) -> list[bytes]:
@@ -206,8 +206,8 @@ async def test_a_connection_that_is_read_may_send_any_number_of_bytes(door: Door
     client = door.client()
     session = client.session_to(Address("127.0.0.1", door.me.port), probe=True)
     for n in range(400):
-        session.tell(ADD, str(n), bytes(64 * 1024))
-        await session.room()
+        session.outbox.tell(ADD, str(n), bytes(64 * 1024))
+        await session.outbox.room()
     await session.drained()
     assert [row[1] for row in door.taker.got] == [str(n) for n in range(400)]
     assert door.lost == []
@@ -222,7 +222,7 @@ async def test_a_mistake_of_the_guard_costs_a_moment_and_no_message(door: Door) 
         for fd in list(door.guard._connections):
             door.guard.refuse(fd, "too_much_unread")
         for at in range(200):
-            session.tell(ADD, f"{n}-{at}", b"\x00")
+            session.outbox.tell(ADD, f"{n}-{at}", b"\x00")
         await until(lambda: door.node.dropped_frames.get("too_much_unread") == n + 1, "the end")  # noqa: B023
         assert await door.ask(client, b"\x02") == 2
     told = [row[1] for row in door.taker.got if row[0] == "tell"]
@@ -366,11 +366,11 @@ async def test_parts_of_no_bytes_have_an_end() -> None:
 async def test_batches_of_no_bytes_are_not_held_without_end() -> None:
     _, b = pair()
     b.session.pause()
-    held = b.session._inbox._held
+    held = b.session.inbox._held
     most = HELD_BYTES_MAX // HELD_WEIGHT
     for seq in range(1, most + 100):
         b.session.on_frame(FrameType.PART, seq, 0, b"")
-        b.session._assembly.take()
+        b.session.link.assembly.take()
     assert len(held) <= most
 
 

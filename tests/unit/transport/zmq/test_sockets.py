@@ -339,7 +339,7 @@ def address(end: Endpoint) -> Address:
 async def ask(end: Endpoint, to: Endpoint, payload: bytes) -> object:
     waits: asyncio.Future[object] = end.loop.create_future()
     session = end.session_to(address(to), probe=True)
-    session.ask(ADD, "x", payload, int(PATIENCE_S * 1000), waits, decode_value)
+    session.outbox.ask(ADD, "x", payload, int(PATIENCE_S * 1000), waits, decode_value)
     return await waits
 
 
@@ -457,7 +457,7 @@ async def test_an_answer_over_the_limit_does_not_break_the_link(ends: Ends) -> N
     big = asyncio.ensure_future(ask(client, node, b"\x01"))
     await until(lambda: taker.got, "the ask")
     [session] = node.sessions()
-    session.reply(1, bytes(20 * 1024 * 1024))
+    session.outbox.reply(1, bytes(20 * 1024 * 1024))
     with pytest.raises(EntityFailed, match="at most"):
         await big
     taker.answers = True
