@@ -60,20 +60,9 @@ class SessionLink:
     after having been full, takes more."""
 
     __slots__ = (
-        "_ack_armed",
-        "_drain_waiters",
-        "_fragments",
-        "_loop",
-        "_on_room",
-        "_open_waiters",
-        "_retry_armed",
-        "assembly",
-        "held_reports",
-        "name",
-        "peer_lost_data",
-        "state",
-        "window",
-    )
+        "_ack_armed", "_drain_waiters", "_fragments", "_loop", "_on_room", "_open_waiters",
+        "_retry_armed", "assembly", "held_reports", "name", "peer_lost_data", "state", "window",
+    )  # fmt: skip
     local = False
 
     def __init__(

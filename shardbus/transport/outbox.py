@@ -113,32 +113,11 @@ class SessionOutbox:
     """What one session sends. A route names it, so that a message touches no other object."""
 
     __slots__ = (
-        "__weakref__",
-        "_ask_deadline",
-        "_ask_key",
-        "_ask_timeout_ms",
-        "_asks",
-        "_chain",
-        "_corrs",
-        "_departure",
-        "_ids",
-        "_limit",
-        "_loop",
-        "_payloads",
-        "_reply_corrs",
-        "_reply_payloads",
-        "_room_waiters",
-        "_send_buffer_limit",
-        "_tell_key",
-        "_way",
-        "_weight",
-        "held",
-        "lost",
-        "runs",
-        "scheduled",
-        "until_room",
-        "writable",
-    )
+        "__weakref__", "_ask_deadline", "_ask_key", "_ask_timeout_ms", "_asks", "_chain", "_corrs",
+        "_departure", "_ids", "_limit", "_loop", "_payloads", "_reply_corrs", "_reply_payloads",
+        "_room_waiters", "_send_buffer_limit", "_tell_key", "_way", "_weight", "held", "lost",
+        "runs", "scheduled", "until_room", "writable",
+    )  # fmt: skip
 
     def __init__(
         self,

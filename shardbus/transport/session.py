@@ -70,26 +70,10 @@ class Session:
     True if the connection took it. Without it, the other side is this process."""
 
     __slots__ = (
-        "__weakref__",
-        "_asks",
-        "_asks_expired",
-        "_local",
-        "_loop",
-        "_transmit",
-        "closed_idle",
-        "features",
-        "inbox",
-        "link",
-        "lost",
-        "mark",
-        "outbox",
-        "peer_ended",
-        "permissions",
-        "tag",
-        "unconfirmed",
-        "unconfirmed_runs",
-        "wants_drop_reports",
-    )
+        "__weakref__", "_asks", "_asks_expired", "_local", "_loop", "_transmit", "closed_idle",
+        "features", "inbox", "link", "lost", "mark", "outbox", "peer_ended", "permissions", "tag",
+        "unconfirmed", "unconfirmed_runs", "wants_drop_reports",
+    )  # fmt: skip
 
     def __init__(
         self,

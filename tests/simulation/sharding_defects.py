@@ -36,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 
 def a_home_is_left_without_a_flush(patch: Patch) -> None:
-    def careless(self: Routing, route: Route, now: float) -> None:
+    def careless(self: Routing, route: Route, *args: object) -> None:
         self._close(route)
 
     patch.setattr(Routing, "_flush", careless)

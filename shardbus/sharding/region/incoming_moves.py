@@ -205,7 +205,7 @@ class IncomingMoves:
             queue = one.first if event.via == one.move.old.node else one.others
         if queue is None:
             self._out.append(ev.Release(event.shard, one.move.new.node, (event.message,)))
-        elif self._routing.take_in(event.message):
+        elif self._routing.waiting.take(event.message):
             queue.append(event.message)
         else:
             self._out.append(ev.Reject(event.shard, event.message, REJECT_BUFFER_FULL))
@@ -231,7 +231,7 @@ class IncomingMoves:
 
     def _let_in(self, shard: str, messages: list[BufferedMessage]) -> None:
         if messages and self._me is not None:
-            self._routing.let_go(messages)
+            self._routing.waiting.counts.remove(messages)
             self._out.append(ev.Release(shard, self._me, tuple(messages)))
 
     def _finish(self, one: IncomingMove) -> None:

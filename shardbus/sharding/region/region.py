@@ -40,8 +40,9 @@ from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration
+from shardbus.sharding.region.requested_homes import ASKED
 from shardbus.sharding.region.route import Absence, BufferedMessage
-from shardbus.sharding.region.routing import ASKED, Routing
+from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.region.shutdown import RegionShutdown, ShutdownStep
 from shardbus.sharding.region.table_gossip import TableGossip
 
@@ -127,7 +128,8 @@ class ShardRegion:
     @property
     def buffered(self) -> tuple[int, int]:
         """The messages and bytes that wait for a home."""
-        return self._routing.buffered
+        counts = self._routing.waiting.counts
+        return counts.messages, counts.bytes
 
     def kept(self) -> Iterator[BufferedMessage]:
         """Yield every message that waits here for a home or for its turn."""
@@ -159,7 +161,7 @@ class ShardRegion:
 
     def why_waiting(self, shard: str) -> str:
         """Return the coordinator's reason why a shard that was asked for has no home."""
-        return self._routing.why_waiting(shard)
+        return self._routing.requests.why_waiting(shard)
 
     @property
     def instances(self) -> int:
@@ -225,7 +227,7 @@ class ShardRegion:
         ends = self._shutdown.deadlines()
         moves = (self._outgoing.deadline(), self._incoming.deadline())
         starts = (self._turn_at, self._registration.due, self.table_gossip.due)
-        dues = (*starts, self._routing.deadline(), *moves, *ends)
+        dues = (*starts, self._routing.requests.timers.deadline(), *moves, *ends)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.RegionEffect]:
@@ -264,7 +266,7 @@ class ShardRegion:
                     self._registration.on_registered(self.hosted, now)
                     self._routing.admit()
                     self.table_gossip.forget_before(epoch)
-                    self._routing.by_gossip = self.table_gossip.state is not None
+                    self._routing.requests.by_gossip = self.table_gossip.state is not None
                     self._on_homes(homes, epoch, now)
             case msg.RegisterRefused(epoch, reason):
                 if self._obeys(sender, epoch, now):
@@ -494,7 +496,7 @@ class ShardRegion:
         fences."""
         if state.epoch >= self.epoch:
             self._on_homes(self.table_gossip.on_state(sender, state, now), state.epoch, now)
-            self._routing.by_gossip = self.table_gossip.state is not None
+            self._routing.requests.by_gossip = self.table_gossip.state is not None
 
     def _on_host(self, home: Home, behind: Home | None, epoch: int, now: float) -> None:
         shard, hosted = home.shard, self._hosted.get(home.shard)
@@ -557,7 +559,7 @@ class ShardRegion:
         unknown: dict[str, list[str]] = {}
         for shard in shards:
             if shard not in known:
-                why = self._routing.why_waiting(shard) or ASKED
+                why = self._routing.requests.why_waiting(shard) or ASKED
                 unknown.setdefault(why, []).append(shard)
                 self._routing.watch(shard, now)
         for why, waiting in unknown.items():
@@ -639,7 +641,7 @@ class ShardRegion:
         if requests:
             self._tell_coordinator(msg.GetShardHome(requests))
         started, self._started_now = self._started_now, {}
-        acks = self._routing.take_acks()
+        acks, self._routing.acks = self._routing.acks, {}
         stopped, self._stopped_now = self._stopped_now, {}
         if self._me is None:
             return

@@ -13,10 +13,32 @@
 - FLUSHING: a Flush travels behind everything that was sent to the old home. Until its echo,
   messages wait, even if the next home is known: those on the way to the old home must arrive first.
 
-`floor` is the lowest fence that a home may have to be accepted. It rises with every home, with
-BeginHandOff above the home that is left, and with the death of a home. A new coordinator may put a
-shard back to the home it was about to leave: then the fence just below the floor is accepted again,
-if the new epoch is above the epoch of the BeginHandOff.
+    state      `home`     `flush`   `next_home`       messages   leftovers
+    UNKNOWN    none       none      not open yet      may wait   NONE, KEPT
+    KNOWN      the home   none      none              none       NONE
+    FLUSHING   old home   open      known, or not     may wait   NONE, KEPT, AWAITED
+
+**Leftovers** are what the shard's entities have not handled where the shard stopped; they go before
+everything else (`routing` says how):
+
+    NONE       nothing is left over
+    KEPT       the shard stopped here: the next home must ask for the `messages`
+    AWAITED    the shard will run here: the old home passes its leftovers on
+
+**The floor** is the lowest fence that a home may have to be accepted:
+
+    what has happened                      `fence`            `handed_off`      `dead`
+    no home was known                      0                  none              none
+    a home is known                        its fence          none              none
+    the home is left, or stopped here      above the home's   none              none
+    BeginHandOff for the home              above the home's   its fence, epoch  none
+    the home died                          above the home's   none              the home
+    its node lives after all               the home's again   none              none
+
+A new coordinator may put a shard back to the home it was about to leave: then the fence just below
+the floor is accepted again, if the new epoch is above the epoch of the BeginHandOff.
+
+`LEGAL` has the first table as data; `Route.check` compares a route with all three.
 
 Messages that come back from the old home while this region flushes towards it were sent before the
 Flush. They are `returned`, and go to the next home ahead of those `waiting`. The same holds for
@@ -131,6 +153,119 @@ class ForwardedFrom:
         return self._any or via in self._nodes
 
 
+class LeftoversState(Enum):
+    """Whether a shard's entities have left messages unhandled."""
+
+    NONE = "none"
+    KEPT = "kept"
+    AWAITED = "awaited"
+
+
+LEGAL = {
+    # state: (home, flush, next home, messages, leftovers); None: either
+    RouteState.UNKNOWN: (False, False, None, None, {LeftoversState.NONE, LeftoversState.KEPT}),
+    RouteState.KNOWN: (True, False, False, False, {LeftoversState.NONE}),
+    RouteState.FLUSHING: (True, True, None, None, set(LeftoversState)),
+}
+"""The parts that a route has in each state."""
+
+
+@dataclass(slots=True)
+class HomeFloor:
+    """The lowest fence that a home of one shard may have."""
+
+    fence: int = 0
+    handed_off: tuple[int, int] | None = None
+    """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
+    dead: Home | None = None
+    """The home whose death raised the floor above its fence."""
+
+    def accepts(self, home: Home, epoch: int) -> bool:
+        """True if this home is at least as new as the floor."""
+        if home.fence >= self.fence:
+            return True
+        handed_off = self.handed_off
+        return handed_off is not None and home.fence == handed_off[0] and epoch > handed_off[1]
+
+    def set(self, fence: int) -> None:
+        """Accept no fence below this one, and forget why."""
+        self.fence, self.handed_off, self.dead = fence, None, None
+
+    def on_begin_handoff(self, home: Home, epoch: int) -> bool:
+        """Raise the floor: the shard is about to leave this home. Returns False if the home is an
+        earlier one."""
+        if home.fence >= self.fence:
+            self.set(home.fence + 1)
+            self.handed_off = (home.fence, epoch)
+        elif self.handed_off is not None and self.handed_off[0] == home.fence:
+            self.handed_off = (home.fence, max(epoch, self.handed_off[1]))
+        else:
+            return False
+        return True
+
+    def on_home_dead(self, home: Home) -> None:
+        """Raise the floor above a dead home: a sender that still names it is behind."""
+        self.set(home.fence + 1)
+        self.dead = home
+
+    def on_node_back(self, node: NodeId) -> None:
+        """Lower the floor again if the dead home was on this node, which is alive after all."""
+        if self.dead is not None and self.dead.node == node:
+            self.set(self.dead.fence)
+
+    def check(self) -> None:
+        """Compare the floor with its table."""
+        assert self.handed_off is None or self.dead is None
+        assert self.handed_off is None or self.fence == self.handed_off[0] + 1
+        assert self.dead is None or self.fence == self.dead.fence + 1
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """The messages that the entities of one shard have not handled, and who passes them on."""
+
+    messages: list[BufferedMessage] = field(default_factory=list)
+    epoch: int = 0
+    """The epoch under which the shard stopped here with leftovers."""
+    awaits: bool = False
+    """The old home passes on leftovers."""
+    requester: Home | None = None
+    """The home that asked for the leftovers: it lets in nothing else before them."""
+    deadline: tuple[Home, float] | None = None
+    """A home that has not asked for the leftovers yet, and when it must have."""
+
+    @property
+    def state(self) -> LeftoversState:
+        """The state of the table."""
+        if self.awaits:
+            return LeftoversState.AWAITED
+        return LeftoversState.KEPT if self.messages else LeftoversState.NONE
+
+    def lets_send_to(self, home: Home, me: NodeId | None) -> bool:
+        """True if messages may go to that home now: what is behind leftovers waits with them."""
+        behind = self.state is not LeftoversState.NONE and home.node != me
+        return not behind or self.requester == home
+
+    def are_late(self, home: Home, epoch: int, me: NodeId | None) -> bool:
+        """True if the shard may have run elsewhere since: another home than the awaited one is
+        known, or another coordinator brings the shard back here."""
+        if self.deadline is not None and self.deadline[0] != home:
+            return True
+        return bool(self.messages) and home.node == me and epoch != self.epoch
+
+
+@dataclass(slots=True)
+class OpenFlush:
+    """A Flush without an echo."""
+
+    number: int
+    since: float
+    passed: list[Home] = field(default_factory=list)
+    """Earlier next homes, to which the old one may have forwarded; at most `LEFT_MAX`."""
+    unacked: Home | None = None
+    """The BeginHandOff to acknowledge when the Flush ends."""
+
+
 @dataclass(slots=True)
 class Route:
     """The route to one shard."""
@@ -139,33 +274,15 @@ class Route:
     state: RouteState = RouteState.UNKNOWN
     home: Home | None = None
     """KNOWN: the home. FLUSHING: the old home."""
+    flush: OpenFlush | None = None
     next_home: Home | None = None
     """Where messages will go: known, but not open yet."""
-    floor: int = 0
-    handed_off: tuple[int, int] | None = None
-    """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
-    flush_id: int = 0
-    flushing_since: float = 0.0
-    passed: list[Home] = field(default_factory=list)
-    """FLUSHING: earlier next homes, to which the old one may have forwarded; at most `LEFT_MAX`."""
-    unacked: Home | None = None
-    """The BeginHandOff to acknowledge when the Flush ends."""
-    dead_home: Home | None = None
-    """The home whose death raised the floor above its fence."""
-    watched: bool = False
-    """A client wants the home, so the region asks for it without messages too."""
-    leftovers: list[BufferedMessage] = field(default_factory=list)
-    """What the entities that ran here have not handled. It goes before everything else."""
-    leftovers_epoch: int = 0
-    """The epoch under which the shard stopped here with leftovers."""
-    awaits_leftovers: bool = False
-    """FLUSHING: the old home passes on leftovers."""
-    requester: Home | None = None
-    """The home that asked for the leftovers: it lets in nothing else before them."""
-    awaited: tuple[Home, float] | None = None
-    """A home that has not asked for the leftovers yet, and the deadline for that."""
+    floor: HomeFloor = field(default_factory=HomeFloor)
+    leftovers: Leftovers = field(default_factory=Leftovers)
     waiting: list[BufferedMessage] = field(default_factory=list)
     returned: list[BufferedMessage] = field(default_factory=list)
+    watched: bool = False
+    """A client wants the home, so the region asks for it without messages too."""
     left: dict[NodeId, None] = field(default_factory=dict)
     """Old homes that were left without a Flush, in direct moves that keep order."""
     forwarded: ForwardedFrom = field(default_factory=ForwardedFrom)
@@ -178,22 +295,34 @@ class Route:
         known = self.next_home or self.home
         if known is not None and known.fence == home.fence and known.node != home.node:
             return False
-        if home.fence >= self.floor:
-            return True
-        handed_off = self.handed_off
-        return handed_off is not None and home.fence == handed_off[0] and epoch > handed_off[1]
+        return self.floor.accepts(home, epoch)
 
-    def on_begin_handoff(self, home: Home, epoch: int) -> None:
-        """Raise the floor: the shard is about to leave this home."""
-        if home.fence >= self.floor:
-            self.floor = home.fence + 1
-            self.handed_off = (home.fence, epoch)
-        elif self.handed_off is not None and self.handed_off[0] == home.fence:
-            self.handed_off = (home.fence, max(epoch, self.handed_off[1]))
+    @property
+    def best_home(self) -> Home | None:
+        """The best home known."""
+        return self.next_home or (self.home if self.state is RouteState.KNOWN else None)
 
-    def on_home_dead(self, home: Home) -> None:
-        """Raise the floor above a dead home: a sender that still names it is behind."""
-        self.floor, self.handed_off, self.dead_home = home.fence + 1, None, home
+    def is_at(self, node: NodeId | None) -> bool:
+        """True if the home is known, and is on this node."""
+        return self.state is RouteState.KNOWN and self.home is not None and self.home.node == node
+
+    @property
+    def queues(self) -> tuple[list[BufferedMessage], ...]:
+        """Everything that waits, in the order in which it must leave."""
+        return self.leftovers.messages, self.returned, self.waiting
+
+    def take_messages(self) -> list[BufferedMessage]:
+        """Remove and return everything that waits."""
+        messages = [message for queue in self.queues for message in queue]
+        for queue in self.queues:
+            queue.clear()
+        return messages
+
+    def take_older(self) -> list[BufferedMessage]:
+        """Remove and return what the next home must get before everything that waits."""
+        older = self.leftovers.messages + self.returned
+        self.leftovers.messages, self.returned = [], []
+        return older
 
     def leave(self, node: NodeId) -> None:
         """Record that this old home is left without a Flush: what comes back from it is older than
@@ -202,20 +331,31 @@ class Route:
         if len(self.left) > LEFT_MAX:
             del self.left[next(iter(self.left))]
 
-    def on_node_back(self, node: NodeId) -> None:
-        """Lower the floor again if the dead home was on this node, which is alive after all."""
-        dead, self.dead_home = self.dead_home, None
-        if dead is not None and dead.node == node and self.floor == dead.fence + 1:
-            self.floor = dead.fence
-
     def set_next(self, home: Home) -> None:
         """Make this the next home."""
-        before = self.next_home
-        if self.state is RouteState.FLUSHING and before is not None and before.node != home.node:
-            self.passed = [*self.passed[: LEFT_MAX - 1], before]
+        before, flush = self.next_home, self.flush
+        if flush is not None and before is not None and before.node != home.node:
+            flush.passed = [*flush.passed[: LEFT_MAX - 1], before]
         self.next_home = home
-        self.floor = home.fence
-        self.handed_off = None
+        self.floor.set(home.fence)
+
+    def begin_flush(self, old: Home, flush: OpenFlush) -> None:
+        """Go to FLUSHING, towards this old home."""
+        self.state, self.home, self.flush = RouteState.FLUSHING, old, flush
+
+    def forget_home(self) -> Home | None:
+        """Go to UNKNOWN. Returns the BeginHandOff to acknowledge."""
+        unacked = None if self.flush is None else self.flush.unacked
+        self.state, self.home, self.flush = RouteState.UNKNOWN, None, None
+        self.leftovers.awaits = False
+        return unacked
+
+    def open(self, home: Home) -> list[BufferedMessage]:
+        """Go to KNOWN. Returns what waited, for the home."""
+        self.leftovers.deadline = self.leftovers.requester = None
+        self.state, self.home, self.next_home = RouteState.KNOWN, home, None
+        self.forwarded, self.forwarded_next = self.forwarded_next, ForwardedFrom()
+        return self.take_messages()
 
     def bypasses_flush(self, via: NodeId | None) -> bool:
         """True if what comes from `via` need not wait for the echo of the Flush."""
@@ -223,14 +363,24 @@ class Route:
             return False
         if via == self.home.node:
             return True
-        return not (self.awaits_leftovers or self.forwarded.may_include(via))
+        return not (self.leftovers.awaits or self.forwarded.may_include(via))
 
     @property
     def needs_home(self) -> bool:
         """True if the region must ask the coordinator for the home."""
         if self.state is RouteState.KNOWN or self.next_home is not None:
             return False
-        return bool(self.leftovers or self.waiting or self.returned or self.watched)
+        return self.watched or any(self.queues)
+
+    def check(self) -> None:
+        """Compare the route with the tables."""
+        home, flush, next_home, messages, leftovers = LEGAL[self.state]
+        assert (self.home is not None) is home
+        assert (self.flush is not None) is flush
+        assert next_home is None or (self.next_home is not None) is next_home
+        assert messages is None or any(self.queues) is messages
+        assert self.leftovers.state in leftovers
+        self.floor.check()
 
 
 class RouteBuffers:

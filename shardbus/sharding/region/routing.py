@@ -51,22 +51,23 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding.instances import split_row
 from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.region.requested_homes import RequestedHomes
 from shardbus.sharding.region.route import (
     REJECT_BUFFER_FULL,
-    REJECT_EXPIRED,
     REJECT_HOP_LIMIT,
     REJECT_NO_INSTANCE,
     REJECT_REFUSED,
     REJECT_STOPPED,
     Absence,
     BufferedMessage,
-    ForwardedFrom,
+    LeftoversState,
+    OpenFlush,
     Returned,
     Route,
     RouteBuffers,
     RouteState,
 )
-from shardbus.sharding.timers import Timers
+from shardbus.sharding.region.waiting_messages import WaitingMessages
 
 DEAD_NODES_MAX = 1000
 """Dead nodes remembered, so that a coordinator that is behind cannot point at one."""
@@ -77,18 +78,6 @@ SUSPECT_HOPS = 4
 FLUSH_PATIENCE_S = 60.0
 """Seconds after which a home that echoes no Flush is left all the same."""
 
-WAIT_PATIENCE = 3.0
-"""How many times longer a region waits after Wait before it asks again: the answer comes unasked,
-and asking is for the case that it was lost."""
-
-ASKED = "the coordinator is asked"
-"""The reason that a region gives to a client at first. It knows the coordinator's own a moment
-later."""
-
-REASON_S = 0.5
-"""Seconds after which a client that got this reason asks for the other one, once: a home usually
-comes within milliseconds."""
-
 LEFTOVERS_PATIENCE_S = 5.0
 """Seconds that an old home waits for the next home to ask for the leftovers."""
 
@@ -97,9 +86,9 @@ class Routing:
     """The routes of one entity type. Effects are appended to `out`."""
 
     __slots__ = (
-        "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_opened", "_out",
-        "_reasons", "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers",
-        "_with_expired", "by_gossip", "instances", "new_homes", "unordered",
+        "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_opened", "_out",
+        "_refused", "_retry", "_routes", "_rows", "_rows_opened", "_running", "_timers", "acks",
+        "instances", "new_homes", "requests", "unordered", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +100,9 @@ class Routing:
         self._retry = settings.retry_interval
         self._routes: dict[str, Route] = {}
         self._buffers = RouteBuffers(settings.buffer_size, settings.buffer_bytes)
-        self._timers: Timers[str] = Timers()
+        self.waiting = WaitingMessages(self._buffers, out)
+        self.requests = RequestedHomes(settings.retry_interval)
+        self._timers = self.requests.timers
         self._flushes = 0
         self._refused = False
         self._opened = False
@@ -121,12 +112,8 @@ class Routing:
         """The fences of the shards that run here."""
         self._gated: dict[str, NodeId] = {}
         """Shards that run here and wait for acknowledgements of senders, by way of that node."""
-        self._acks: dict[str, Home] = {}
+        self.acks: dict[str, Home] = {}
         """BeginHandOffs to acknowledge at the end of the turn."""
-        self._reasons: dict[str, str] = {}
-        """Why shards that the region has asked for have no home, by the coordinator."""
-        self._with_expired: dict[str, Route] = {}
-        """Routes in which expired asks wait."""
         self.new_homes: dict[str, Home] = {}
         """Homes that were not known before this turn."""
         self.unordered: dict[str, dict[str, ShardMove]] = {}
@@ -137,30 +124,11 @@ class Routing:
         """Shards of which a row got a home in this turn."""
         self.instances = 0
         """The number of instances of the type; 0: it has none, or the number is not known."""
-        self.by_gossip = False
-        """New homes come by gossip, which may be late, and from the coordinator to those who ask.
-        So the region asks as soon as messages wait, also while a shard moves."""
-
-    def take_acks(self) -> dict[str, Home]:
-        """Return the BeginHandOffs to acknowledge now, once."""
-        acks, self._acks = self._acks, {}
-        return acks
-
-    @property
-    def buffered(self) -> tuple[int, int]:
-        """The messages and bytes that wait."""
-        return self._buffers.messages, self._buffers.bytes
-
-    def deadline(self) -> float | None:
-        """Return when `due_requests` is due."""
-        return self._timers.deadline()
 
     def home_of(self, shard: str) -> Home | None:
         """Return the best home known."""
         route = self._routes.get(shard)
-        if route is None:
-            return None
-        return route.next_home or (route.home if route.state is RouteState.KNOWN else None)
+        return None if route is None else route.best_home
 
     def known_shards(self) -> list[str]:
         """Return the shards whose home is known."""
@@ -169,12 +137,11 @@ class Routing:
     def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
         """Return why a shard has no home that takes messages, and the home that it had last."""
         route = self._routes.get(shard)
-        if route is None or (route.state is RouteState.UNKNOWN and not route.floor):
+        if route is None or (route.state is RouteState.UNKNOWN and not route.floor.fence):
             return Absence.NEVER, None
-        last = route.dead_home
-        lost = route.state is RouteState.UNKNOWN and route.next_home is None
-        if lost and last is not None and route.floor == last.fence + 1:
-            return Absence.DEAD, last.node
+        dead = route.floor.dead
+        if dead is not None and route.state is RouteState.UNKNOWN and route.next_home is None:
+            return Absence.DEAD, dead.node
         home = route.home or route.next_home
         return Absence.MOVING, home.node if home is not None else None
 
@@ -186,10 +153,8 @@ class Routing:
         self.instances = count
         for shard, route in self._routes.items():
             if self._vanished(shard):
-                waiting = route.leftovers + route.returned + route.waiting
-                route.leftovers, route.returned, route.waiting = [], [], []
                 route.watched = False
-                self._reject(route, waiting, REJECT_NO_INSTANCE)
+                self.waiting.reject(shard, route.take_messages(), REJECT_NO_INSTANCE)
 
     def pass_to_instances(self) -> None:
         """Reject what waits for a row without a home, where another row of its shard has got one in
@@ -203,7 +168,7 @@ class Routing:
                 if row.state is RouteState.UNKNOWN and row.next_home is None:
                     waiting = [m for m in row.waiting if m.any_instance]
                     row.waiting = [m for m in row.waiting if not m.any_instance]
-                    self._reject(row, waiting, REJECT_NO_INSTANCE)
+                    self.waiting.reject(row.shard, waiting, REJECT_NO_INSTANCE)
 
     def _vanished(self, shard: str) -> bool:
         """True if this is the row of an instance that is no more."""
@@ -232,20 +197,19 @@ class Routing:
             route.forwarded_next.add(event.via, event.hops)
             self._out.append(ev.Release(event.shard, route.next_home.node, (event.message,)))
             return
-        if not self._buffer(event.message):
+        if not self.waiting.take(event.message):
             self._out.append(ev.Reject(event.shard, event.message, REJECT_BUFFER_FULL))
             return
         route.forwarded_next.add(event.via, event.hops)
         queue = route.returned if free else route.waiting
         queue.insert(0 if event.older else len(queue), event.message)
-        self._request(route, now)
+        self.requests.want(route, now)
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
 
     def mark_expired(self, shards: tuple[str, ...]) -> None:
         """Record that asks have expired among what waits for these shards."""
-        routes = self._routes
-        self._with_expired.update((s, routes[s]) for s in shards if s in routes)
+        self.waiting.mark_expired(self._routes[s] for s in shards if s in self._routes)
 
     def withdraw(self, messages: Returned) -> None:
         """Remove these messages from what waits."""
@@ -253,7 +217,7 @@ class Routing:
         for shard in {shard: None for shard, _ in messages}:
             if (route := self._routes.get(shard)) is None:
                 continue
-            for queue in (route.leftovers, route.returned, route.waiting):
+            for queue in route.queues:
                 self._buffers.remove([m for m in queue if id(m) in withdrawn])
                 queue[:] = [m for m in queue if id(m) not in withdrawn]
 
@@ -264,8 +228,7 @@ class Routing:
             return
         self._refused, self._opened = True, False
         for route in self._routes.values():
-            self._reject(route, route.leftovers + route.returned + route.waiting, REJECT_REFUSED)
-            route.leftovers, route.returned, route.waiting = [], [], []
+            self.waiting.reject(route.shard, route.take_messages(), REJECT_REFUSED)
             if route.state is RouteState.KNOWN:
                 self._close(route)
 
@@ -281,8 +244,9 @@ class Routing:
         if home.node in self._dead or not route.accepts(home, epoch):
             return
         route.watched = False
-        self._reasons.pop(home.shard, None)
-        self._check_leftovers(route, home, epoch)
+        self.requests.on_home(home.shard)
+        if route.leftovers.are_late(home, epoch, self._me):
+            self._drop_leftovers(route)
         if self.home_of(home.shard) != home:
             self.new_homes[home.shard] = home
         if route.state is RouteState.UNKNOWN:
@@ -307,28 +271,26 @@ class Routing:
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
         """Buffer what is for the shard, which leaves this home; acknowledge after the Flush."""
         route = self._route(home.shard)
-        handed_off = route.handed_off
-        if home.fence < route.floor and (handed_off is None or handed_off[0] != home.fence):
-            self._acks[home.shard] = home
+        if not route.floor.on_begin_handoff(home, epoch):
+            self.acks[home.shard] = home
             return
-        route.on_begin_handoff(home, epoch)
         next_home = route.next_home
-        if next_home and next_home.fence <= home.fence and not route.awaits_leftovers:
+        if next_home and next_home.fence <= home.fence and not route.leftovers.awaits:
             route.next_home = None
         if route.state is RouteState.KNOWN:
             self._leave_home(route, now)
-        if route.state is RouteState.FLUSHING:
-            route.unacked = home
+        if route.flush is not None:
+            route.flush.unacked = home
         else:
-            self._acks[home.shard] = home
-        self._request(route, self._expected_by(now))
+            self.acks[home.shard] = home
+        self.requests.expect(route, now)
 
     def on_flushed(self, shard: str, flush_id: int, now: float) -> None:
         """End the Flush of that number: its echo came."""
         route = self._routes.get(shard)
-        if route is None or route.state is not RouteState.FLUSHING:
+        if route is None or route.flush is None:
             return
-        if route.flush_id == flush_id:
+        if route.flush.number == flush_id:
             self._end_flush(route, now)
 
     def on_node_left(self, node: NodeId, now: float) -> None:
@@ -337,11 +299,10 @@ class Routing:
         for route in self._routes.values():
             if route.next_home is not None and route.next_home.node == node:
                 route.next_home = None
-            home = route.home
-            if route.state is RouteState.KNOWN and home is not None and home.node == node:
-                route.floor, route.handed_off = home.fence + 1, None
-                self._flush(route, now)
-            self._request(route, now)
+            if route.is_at(node) and route.home is not None:
+                route.floor.set(route.home.fence + 1)
+                self._flush(route, route.home, now)
+            self.requests.want(route, now)
 
     def on_node_gone(self, node: NodeId, returned: Returned, now: float) -> None:
         """Send nothing more to a dead node, and wait for no answer of it. What was never sent there
@@ -354,7 +315,7 @@ class Routing:
                 self._out.append(ev.Reject(shard, message, REJECT_NO_INSTANCE))
             elif node in route.left and not message.is_marker:
                 self._out.append(ev.Reject(shard, message, REJECT_STOPPED))
-            elif self._refused or not self._buffer(message):
+            elif self._refused or not self.waiting.take(message):
                 reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
                 self._out.append(ev.Reject(shard, message, reason))
             elif route.home is not None and route.home.node == node:
@@ -366,15 +327,15 @@ class Routing:
             del self._dead[next(iter(self._dead))]
         for route in self._routes.values():
             if route.next_home is not None and route.next_home.node == node:
-                route.on_home_dead(route.next_home)
+                route.floor.on_home_dead(route.next_home)
                 route.next_home = None
             if route.home is not None and route.home.node == node:
                 if route.state is RouteState.KNOWN:
-                    route.on_home_dead(route.home)
+                    route.floor.on_home_dead(route.home)
                     self._close(route)
                 else:
                     self._on_flushed_home_dead(route, now)
-            self._request(route, now)
+            self.requests.want(route, now)
 
     def is_gone(self, node: NodeId) -> bool:
         """True if the node has died or left."""
@@ -384,8 +345,7 @@ class Routing:
         """Accept homes on a node again that was taken for dead, and answers."""
         self._dead.pop(node, None)
         for route in self._routes.values():
-            if route.dead_home is not None and route.dead_home.node == node:
-                route.on_node_back(node)
+            route.floor.on_node_back(node)
 
     # The shard on this node.
 
@@ -401,12 +361,11 @@ class Routing:
         route = self._route(shard)
         if route.next_home is not None and route.next_home.node == self._me:
             route.next_home = None
-        if route.floor <= fence:
-            route.floor, route.handed_off = fence + 1, None
-        home = route.home
-        if route.state is RouteState.KNOWN and home is not None and home.node == self._me:
+        if route.floor.fence <= fence:
+            route.floor.set(fence + 1)
+        if route.is_at(self._me):
             self._close(route)
-        self._request(route, self._expected_by(now))
+        self.requests.expect(route, now)
 
     # Direct moves.
 
@@ -416,8 +375,7 @@ class Routing:
         home itself wait until it has come back."""
         old, new = move
         route = self._route(new.shard)
-        from_old = route.state is RouteState.KNOWN and route.home is not None
-        if not (from_old and route.home is not None and route.home.node == old.node):
+        if not route.is_at(old.node):
             self.on_home(new, epoch, now)
             return
         if new.node in self._dead or not route.accepts(new, epoch):
@@ -427,10 +385,7 @@ class Routing:
         self._close(route)
         route.set_next(new)
         if new.node == self._me and ordered:
-            route.state, route.home = RouteState.FLUSHING, old
-            self._flushes += 1
-            route.flush_id, route.flushing_since = self._flushes, now
-            self._timers.set(new.shard, now + min(self._retry, FLUSH_PATIENCE_S))
+            self._begin_flush(route, old, now)
             self._let_through(route)
             return
         if ordered:
@@ -457,7 +412,7 @@ class Routing:
     def keeps(self, shard: str) -> bool:
         """True if messages for the shard wait here."""
         route = self._routes.get(shard)
-        return route is not None and bool(route.leftovers or route.returned or route.waiting)
+        return route is not None and any(route.queues)
 
     def is_settled_here(self, shard: str) -> bool:
         """True if nothing that this node sent for the shard is on its way to another home."""
@@ -469,13 +424,9 @@ class Routing:
         which this node hands the shard directly."""
         route = self._route(home.shard)
         for message in left:
-            if self._buffer(message):
-                route.leftovers.append(message)
-                route.forwarded_next.add(None, 1)
-            else:
-                self._out.append(ev.Reject(home.shard, message, REJECT_BUFFER_FULL))
-        route.requester = home
-        self.on_home(home, route.leftovers_epoch, now)
+            self._keep(route, message)
+        route.leftovers.requester = home
+        self.on_home(home, route.leftovers.epoch, now)
 
     def gate(self, shard: str, via: NodeId) -> None:
         """Let in only what that node sends for the shard, which runs here, until `ungate`."""
@@ -487,21 +438,13 @@ class Routing:
         if shard in self._running:
             self._out.append(ev.SetArrivals(shard, True))
 
-    def take_in(self, message: BufferedMessage) -> bool:
-        """Count a message that is kept outside of the routes. Returns False if there is no room."""
-        return self._buffer(message)
-
-    def let_go(self, messages: list[BufferedMessage]) -> None:
-        """Count out messages that were kept outside of the routes."""
-        self._buffers.remove(messages)
-
     def put_back(self, shard: str, messages: list[BufferedMessage], now: float) -> None:
         """Route messages that were kept outside of the routes, and are counted."""
         route = self._route(shard)
         if not messages:
             return
         if self._refused:
-            self._reject(route, messages, REJECT_REFUSED)
+            self.waiting.reject(shard, messages, REJECT_REFUSED)
         elif route.state is RouteState.KNOWN and route.home is not None:
             self._buffers.remove(messages)
             route.forwarded.add(None, 1)
@@ -509,7 +452,7 @@ class Routing:
         else:
             route.waiting[:0] = messages
             route.forwarded_next.add(None, 1)
-            self._request(route, now)
+            self.requests.want(route, now)
 
     # Requests for homes.
 
@@ -518,7 +461,7 @@ class Routing:
         message."""
         route = self._route(shard)
         route.watched = not self._vanished(shard)
-        self._request(route, now)
+        self.requests.want(route, now)
 
     def due_requests(self, now: float) -> tuple[str, ...]:
         """Return the shards whose home must be asked for now.
@@ -529,23 +472,24 @@ class Routing:
         shards: list[str] = []
         for shard in self._timers.due(now):
             route = self._routes[shard]
-            if route.awaited is not None and now >= route.awaited[1]:
+            leftovers = route.leftovers
+            if leftovers.deadline is not None and now >= leftovers.deadline[1]:
                 self._drop_leftovers(route)
                 self._send_on(route)
             if route.needs_home or route.watched:
                 shards.append(shard)
-            elif route.state is not RouteState.FLUSHING:
-                if route.awaited is not None and route.state is RouteState.UNKNOWN:
-                    self._timers.set(shard, route.awaited[1])
+            elif route.flush is None:
+                if leftovers.deadline is not None and route.state is RouteState.UNKNOWN:
+                    self._timers.set(shard, leftovers.deadline[1])
                 continue
             self._timers.set(shard, now + self._retry)
-            if route.state is RouteState.FLUSHING and route.home is not None:
-                end = route.flushing_since + FLUSH_PATIENCE_S
+            if route.flush is not None and route.home is not None:
+                end = route.flush.since + FLUSH_PATIENCE_S
                 if now >= end:
                     self._give_up_flush(route, route.home, now)
                 else:
                     self._timers.set(shard, min(now + self._retry, end))
-                    self._out.append(ev.SendFlush(shard, route.home.node, route.flush_id))
+                    self._out.append(ev.SendFlush(shard, route.home.node, route.flush.number))
         return tuple(shards)
 
     def request_again(self, now: float, *, everything: bool) -> None:
@@ -558,21 +502,15 @@ class Routing:
 
     def on_wait(self, shards: tuple[str, ...], reason: str, now: float) -> None:
         """Ask for these later: the coordinator knows that this region wants them."""
-        for shard in shards:
-            if shard in self._timers and self._routes[shard].state is RouteState.UNKNOWN:
-                at_first = reason == ASKED and shard not in self._reasons
-                pause = min(REASON_S, self._retry) if at_first else WAIT_PATIENCE * self._retry
-                self._timers.set(shard, now + pause)
-                self._reasons[shard] = reason
-
-    def why_waiting(self, shard: str) -> str:
-        """Return the coordinator's last reason why the shard has no home, empty if it gave none."""
-        return self._reasons.get(shard, "")
+        routes = self._routes
+        unknown = [s for s in shards if s in routes and routes[s].state is RouteState.UNKNOWN]
+        self.requests.on_wait(unknown, reason, now)
 
     def kept(self) -> Iterator[BufferedMessage]:
         """Yield every message that waits in a route."""
         for route in self._routes.values():
-            yield from route.leftovers + route.waiting + route.returned
+            for queue in route.queues:
+                yield from queue
 
     def check(self, kept: Iterable[BufferedMessage] = ()) -> None:
         """Check that counts are exact and that whatever waits has a timer; for tests. `kept`: the
@@ -581,15 +519,9 @@ class Routing:
         assert len(waiting) == self._buffers.messages
         assert sum(message.size for message in waiting) == self._buffers.bytes
         for shard, route in self._routes.items():
-            assert (route.state is RouteState.UNKNOWN) == (route.home is None)
-            if route.state is RouteState.KNOWN:
-                assert not route.waiting
-                assert not route.returned
-                assert not route.leftovers
-                assert route.next_home is None
-            assert route.state is RouteState.FLUSHING or not route.awaits_leftovers
+            route.check()
             next_home = route.next_home
-            if route.leftovers and next_home is not None and next_home.node != self._me:
+            if route.leftovers.messages and next_home is not None and next_home.node != self._me:
                 assert shard in self._timers, f"the leftovers of {shard} have no deadline"
             if route.needs_home:
                 assert shard in self._timers, f"the messages for {shard} have no timer"
@@ -605,32 +537,33 @@ class Routing:
         known already, other senders may reach it already, and the leftovers come too late.
         """
         route = self._route(shard)
+        home, reason = route.best_home, ""
+        if not self._refused:
+            route.leftovers.epoch = epoch
         if self._refused:
-            self._out.extend(ev.Reject(shard, message, REJECT_REFUSED) for message in leftovers)
-        else:
-            self._keep(route, leftovers, epoch)
-        self._request(route, self._expected_by(now))
-
-    def _keep(self, route: Route, leftovers: Iterable[BufferedMessage], epoch: int) -> None:
-        route.leftovers_epoch = epoch
-        home = route.next_home or (route.home if route.state is RouteState.KNOWN else None)
-        late = home is not None and home.node != self._me
-        vanished = self._vanished(route.shard)
+            reason = REJECT_REFUSED
+        elif self._vanished(shard):
+            reason = REJECT_NO_INSTANCE
+        elif home is not None and home.node != self._me:
+            reason = REJECT_STOPPED
         for message in leftovers:
-            if vanished:
-                self._out.append(ev.Reject(route.shard, message, REJECT_NO_INSTANCE))
-            elif late:
-                self._out.append(ev.Reject(route.shard, message, REJECT_STOPPED))
-            elif not self._buffer(message):
-                self._out.append(ev.Reject(route.shard, message, REJECT_BUFFER_FULL))
+            if reason:
+                self._out.append(ev.Reject(shard, message, reason))
             else:
-                route.leftovers.append(message)
-                route.forwarded_next.add(None, 1)
+                self._keep(route, message)
+        self.requests.expect(route, now)
+
+    def _keep(self, route: Route, leftover: BufferedMessage) -> None:
+        if self.waiting.take(leftover):
+            route.leftovers.messages.append(leftover)
+            route.forwarded_next.add(None, 1)
+        else:
+            self._out.append(ev.Reject(route.shard, leftover, REJECT_BUFFER_FULL))
 
     def has_leftovers(self, shard: str) -> bool:
         """True if the next home must ask for what was not handled here."""
         route = self._routes.get(shard)
-        return route is not None and (bool(route.leftovers) or route.awaits_leftovers)
+        return route is not None and route.leftovers.state is not LeftoversState.NONE
 
     def await_leftovers(self, old: Home, now: float) -> bool:
         """Flush towards an old home that has leftovers of a shard that will run here; until the
@@ -640,19 +573,18 @@ class Routing:
         if old.node == self._me or old.node in self._dead or other:
             return False
         self._drop_leftovers(route)  # they are from before that home
-        route.home = old
-        self._flush(route, now)
-        route.awaits_leftovers = True
+        self._flush(route, old, now)
+        route.leftovers.awaits = True
         return True
 
     def on_pass_on(self, home: Home) -> None:
         """Send the leftovers to that home, once it is known as the next home."""
         route = self._route(home.shard)
-        if not (route.leftovers or route.awaits_leftovers):
+        if route.leftovers.state is LeftoversState.NONE:
             return
-        route.requester = home
+        route.leftovers.requester = home
         if route.next_home == home:
-            route.awaited = None
+            route.leftovers.deadline = None
         self._send_on(route)
 
     def _await_requester(self, route: Route, now: float) -> None:
@@ -660,24 +592,17 @@ class Routing:
         home = route.next_home
         if home is None or self._may_send_to(route, home) or not self._is_open(home):
             return
-        if route.awaited is None or route.awaited[0] != home:
-            route.awaited = (home, now + LEFTOVERS_PATIENCE_S)
-            self._timers.set(route.shard, route.awaited[1])
-
-    def _check_leftovers(self, route: Route, home: Home, epoch: int) -> None:
-        """Reject the leftovers if the shard may have run elsewhere since: another home than the
-        awaited one is known, or another coordinator brings the shard back here."""
-        other = route.awaited is not None and route.awaited[0] != home
-        back = home.node == self._me and epoch != route.leftovers_epoch
-        if other or (back and route.leftovers):
-            self._drop_leftovers(route)
+        leftovers = route.leftovers
+        if leftovers.deadline is None or leftovers.deadline[0] != home:
+            leftovers.deadline = (home, now + LEFTOVERS_PATIENCE_S)
+            self._timers.set(route.shard, leftovers.deadline[1])
 
     def _drop_leftovers(self, route: Route) -> None:
         """Reject the leftovers: later messages may have reached their destination."""
-        leftovers = route.leftovers + (route.returned if route.awaits_leftovers else [])
-        route.leftovers, route.returned = [], [] if route.awaits_leftovers else route.returned
-        self._reject(route, leftovers, REJECT_STOPPED)
-        route.awaits_leftovers, route.awaited = False, None
+        leftovers = route.leftovers
+        late = route.take_older() if leftovers.awaits else leftovers.messages
+        leftovers.messages, leftovers.awaits, leftovers.deadline = [], False, None
+        self.waiting.reject(route.shard, late, REJECT_STOPPED)
 
     # Transitions of a route.
 
@@ -701,23 +626,13 @@ class Routing:
         self._leave_home(route, now)
         self._timers.set(route.shard, now)
 
-    def _request(self, route: Route, at: float) -> None:
-        """Ask for the home at that time, if it is needed and no request is due."""
-        if route.needs_home and route.shard not in self._timers:
-            self._timers.set(route.shard, at)
-
-    def _expected_by(self, now: float) -> float:
-        """Return when to ask for a home that a coordinator without gossip would send unasked."""
-        return now if self.by_gossip else now + self._retry
-
     def _is_open(self, home: Home) -> bool:
         """True if the home takes messages; one on this node does once the shard runs."""
         return home.node != self._me or self._running.get(home.shard) == home.fence
 
     def _may_send_to(self, route: Route, home: Home) -> bool:
-        """True if messages may go to that home now: what is behind leftovers waits with them."""
-        behind = (route.leftovers or route.awaits_leftovers) and home.node != self._me
-        return self._is_open(home) and not (behind and route.requester != home)
+        """True if messages may go to that home now."""
+        return self._is_open(home) and route.leftovers.lets_send_to(home, self._me)
 
     def _send_on(self, route: Route) -> None:
         """Send what may go to the next home."""
@@ -731,12 +646,8 @@ class Routing:
         home = route.next_home
         if home is None or not self._may_send_to(route, home):
             return
-        released = route.leftovers + route.returned + route.waiting
-        route.leftovers, route.returned, route.waiting = [], [], []
-        route.awaited = route.requester = None
+        released = route.open(home)
         self._buffers.remove(released)
-        route.state, route.home, route.next_home = RouteState.KNOWN, home, None
-        route.forwarded, route.forwarded_next = route.forwarded_next, ForwardedFrom()
         self._opened = True
         self._timers.cancel(route.shard)
         if released:
@@ -753,11 +664,9 @@ class Routing:
         home = route.next_home
         if home is None or route.home is None or not self._may_send_to(route, home):
             return
-        if route.leftovers or route.returned:
-            returned = route.leftovers + route.returned
-            route.leftovers, route.returned = [], []
-            self._buffers.remove(returned)
-            self._out.append(ev.Release(route.shard, home.node, tuple(returned)))
+        if older := route.take_older():
+            self._buffers.remove(older)
+            self._out.append(ev.Release(route.shard, home.node, tuple(older)))
         if home.node == self._me:
             self._out.append(ev.SetArrivals(route.shard, True, via=route.home.node))
 
@@ -765,7 +674,8 @@ class Routing:
         """Use a home on the node where messages go or went already: the session keeps the order, so
         no Flush is needed."""
         if route.state is RouteState.KNOWN:
-            route.home, route.floor, route.handed_off = home, home.fence, None
+            route.home = home
+            route.floor.set(home.fence)
             return
         self._forget_old_home(route)
         route.forwarded_next.merge(route.forwarded)
@@ -779,42 +689,44 @@ class Routing:
         if home is None or home.node == self._me or home.node in self._dead:
             self._close(route)
         else:
-            self._flush(route, now)
+            self._flush(route, home, now)
 
-    def _flush(self, route: Route, now: float) -> None:
-        """Send a Flush to the old home; until its echo, messages wait."""
-        home = route.home
-        assert home is not None
-        self._close(route)
-        route.state, route.home, route.passed = RouteState.FLUSHING, home, []
+    def _flush(self, route: Route, old: Home, now: float, passed: Iterable[Home] = ()) -> None:
+        """Send a Flush to this old home; until its echo, messages wait."""
+        unacked = self._close(route)
+        flush = self._begin_flush(route, old, now)
+        flush.passed, flush.unacked = list(passed), unacked
+        self._out.append(ev.SendFlush(route.shard, old.node, flush.number))
+
+    def _begin_flush(self, route: Route, old: Home, now: float) -> OpenFlush:
         self._flushes += 1
-        route.flush_id, route.flushing_since = self._flushes, now
+        flush = OpenFlush(self._flushes, now)
+        route.begin_flush(old, flush)
         self._timers.set(route.shard, now + min(self._retry, FLUSH_PATIENCE_S))
-        self._out.append(ev.SendFlush(route.shard, home.node, route.flush_id))
+        return flush
 
-    def _close(self, route: Route) -> None:
-        """Go to UNKNOWN: local senders do not send there directly any more."""
-        route.state, route.home, route.awaits_leftovers = RouteState.UNKNOWN, None, False
+    def _close(self, route: Route) -> Home | None:
+        """Go to UNKNOWN: local senders do not send there directly any more. Returns the
+        BeginHandOff that an open Flush would have acknowledged."""
         self._out.append(ev.SetRoute(route.shard, None))
+        return route.forget_home()
 
     def _end_flush(self, route: Route, now: float) -> None:
         """Go on to the next home: everything sent to the old one has arrived, or never will."""
         self._forget_old_home(route)
         self._open(route)
-        if self.by_gossip and route.awaited is None:
+        if self.requests.by_gossip and route.leftovers.deadline is None:
             self._timers.cancel(route.shard)  # it was for the Flush
-        self._request(route, now)
+        self.requests.want(route, now)
 
     def _on_flushed_home_dead(self, route: Route, now: float) -> None:
         """Go on to the next home, behind what the old one may have forwarded before it died: there
         is a home in between that may still have it."""
-        passed = route.passed
+        passed = [] if route.flush is None else route.flush.passed
         for at, home in enumerate(passed, 1):
             to_next = route.next_home is not None and home.node == route.next_home.node
             if home.node != self._me and home.node not in self._dead and not to_next:
-                route.home = home
-                self._flush(route, now)
-                route.passed = passed[at:]
+                self._flush(route, home, now, passed[at:])
                 return
         self._end_flush(route, now)
 
@@ -826,40 +738,5 @@ class Routing:
         self._end_flush(route, now)
 
     def _forget_old_home(self, route: Route) -> None:
-        if route.unacked is not None:
-            self._acks[route.shard] = route.unacked
-        route.state, route.home = RouteState.UNKNOWN, None
-        route.unacked, route.awaits_leftovers, route.passed = None, False, []
-
-    # Room in the buffers.
-
-    def _buffer(self, message: BufferedMessage) -> bool:
-        """Count the message in. Returns False if there is no room.
-
-        Expired asks make room. A full buffer is searched for them once after each `mark_expired`,
-        so that it costs nothing for each further message.
-        """
-        if self._buffers.add(message):
-            return True
-        if not self._with_expired:
-            return False
-        routes, self._with_expired = self._with_expired, {}
-        for route in routes.values():
-            self._drop_expired(route)
-        return self._buffers.add(message)
-
-    def _drop_expired(self, route: Route) -> None:
-        """Reject expired asks. Leftovers for which a next home may ask stay: it knows of them."""
-        queues = [route.waiting, route.returned]
-        if route.next_home is None:
-            queues.append(route.leftovers)
-        for queue in queues:
-            late = [message for message in queue if message.expired]
-            if late:
-                queue[:] = [message for message in queue if not message.expired]
-                self._reject(route, late, REJECT_EXPIRED)
-
-    def _reject(self, route: Route, messages: list[BufferedMessage], reason: str) -> None:
-        """Count these out and return them to their senders with an error."""
-        self._buffers.remove(messages)
-        self._out.extend(ev.Reject(route.shard, message, reason) for message in messages)
+        if (unacked := route.forget_home()) is not None:
+            self.acks[route.shard] = unacked

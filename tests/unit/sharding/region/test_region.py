@@ -16,6 +16,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region.region import HostedState, ShardRegion
+from shardbus.sharding.region.requested_homes import ASKED, REASON_S
 from shardbus.sharding.region.route import (
     FORWARDED_MAX,
     REJECT_BUFFER_FULL,
@@ -24,7 +25,7 @@ from shardbus.sharding.region.route import (
     REJECT_REFUSED,
     RouteBuffers,
 )
-from shardbus.sharding.region.routing import ASKED, FLUSH_PATIENCE_S, REASON_S, SUSPECT_HOPS
+from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, SUSPECT_HOPS
 from shardbus.sharding.table_state import pack_homes
 
 ME, B, C, RULER, CLIENT = (NodeId(name, 1, 1) for name in ("me", "b", "c", "ruler", "client"))

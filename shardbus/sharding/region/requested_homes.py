@@ -1,0 +1,68 @@
+"""When a region asks the coordinator for homes, and what it was answered.
+
+Each shard whose home is needed has a timer (`want`). A coordinator without gossip sends a new home
+unasked, so the region asks only if that does not come (`expect`). After Wait the answer comes
+unasked, too; asking is for the case that it was lost.
+
+Source: S0.12, S2.28, S2.65.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardbus.sharding.region.route import Route
+from shardbus.sharding.timers import Timers
+
+WAIT_PATIENCE = 3.0
+"""How many times longer a region waits after Wait before it asks again."""
+
+ASKED = "the coordinator is asked"
+"""The reason that a region gives to a client at first. It has the coordinator's own a moment
+later."""
+
+REASON_S = 0.5
+"""Seconds after which a client that got this reason asks for the other one, once: a home usually
+comes within milliseconds."""
+
+
+class RequestedHomes:
+    """The timers of one region's requests, which its Flushes and leftovers use, too."""
+
+    __slots__ = ("_reasons", "_retry", "by_gossip", "timers")
+
+    def __init__(self, retry: float) -> None:
+        self._retry = retry
+        self.timers: Timers[str] = Timers()
+        """By shard."""
+        self._reasons: dict[str, str] = {}
+        """Why shards that the region has asked for have no home, by the coordinator."""
+        self.by_gossip = False
+        """New homes come by gossip, which may be late, and from the coordinator to those who ask.
+        So the region asks as soon as messages wait, also while a shard moves."""
+
+    def want(self, route: Route, at: float) -> None:
+        """Ask for the home at that time, if it is needed and no request is due."""
+        if route.needs_home and route.shard not in self.timers:
+            self.timers.set(route.shard, at)
+
+    def expect(self, route: Route, now: float) -> None:
+        """Ask for a home, later if the coordinator sends it unasked."""
+        self.want(route, now if self.by_gossip else now + self._retry)
+
+    def on_wait(self, shards: Iterable[str], reason: str, now: float) -> None:
+        """Ask for these later: the coordinator has noted that this region wants them."""
+        for shard in shards:
+            if shard in self.timers:
+                at_first = reason == ASKED and shard not in self._reasons
+                pause = min(REASON_S, self._retry) if at_first else WAIT_PATIENCE * self._retry
+                self.timers.set(shard, now + pause)
+                self._reasons[shard] = reason
+
+    def on_home(self, shard: str) -> None:
+        """The shard has a home."""
+        self._reasons.pop(shard, None)
+
+    def why_waiting(self, shard: str) -> str:
+        """Return the coordinator's last reason why the shard has no home, empty if it gave none."""
+        return self._reasons.get(shard, "")
