@@ -138,7 +138,6 @@ MANY_ATTRIBUTES = {
     "shardbus.simulation.nodes.options.NodeOptions": 45,
     "shardbus.simulation.nodes.world.NodeWorld": 32,
     "shardbus.testing.world.ClusterWorld": 35,
-    "shardbus.transport.endpoint.Endpoint": 32,
 }
 """Classes with more attributes than ATTRIBUTES_MAX, and the most that each may have. A number here
 is only lowered, and a class leaves the table; none enters it."""

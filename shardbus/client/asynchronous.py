@@ -41,6 +41,7 @@ from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.transport.asks import Key, Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.permissions import LIST_STORED, QUESTION_TYPE, client_name
@@ -151,13 +152,15 @@ class AsyncClient(Towards):
             client_name(uid),
             uid,
             self,
-            on_open=lambda session: self._regions.on_nodes_alive((session.tag,)),
-            on_lost=self._on_lost,
-            on_leaving=self._on_leaving,
-            on_refused=lambda reason, address: self._contact.on_refused(reason),
-            on_busy=lambda reason: self._contact.on_busy(reason),
-            on_denied=lambda address, reason: self._contact.on_denied(reason),
-            on_tick=self._on_tick,
+            events=EndpointEvents(
+                opened=lambda session: self._regions.on_nodes_alive((session.tag,)),
+                lost=self._on_lost,
+                leaving=self._on_leaving,
+                refused=lambda reason, address: self._contact.on_refused(reason),
+                busy=lambda reason: self._contact.on_busy(reason),
+                denied=lambda address, reason: self._contact.on_denied(reason),
+                tick=self._on_tick,
+            ),
             network=environment.network,
             secret=environment.secret,
             send_buffer_limit=self._send_buffer_limit,

@@ -89,6 +89,7 @@ from shardbus.tasks.eager import OWNER
 from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import DropTallies, Origin, RefusedTells
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.kubernetes_api import PodApi
@@ -281,11 +282,13 @@ class Node:
             self.dispatcher,
             node=self.me,
             secret=self.environment.secret,
-            on_lost=self._session_lost,
-            on_client=self.dispatcher.on_client,
-            on_membership=self._on_membership,
-            on_denied=self._on_denied,
-            on_refused=self._on_session_refused,
+            events=EndpointEvents(
+                lost=self._session_lost,
+                client=self.dispatcher.on_client,
+                membership=self._on_membership,
+                denied=self._on_denied,
+                refused=self._on_session_refused,
+            ),
             authorize=self.keyring.authorize if self.keyring is not None else authorize,
             network=self.environment.network,
             send_buffer_limit=SendBufferLimit(self.settings.node.send_buffer_bytes),

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import Address, NodeId
-from shardbus.transport.asks import CoarseClock, Unsent
+from shardbus.transport.asks import CoarseClock
 from shardbus.transport.departures import DepartureNotices
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.inbox import Receiver
 from shardbus.transport.incoming import IncomingSessions
@@ -65,15 +66,7 @@ class Endpoint:
         node: NodeId | None = None,
         secret: bytes = b"",
         authorize: Authorize = authorize,
-        on_open: Callable[[Session], None] | None = None,
-        on_lost: Callable[[Session, list[Unsent]], None] | None = None,
-        on_client: Callable[[Session], None] | None = None,
-        on_leaving: Callable[[Session], None] | None = None,
-        on_refused: Callable[[str, Address], None] | None = None,
-        on_busy: Callable[[str], None] | None = None,
-        on_denied: Callable[[Address, str], None] | None = None,
-        on_tick: Callable[[], None] | None = None,
-        on_membership: Callable[[NodeId, bytes, Address | None], None] | None = None,
+        events: EndpointEvents | None = None,
         send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
         guard(self)
@@ -89,10 +82,7 @@ class Endpoint:
         self.dropped_frames: dict[str, int] = {}
         """Unusable frames, by reason."""
         self.asks_timed_out = 0
-        self._on_open, self._on_lost = on_open, on_lost
-        self._on_client, self._on_membership = on_client, on_membership
-        self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
-        self._on_denied, self._on_busy = on_denied, on_busy
+        self.events = events or EndpointEvents()
         self.incoming = IncomingSessions(self)
         self._outgoing: dict[int, OutgoingConnection] = {}
         """By serial number. The connection to a dead incarnation stays beside that to its successor
@@ -297,56 +287,32 @@ class Endpoint:
         receiver, limit = self.receiver, self.send_buffer_limit
         return Session(name, self.loop, self.clock, receiver, transmit, limit, self.sent)
 
-    def on_welcomed(self, connection: OutgoingConnection) -> None:
-        """A connection was welcomed (again)."""
-        if self._on_open is not None:
-            self._on_open(connection.session)
-
-    def on_leaving(self, session: Session) -> None:
-        """The node at the other end leaves."""
-        if self._on_leaving is not None:
-            self._on_leaving(session)
-
-    def on_refused(self, reason: str, address: Address) -> None:
-        """The node at this address refuses this process."""
-        if self._on_refused is not None:
-            self._on_refused(reason, address)
-
     def on_busy(self, reason: str) -> None:
         """A node has no room for a session of this process now."""
         self.count_drop("no_room_there")
-        if self._on_busy is not None:
-            self._on_busy(reason)
+        self.events.busy(reason)
 
     def on_denied(self, address: Address, reason: str) -> None:
         """The keys of the process at an address differ from those of this one."""
         self.count_drop("handshake_failed")
         log.warning("no connection to %s: %s", address, reason)
-        if self._on_denied is not None:
-            self._on_denied(address, reason)
-
-    def on_client(self, session: Session) -> None:
-        """A client has opened a session."""
-        if self._on_client is not None:
-            self._on_client(session)
+        self.events.denied(address, reason)
 
     def on_membership(self, sender: NodeId, body: bytes, asked: Address | None = None) -> None:
         """A MEMBERSHIP frame arrived in a session with the sender. `asked`: the address to which
         this process opened the connection; None if the sender opened it."""
-        if self._on_membership is not None:
-            message = decode_membership(body)
-            if message.node == sender:
-                self._on_membership(sender, message.body, asked)
-            else:
-                self.count_drop("not_allowed")
-                log.warning("dropped a message of %s in the name of another node", sender)
+        message = decode_membership(body)
+        if message.node == sender:
+            self.events.membership(sender, message.body, asked)
+        else:
+            self.count_drop("not_allowed")
+            log.warning("dropped a message of %s in the name of another node", sender)
 
     def end(self, session: Session, error: RequestError) -> None:
         """Close a session and pass on the messages that it had not sent."""
         if session.lost is None:
             unsent = session.close(error)
-            if self._on_lost is not None:
-                self._on_lost(session, unsent)
+            self.events.lost(session, unsent)
             session.unconfirmed_runs = []
 
     # ---- time and the end
@@ -359,8 +325,7 @@ class Endpoint:
                 self.asks_timed_out += session.expire()
         for connection in list(self._outgoing.values()):
             connection.tick(now)
-        if self._on_tick is not None:
-            self._on_tick()
+        self.events.tick()
         if now - self._kept_alive_at >= KEEP_ALIVE_S:
             self._kept_alive_at = now
             for connection in self._outgoing.values():

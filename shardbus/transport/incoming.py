@@ -40,6 +40,7 @@ from typing import Protocol
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import NodeId
 from shardbus.transport.asks import CoarseClock
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.link import NUMBERED, SESSION_FRAMES
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Listener, SendResult
@@ -88,11 +89,11 @@ class IncomingOwner(Protocol):
     tag: int
     clock: CoarseClock
     authorize: Authorize
+    events: EndpointEvents
 
     def new_session(self, name: str, transmit: Transmit) -> Session: ...
     def end(self, session: Session, error: RequestError) -> None: ...
     def is_member(self, node: NodeId) -> bool: ...
-    def on_client(self, session: Session) -> None: ...
     def on_membership(self, sender: NodeId, body: bytes) -> None: ...
     def count_drop(self, reason: str) -> None: ...
 
@@ -306,7 +307,7 @@ class IncomingSessions:
         session.tag = hello.node or NodeId("client", 0, uid)
         self.by_name[hello.name] = self._by_role[permissions.role][hello.name] = inbound
         if permissions.role is Role.CLIENT:
-            self._owner.on_client(session)
+            self._owner.events.client(session)
         return inbound
 
     def on_members(self, members: Collection[NodeId]) -> None:

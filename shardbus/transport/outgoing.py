@@ -38,6 +38,7 @@ from typing import Protocol
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.task_set import TaskSet
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.link import SESSION_FRAMES
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Connection, Network
@@ -77,14 +78,12 @@ class OutgoingOwner(Protocol):
     tag: int
     loop: asyncio.AbstractEventLoop
     network: Network
+    events: EndpointEvents
 
     def new_session(self, name: str, transmit: Transmit) -> Session: ...
     def end_connection(
         self, connection: OutgoingConnection, error: RequestError, *, peer_ended: bool = True
     ) -> None: ...
-    def on_welcomed(self, connection: OutgoingConnection) -> None: ...
-    def on_leaving(self, session: Session) -> None: ...
-    def on_refused(self, reason: str, address: Address) -> None: ...
     def on_busy(self, reason: str) -> None: ...
     def is_member(self, node: NodeId) -> bool: ...
     def has_others(self, connection: OutgoingConnection) -> bool: ...
@@ -273,7 +272,7 @@ class OutgoingConnection:
                 self.session.closed_idle = True  # nothing of it is there that could come late
                 self._end(f"{self.session.name} is leaving")
             case FrameType.LEAVING:
-                self._owner.on_leaving(self.session)
+                self._owner.events.leaving(self.session)
             case FrameType.MEMBERSHIP if self._welcomed and self.node is not None:
                 for asked in sorted(self.names):
                     self._owner.on_membership(self.node, body, asked)
@@ -293,7 +292,7 @@ class OutgoingConnection:
         if refusal.stale and self._moves_home():
             return
         if not refusal.stale:
-            self._owner.on_refused(refusal.reason, self.address)
+            self._owner.events.refused(refusal.reason, self.address)
         self._end(f"{self.session.name}: {refusal.reason}")
 
     def _on_busy(self, reason: str) -> None:
@@ -324,7 +323,7 @@ class OutgoingConnection:
         self.session.link.name = str(node)
         self.session.permissions = NODE if self._owner.is_member(node) else NEWCOMER
         self.session.opened(ack)
-        self._owner.on_welcomed(self)
+        self._owner.events.opened(self.session)
         if self._request:
             request, self._request = self._request, b""
             self.transmit(FrameType.MEMBERSHIP, 0, 0, request)

@@ -13,6 +13,7 @@ from shardbus.errors import NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
@@ -78,8 +79,7 @@ class World:
             Taker(),
             authorize=anyone,
             network=ZmqNetwork(),
-            on_lost=self.on_lost,
-            on_leaving=self.asked_to_part.append,
+            events=EndpointEvents(lost=self.on_lost, leaving=self.asked_to_part.append),
         )
         client.start()
         return client

@@ -17,6 +17,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.messages import GetShardHome, Home, ShardHomes
 from shardbus.transport.asks import CoarseClock, Unsent
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.environment import Environment
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
@@ -119,7 +120,7 @@ class FakeSession:
         """The node answers."""
         if not self.open and self in self._endpoint.open_sessions:
             self.open, self.tag = True, self._endpoint.world.nodes[self.address]
-            self._endpoint.on_open(self)
+            self._endpoint.events.opened(self)
             self._settle(self._opening)
             self.receive(Members(self._endpoint.world.members))
             for control in self._unsent:
@@ -139,7 +140,7 @@ class FakeSession:
         self.open, self.peer_ended = False, peer_ended
         self.unconfirmed = {"page": self.outstanding} if self.outstanding else {}
         self._endpoint.open_sessions.remove(self)
-        self._endpoint.on_lost(self, unsent or [])
+        self._endpoint.events.lost(self, unsent or [])
 
     @staticmethod
     def _settle(waiting: list[asyncio.Future[None]]) -> None:
@@ -160,16 +161,11 @@ class FakeEndpoint:
         uid: int,
         receiver: Any,
         *,
-        on_open: Callable[[Any], None],
-        on_lost: Callable[[Any, list[Unsent]], None],
-        on_leaving: Callable[[Any], None],
-        on_refused: Callable[[str, Address], None],
-        on_tick: Callable[[], None],
+        events: EndpointEvents,
         **others: Any,
     ) -> None:
         self.world, self.cluster, self.receiver = world, cluster, receiver
-        self.on_open, self.on_lost, self.on_leaving = on_open, on_lost, on_leaving
-        self.on_refused, self.on_tick = on_refused, on_tick
+        self.events = events
         self.send_buffer_limit = others["send_buffer_limit"]
         self.clock = CoarseClock()
         self.open_sessions: list[FakeSession] = []
@@ -188,7 +184,7 @@ class FakeEndpoint:
     def _tick(self) -> None:
         if not self.closed:
             self.clock.move()
-            self.on_tick()
+            self.events.tick()
             self.loop.call_later(0.05, self._tick)
 
     def session_to(

@@ -345,7 +345,7 @@ async def test_a_refused_client_raises_the_reason() -> None:
         client = world.client()
         entering = asyncio.ensure_future(client.__aenter__())
         await asyncio.sleep(0.1)
-        world.endpoint.on_refused("protocol 9 is not spoken here", A.address)
+        world.endpoint.events.refused("protocol 9 is not spoken here", A.address)
         with pytest.raises(Refused, match="protocol 9"):
             await entering
         assert world.endpoint.closed
@@ -464,7 +464,7 @@ async def test_a_leaving_node_gets_nothing_new_and_is_parted_from() -> None:
             await known(client, world)
             world.home = B
             session = world.session(A)
-            world.endpoint.on_leaving(session)
+            world.endpoint.events.leaving(session)
             await client.tell("page", "x", 1)
             await asyncio.sleep(5)
             assert client.contact == B

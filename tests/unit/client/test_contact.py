@@ -11,6 +11,7 @@ import pytest
 from shardbus.client.contact import BUSY_RETRY_S, CONTACT_WAIT_S, RETRY_S, Contact
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import NodeId
+from shardbus.transport.endpoint_events import EndpointEvents
 from tests.unit.client.client_kit import A, B, C, FakeEndpoint, World
 from tests.virtual_time import virtual
 
@@ -19,13 +20,9 @@ class Seeker:
     """A contact, with the choices that it has made."""
 
     def __init__(self, world: World, *given: NodeId, seed: int = 1) -> None:
-        callbacks: Any = {
-            name: lambda *args: None
-            for name in ("on_open", "on_lost", "on_leaving", "on_refused", "on_tick")
-        }
         receiver: Any = self
         self.endpoint: Any = FakeEndpoint(
-            world, "shop", "client", 7, receiver, send_buffer_limit=None, **callbacks
+            world, "shop", "client", 7, receiver, events=EndpointEvents(), send_buffer_limit=None
         )
         self.endpoint.start()
         self.chosen: list[NodeId] = []

@@ -13,6 +13,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.transport import incoming
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.endpoint import KEEP_ALIVE_S, Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.incoming import SILENCE_TICKS
 from shardbus.transport.outgoing import REFUSED_S, SILENCE_S
 from shardbus.transport.session import Session
@@ -66,8 +67,10 @@ class Pair:
             Taker(),
             authorize=anyone,
             network=self.world.network(),
-            on_lost=lambda session, unsent: self.lost.append((session, unsent)),
-            on_leaving=self.leaving.append,
+            events=EndpointEvents(
+                lost=lambda session, unsent: self.lost.append((session, unsent)),
+                leaving=self.leaving.append,
+            ),
         )
 
     def start(self, endpoint: Endpoint, *listen: object) -> None:

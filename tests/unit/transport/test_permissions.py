@@ -15,6 +15,7 @@ from shardbus.sharding.messages import Home
 from shardbus.transport import incoming
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.endpoint import KEEP_ALIVE_S, LINK_IDLE_S, Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.incoming import IDLE_TICKS, NEWCOMER_TICKS, SILENCE_TICKS
 from shardbus.transport.permissions import (
     BETWEEN_REGIONS,
@@ -184,7 +185,9 @@ class Door:
             self.taker,
             network=self.world.network(),
             node=ME,
-            on_membership=lambda sender, body, asked: self.membership.append((sender, body, asked)),
+            events=EndpointEvents(
+                membership=lambda sender, body, asked: self.membership.append((sender, body, asked))
+            ),
         )
         self.node.start(ME.host, ME.port)
         assert self.node._timer is not None

@@ -17,6 +17,7 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.transport import incoming
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.fragments import PART_WEIGHT, FragmentAssembly
 from shardbus.transport.inbox import HELD_BYTES_MAX, HELD_WEIGHT
 from shardbus.transport.log_limiter import LINES, LogRateLimiter
@@ -85,7 +86,7 @@ class Door:
             Taker(),
             authorize=anyone,
             network=ZmqNetwork(),
-            on_lost=lambda session, unsent: self.lost.append(session.name),
+            events=EndpointEvents(lost=lambda session, unsent: self.lost.append(session.name)),
         )
         end.start()
         self._clients.append(end)

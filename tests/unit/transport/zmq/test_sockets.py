@@ -15,6 +15,7 @@ import zmq
 from shardbus.errors import ConfigError, EntityFailed, NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.network import Connection
 from shardbus.transport.zmq import sockets
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -290,7 +291,7 @@ class Ends:
             authorize=anyone,
             network=ZmqNetwork(),
             node=me,
-            on_membership=lambda node, body: None,
+            events=EndpointEvents(membership=lambda node, body: None),
         )
         end.start("127.0.0.1", me.port)
         self.all.append(end)
@@ -315,8 +316,10 @@ class Ends:
             Taker(),
             authorize=anyone,
             network=ZmqNetwork(),
-            on_refused=lambda reason, address: self.refusals.append(reason),
-            on_lost=lambda session, unsent: self.lost.append(session.name),
+            events=EndpointEvents(
+                refused=lambda reason, address: self.refusals.append(reason),
+                lost=lambda session, unsent: self.lost.append(session.name),
+            ),
         )
         end.start()
         self.all.append(end)
