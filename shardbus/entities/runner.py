@@ -1,26 +1,8 @@
 """The runner of one entity type's messages: the hot path, the mailboxes, starts and failures.
 
-**A run** is a row of messages for one method. Each finds its activation by one look-up in a dict
-(`arrive` starts an entity that is not active), the handler's own decoder reads its payload, and the
-handler is called. Nothing is allocated for a message but its arguments and its answer. A message
-for a busy entity goes into the mailbox; any other is handled where it arrived.
-
-Handlers that are coroutine functions are awaited by a coroutine of the runner, a row of them one
-after the other, which costs little more than a call while none of them waits. If one waits, this
-coroutine belongs to that message from there on: a task carries it to its end. The next ones
-probably wait, too, as handlers that save do: each gets a task of its own at once, until one does
-not wait, after which a new coroutine takes the rest of the row.
-
-**One handler, one task, one context** (`eager`). The handlers of a row share a task and a context
-as long as none of them leaves a trace there. One that keeps the task, sets a context variable or
-raises ends its row, and the rest goes on under another task, in another context.
-
-Dataclasses are decoded ahead, a run at once, before the first message is handled: that takes less
-time than one by one. A message that goes into a mailbox instead is decoded again later.
-
-The loop stands here three times: for plain handlers, with `await`, and for handlers that wait. A
-single one would have to test every message for its kind, and to make a coroutine for each run of
-plain handlers.
+Messages come in runs (`runs`), or one by one (`receive`). A message for a busy entity goes into the
+mailbox; any other is handled where it arrived. What follows a message is here for both: its answer,
+the rest of the mailbox, the end of the entity.
 
 **Suspension.** While the gate is shut nothing is handled and nothing starts: messages go into
 mailboxes, and what would go on is held, in order. Once it opens, the held activations go on, some
@@ -45,11 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from itertools import islice, repeat
-from types import NoneType
 from typing import Any, cast
 
 from shardbus.config.settings import ShardingSettings
@@ -93,7 +73,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.tasks.eager import EagerTask, references
+from shardbus.tasks.eager import EagerTask
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
@@ -106,23 +86,6 @@ Handled = tuple[Invoker, bytes, Session | None, int]
 """A message that a handler got: its method, payload, and the session and correlation id of its
 asker."""
 
-Find = Callable[[str], Activation | None]
-Arrive = Callable[[str, bytes, int], Activation | None]
-"""Starts the entity of a message (entity id, payload, correlation id) that is not active. If the
-message does not belong here, takes it and returns None."""
-
-Row = tuple[str, bytes, int, Activation | None]
-"""A message of a run: entity id, payload, correlation id, and the activation, if there was one when
-the run began. Of one that has left memory since then `busy` is true."""
-Rows = Iterator[Row]
-Run = tuple[Find, Arrive, Invoker, Session | None, int, Chain, list[Any] | None]
-"""What the messages of a run share: what finds and what starts an entity, the method, the asker,
-deadline, chain, and the payloads that are decoded, the next one last; None: they are decoded one by
-one."""
-
-AHEAD_MIN, AHEAD_MAX = 8, 1024
-"""Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
-
 SETTLE_MAX = 256
 """Messages of one mailbox handled in a row before other callbacks of the loop run."""
 
@@ -132,9 +95,6 @@ OWN = int(Origin.OWN)
 GATE_EVERY = 16
 """Messages of one mailbox between two checks of the gate. A power of two."""
 
-RUN_SLICE = 64
-"""Messages of a run between two checks of the gate."""
-
 RESUMED_MAX = 256
 """Held activations that go on in one turn of the loop."""
 
@@ -142,28 +102,6 @@ RESUMED_MAX = 256
 class StateReplaced(Exception):
     """An operator has replaced the state of the entity, which starts again. Never leaves the
     runner."""
-
-
-def _slices(rows: Rows, count: int) -> Iterator[Rows]:
-    """Yield slices of the rows of a run of `count` messages."""
-    for _ in range(0, count, RUN_SLICE):
-        yield islice(rows, RUN_SLICE)
-
-
-def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
-    """Decode the payloads of a run; the first one is last in the list. Returns None if the run is
-    too short or too long, or if any payload is undecodable; the messages are then decoded one by
-    one."""
-    if not AHEAD_MIN <= len(payloads) <= AHEAD_MAX or (read_all := invoker.read_all) is None:
-        return None
-    try:
-        ahead = read_all(payloads)
-    except BaseException:  # of a class's own checks
-        return None
-    if len(ahead) != len(payloads):  # a StopIteration of one ends the list
-        return None
-    ahead.reverse()
-    return ahead
 
 
 def invoked(invoker: Invoker, entity: Any, payload: bytes) -> Any:
@@ -247,13 +185,11 @@ class EntityRunner:
         """Activations that would go on if the gate were open, each with what it would do."""
         self.gate.on_open(self._resume_some)
         self.kind, self.settings, self.loop = kind, settings, loop
-        self._plain = kind.plain
+        self.plain = kind.plain
         self.activation: Activation | None = None
         """The entity that handles a message at this very moment."""
         self.run_header: RunHeader | None = None
         """The run of this message."""
-        self._diverted = 0
-        """Messages of the current run that no handler got there: they wait, or belong elsewhere."""
         self.tick = 0
         """Coarse time, in units of 50 ms."""
         self.deferred = DeferredWork(kind, self, settings.mailbox)
@@ -262,7 +198,7 @@ class EntityRunner:
         self.carrying: CarriedStates | None = None
         self._finish = finish
         self.running_handlers = RunningHandlers(kind.name, loop, self, self.gate)
-        self._eager = self.running_handlers.eager
+        self.eager = self.running_handlers.eager
         self.mailbox_limits = MailboxLimits(settings, loop, self.gate, kind.name)
         self._mailbox_max = settings.mailbox
 
@@ -278,299 +214,6 @@ class EntityRunner:
         """Note the size of each state that is loaded. Called once, before any entity starts."""
         self._supervisor.sizes = sizes
         return sizes
-
-    # ---- runs
-
-    def deliver(
-        self,
-        find: Find,
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        ids: Sequence[str],
-        payloads: Sequence[bytes],
-        corrs: int | Sequence[int],
-        deadline: int,
-        chain: Chain = (),
-        ahead: list[Any] | None = None,
-    ) -> None:
-        """Handle a run of messages. `corrs`: the same correlation id for all, or one each. `ahead`:
-        the payloads as `read_ahead` has decoded them."""
-        count, left = len(ids), iter(payloads)
-        marks = repeat(corrs) if isinstance(corrs, int) else corrs
-        found: Iterable[Activation | None] = map(find, ids)
-        if count >= AHEAD_MIN:
-            # Together: the processor waits for the memory of several at once.
-            found = [*found]
-        rows = zip(ids, left, marks, found)  # noqa: B905 (`strict` costs as much as the call)
-        outer = self.activation, self.run_header
-        diverted, self._diverted = self._diverted, 0
-        self.run_header = (invoker, session, chain, payloads, corrs, left)
-        run: Run = (find, arrive, invoker, session, deadline, chain, ahead)
-        fresh, call_each = self._eager.base.copy, self._call_each
-        entered = self._eager.enter()
-        try:
-            if invoker.is_async:
-                for some in _slices(rows, count):
-                    if self.gate.close_if_due():
-                        self._hold_run(run, rows)
-                    else:
-                        self._deliver_async(run, some)
-            else:
-                while (context := fresh()).run(call_each, run, rows, count, context):
-                    pass
-        finally:
-            self._eager.leave(entered)
-            self.counts.begun += count - self._diverted
-            self._diverted = diverted
-            self.activation, self.run_header = outer
-
-    def _call_each(self, run: Run, rows: Rows, count: int, context: contextvars.Context) -> bool:
-        """Handle the rest of the rows in this context. Returns True if rows may be left, which need
-        another context."""
-        find, arrive, invoker, session, _, _, ahead = run
-        function, single, one = invoker.function, invoker.single, invoker.one
-        single, one = (single, one) if ahead is None else (None, None)
-        eager, tick, plain = self._eager, self.tick, self._plain
-        closed = self.gate.close_if_due
-        untouched = eager.base
-        task = eager.task
-        task.context, task.coroutine = context, None
-        attributes, before, traces = task.__dict__, references(task), False
-        sure, finished = invoker.returns_values, NoneType
-        slices = (rows,) if count <= RUN_SLICE else _slices(rows, count)
-        for some in slices:
-            if closed():
-                self._hold_run(run, rows)
-                return False
-            for entity_id, payload, corr, activation in some:
-                if activation is None or activation.busy:
-                    activation = find(entity_id)
-                    arrives = activation is None
-                    if activation is None:
-                        activation = arrive(entity_id, payload, corr)
-                    if activation is None or activation.busy:
-                        self._divert(run, activation, payload, corr)
-                        if not (arrives and plain):
-                            continue
-                        eager.replace()  # the constructor may have left traces
-                        return True
-                activation.used = tick
-                self.activation = activation
-                try:
-                    if single is not None:
-                        value = function(activation.entity, single(payload)[0])
-                    elif one is not None:
-                        value = function(activation.entity, one(payload))
-                    elif ahead is not None:
-                        value = function(activation.entity, ahead.pop())
-                    else:
-                        value = function(activation.entity, *invoker.decoders[payload[0]](payload))
-                except BaseException as e:
-                    self._ended(run, activation, payload, corr, error=e)
-                    return True
-                if not sure and value is not None and type(value) is not finished:
-                    if is_unfinished(value):
-                        self._finish_answer(run, activation, payload, corr, value, context)
-                        return True
-                    finished = type(value)
-                try:
-                    if references(task) != before or attributes or context != untouched:
-                        traces = True
-                except BaseException:  # of the `__eq__` of a variable's value
-                    traces = True
-                if traces:
-                    self._ended(run, activation, payload, corr, value)
-                    return True
-                if session is not None:
-                    answer(activation, invoker, value, session, corr)
-                if activation.stopping is not None or activation.mailbox:
-                    self.settle(activation)
-        return False
-
-    def _divert(self, run: Run, activation: Activation | None, payload: bytes, corr: int) -> None:
-        """Queue a message of a run for a busy entity. None: the message belongs elsewhere."""
-        _, _, invoker, session, deadline, chain, ahead = run
-        self._diverted += 1
-        if ahead is not None:
-            ahead.pop()
-        if activation is not None:
-            activation.used = self.tick
-            self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
-
-    def _deliver_async(self, run: Run, rows: Rows) -> None:
-        """Handle rows for a coroutine function: one coroutine awaits handler after handler until
-        one waits. Then a task carries that message on, and another coroutine takes the rest."""
-        fresh, more = self._eager.base.copy, True
-        while more:
-            context, carried = fresh(), list[bool]()
-            coroutine = self._await_each(run, rows, context, carried)
-            try:
-                waits_for = context.run(coroutine.send, None)
-            except StopIteration as end:
-                more = end.value
-            else:
-                carried.append(True)
-                activation = self.activation
-                assert activation is not None
-                self._carry_on(activation, coroutine, waits_for, context)
-                more = fresh().run(self._begin_each, run, rows)
-
-    async def _await_each(
-        self, run: Run, rows: Rows, context: contextvars.Context, carried: list[bool]
-    ) -> Any:
-        """Handle the rest of the rows in this context. Once a task has `carried` this coroutine on,
-        return the result of the handler that waited. Otherwise return True if rows may be left,
-        which need another context."""
-        find, arrive, invoker, session, _, _, ahead = run
-        function, single, one = invoker.function, invoker.single, invoker.one
-        single, one = (single, one) if ahead is None else (None, None)
-        eager, tick, plain, untouched = self._eager, self.tick, self._plain, self._eager.base
-        task = eager.task
-        task.context = context
-        # As an attribute: from 3.14 on some loads of a local are no reference.
-        attributes, before, traces = task.__dict__, references(eager.task), False
-        sure, finished = invoker.returns_values, NoneType
-        for entity_id, payload, corr, activation in rows:
-            if activation is None or activation.busy:
-                activation = find(entity_id)
-                arrives = activation is None
-                if activation is None:
-                    activation = arrive(entity_id, payload, corr)
-                if activation is None or activation.busy:
-                    self._divert(run, activation, payload, corr)
-                    if not (arrives and plain):
-                        continue
-                    eager.replace()  # the constructor may have left traces
-                    return True
-            activation.used = tick
-            self.activation = activation
-            try:
-                if one is not None:
-                    coroutine = function(activation.entity, one(payload))
-                elif single is not None:
-                    coroutine = function(activation.entity, single(payload)[0])
-                elif ahead is not None:
-                    coroutine = function(activation.entity, ahead.pop())
-                else:
-                    coroutine = function(activation.entity, *invoker.decoders[payload[0]](payload))
-                task.coroutine = coroutine
-                value = await coroutine
-                if not sure and value is not None and type(value) is not finished:
-                    if is_unfinished(value):
-                        value = await finish(value)
-                    finished = type(value)
-                if carried:
-                    return value
-            except BaseException as e:
-                if carried:
-                    raise
-                self._ended(run, activation, payload, corr, error=e)
-                return True
-            try:
-                if references(eager.task) != before or attributes or context != untouched:
-                    traces = True
-            except BaseException:  # of the `__eq__` of a variable's value
-                traces = True
-            if traces:
-                self._ended(run, activation, payload, corr, value)
-                return True
-            if session is not None:
-                answer(activation, invoker, value, session, corr)
-            if activation.stopping is not None or activation.mailbox:
-                self.settle(activation)
-        return False
-
-    def _begin_each(self, run: Run, rows: Rows) -> bool:
-        """Handle the rest of the rows, each message by a coroutine of its own, which is the
-        handler's, as long as each waits: so do the handlers of most runs in which one has waited.
-        Runs in a context of its own, in which payloads are decoded. Returns True if rows may be
-        left, because one did not wait."""
-        find, arrive, invoker, session, _, chain, ahead = run
-        eager, function, tick = self._eager, invoker.function, self.tick
-        single = invoker.single if ahead is None else None
-        fresh = eager.base.copy
-        carry_on, done = self.running_handlers.carry_on, self._carried
-        for entity_id, payload, corr, found in rows:
-            activation = found
-            if activation is None or activation.busy:
-                activation = find(entity_id) or arrive(entity_id, payload, corr)
-                if activation is None or activation.busy:
-                    self._divert(run, activation, payload, corr)
-                    continue
-            activation.used = tick
-            self.activation = activation
-            task, coroutine = eager.task, None
-            task.context = context = fresh()
-            try:
-                if single is not None:
-                    coroutine = function(activation.entity, single(payload)[0])
-                elif ahead is not None:
-                    coroutine = function(activation.entity, ahead.pop())
-                else:
-                    coroutine = invoked(invoker, activation.entity, payload)
-                task.coroutine = coroutine
-                waits_for = context.run(coroutine.send, None)
-            except StopIteration as e:
-                if coroutine is not None:
-                    self._ended(run, activation, payload, corr, e.value)
-                else:  # of decoding
-                    self._ended(run, activation, payload, corr, error=e)
-                return True
-            except BaseException as e:
-                self._ended(run, activation, payload, corr, error=e)
-                return True
-            activation.busy = True
-            message = (invoker, payload, session, corr, chain)
-            carry_on(activation, coroutine, waits_for, done, context, message)
-        return False
-
-    def _ended(
-        self,
-        run: Run,
-        activation: Activation,
-        payload: bytes,
-        corr: int,
-        value: Any = None,
-        error: BaseException | None = None,
-    ) -> None:
-        """Answer a message of a run whose handler has ended in its first step by raising, or with
-        traces in its task or context, and give later handlers another task."""
-        _, _, invoker, session, deadline, chain, _ = run
-        error = self._eager.replace(value, error)
-        if error is not None:
-            if self._raised(activation, invoker, payload, error, session, corr):
-                self._settle_if_needed(activation)
-            return
-        if not invoker.returns_values and is_unfinished(value):
-            message = Message(invoker, payload, session, corr, deadline, chain)
-            if self._run(activation, message, finish(value)):
-                self._settle_if_needed(activation)
-            return
-        if session is not None:
-            answer(activation, invoker, value, session, corr)
-        self._settle_if_needed(activation)
-
-    def _finish_answer(
-        self,
-        run: Run,
-        activation: Activation,
-        payload: bytes,
-        corr: int,
-        value: object,
-        context: contextvars.Context,
-    ) -> None:
-        """Do the work behind what a plain function has returned, under the current task and in the
-        current context, as a part of its message."""
-        self._eager.task.coroutine = coroutine = finish(value)
-        try:
-            waits_for = coroutine.send(None)
-        except StopIteration as end:
-            self._ended(run, activation, payload, corr, end.value)
-        except BaseException as e:
-            self._ended(run, activation, payload, corr, error=e)
-        else:
-            self._carry_on(activation, coroutine, waits_for, context)
 
     def handling(self, activation: Activation) -> Current | None:
         """Return the message that an entity handles; None if it handles none."""
@@ -588,9 +231,9 @@ class EntityRunner:
         if activation.busy:
             self.queue(activation, message)
         elif self.gate.close_if_due():
-            self._hold_message(activation, message)
-        elif self._run(activation, message):
-            self._settle_if_needed(activation)
+            self.hold_message(activation, message)
+        elif self.run(activation, message):
+            self.settle_if_needed(activation)
 
     def queue(self, activation: Activation, message: Message) -> None:
         """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the
@@ -626,7 +269,7 @@ class EntityRunner:
             return True
         return self._supervisor.starts_too_late(activation, message)
 
-    def _settle_if_needed(self, activation: Activation) -> None:
+    def settle_if_needed(self, activation: Activation) -> None:
         if activation.stopping is not None or activation.mailbox:
             self.settle(activation)
 
@@ -656,7 +299,7 @@ class EntityRunner:
                 stop_request.handed = True
             if message.session is not None and message.deadline <= self.tick:
                 self.counts.lose("expired", activation.key, *message[:4])
-            elif not self._run(activation, message):
+            elif not self.run(activation, message):
                 return
         self.settle_later(activation)
 
@@ -698,7 +341,7 @@ class EntityRunner:
             mailbox.appendleft(message)
         return False
 
-    def _run(
+    def run(
         self,
         activation: Activation,
         message: Message,
@@ -712,7 +355,7 @@ class EntityRunner:
         outer = self.activation, self.run_header
         self.activation = activation
         self.run_header = (invoker, session, chain, (payload,), corr, NONE_LEFT)
-        eager, coroutine = self._eager, work
+        eager, coroutine = self.eager, work
         entered = eager.enter()
         try:
             eager.task.context = context = eager.base.copy()
@@ -728,7 +371,7 @@ class EntityRunner:
                 if coroutine is not None:
                     eager.task.coroutine = coroutine
                     waits_for = context.run(coroutine.send, None)
-                    self._carry_on(activation, coroutine, waits_for, context)
+                    self.carry_on(activation, coroutine, waits_for, context)
                     return False
             except StopIteration as e:
                 if coroutine is not None:
@@ -739,19 +382,19 @@ class EntityRunner:
                 error = e
             error = eager.replace(value, error)
             if error is not None:
-                return self._raised(
+                return self.raised(
                     activation, invoker, payload, error, session, corr, message.begun
                 )
         finally:
             eager.leave(entered)
             self.activation, self.run_header = outer
         if not invoker.returns_values and is_unfinished(value):
-            return self._run(activation, message, finish(value))
+            return self.run(activation, message, finish(value))
         if session is not None:
             answer(activation, invoker, value, session, corr)
         return True
 
-    def _raised(
+    def raised(
         self,
         activation: Activation,
         invoker: Invoker,
@@ -780,7 +423,7 @@ class EntityRunner:
             return True
         return self._failed(activation, error, (invoker, payload, session, corr))
 
-    def _carry_on(
+    def carry_on(
         self,
         activation: Activation,
         coroutine: Coroutine[Any, Any, Any],
@@ -789,9 +432,9 @@ class EntityRunner:
     ) -> None:
         """Let the current task carry the message being handled to its end."""
         activation.busy = True
-        self.running_handlers.carry_on(activation, coroutine, waits_for, self._carried, context)
+        self.running_handlers.carry_on(activation, coroutine, waits_for, self.carried, context)
 
-    def _carried(self, task: EagerTask) -> None:
+    def carried(self, task: EagerTask) -> None:
         """Answer the message that a task has carried to its end, if it was for one, and go on."""
         if not self.running_handlers.ended(task):
             return
@@ -810,7 +453,7 @@ class EntityRunner:
             invoker, payload, session, corr, chain = message
             if not invoker.returns_values and is_unfinished(task.value):
                 unfinished = Message(invoker, payload, session, corr, 0, chain)
-                if not self._run(activation, unfinished, finish(task.value)):
+                if not self.run(activation, unfinished, finish(task.value)):
                     return
             elif session is not None:
                 answer(activation, invoker, task.value, session, corr)
@@ -827,23 +470,12 @@ class EntityRunner:
         """True if an activation goes on once the gate opens."""
         return activation in self._held
 
-    def _hold_message(self, activation: Activation, message: Message) -> None:
+    def hold_message(self, activation: Activation, message: Message) -> None:
         """Queue a message, whatever its entity does."""
         idle = not activation.busy
         self.queue(activation, message)
         if idle:
             self._hold(activation, partial(self._settle_unless_over, activation))
-
-    def _hold_run(self, run: Run, rows: Rows) -> None:
-        """Queue messages of a run."""
-        find, arrive, invoker, session, deadline, chain, _ = run
-        for entity_id, payload, corr, _ in rows:
-            self._diverted += 1
-            activation = find(entity_id) or arrive(entity_id, payload, corr)
-            if activation is not None:
-                activation.used = self.tick
-                message = Message(invoker, payload, session, corr, deadline, chain)
-                self._hold_message(activation, message)
 
     def _resume_some(self) -> None:
         """Let some held activations go on, and the others in the next turns of the loop."""
@@ -870,13 +502,13 @@ class EntityRunner:
         if self.gate.closed:
             self._hold(activation, partial(self._start_held, activation, chain))
             return
-        if self._plain:
+        if self.plain:
             outer, self.activation = self.activation, None
             try:
-                if self._eager.depth:  # it belongs to the message that starts it
+                if self.eager.depth:  # it belongs to the message that starts it
                     self._supervisor.construct(activation)
                 else:
-                    self._eager.call(self._supervisor.construct, activation)
+                    self.eager.call(self._supervisor.construct, activation)
             except BaseException as e:
                 raise_interrupt(e)
                 if self._supervisor.gives_up(activation, e):
@@ -909,7 +541,7 @@ class EntityRunner:
         coroutine = self._supervisor.start(activation)
         try:
             ended = self.running_handlers.begin(
-                activation, "on_start", coroutine, self._carried, chain
+                activation, "on_start", coroutine, self.carried, chain
             )
         except BaseException as e:
             raise_interrupt(e)

@@ -30,7 +30,7 @@ from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.message_times import MessageTimes
-from shardbus.entities.runner import Arrive, read_ahead
+from shardbus.entities.runs import Arrive, RunHandler, read_ahead
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, NodeLost, Refused, Unhandled, UnknownEntityType
@@ -179,7 +179,7 @@ class RegionShell:
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
         self._deliver, self._mailbox_limits = (
-            self.host.runner.deliver,
+            RunHandler(self.host.runner).deliver,
             self.host.runner.mailbox_limits,
         )
 

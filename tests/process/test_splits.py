@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from benchmarks.splits import SHAPES, Field, field
-from shardbus.entities.runner import RUN_SLICE
+from shardbus.entities.runs import RUN_SLICE
 from tests.process.namespaces import missing
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from shardbus.entities.runner import RUN_SLICE
+from shardbus.entities.runs import RUN_SLICE
 from tests.process.app import RECORD
 from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until

@@ -14,7 +14,7 @@ from shardbus.entities.entity_type import StopReason
 from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
-from shardbus.entities.runner import read_ahead
+from shardbus.entities.runs import RunHandler, read_ahead
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.transport.asks import fail_of, failure
@@ -240,6 +240,7 @@ class Bench:
             lambda entity_id: asyncio.sleep(0),
             self.gate,
         )
+        self.runs = RunHandler(self.host.runner)
         self.host.start_shard(self.SHARD, 7)
         self.host.set_arrivals(self.SHARD, True, None)
         self.made.append(self)
@@ -299,7 +300,7 @@ class Bench:
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
         ids, payloads, corrs = zip(*rows, strict=True)
-        find, deliver = host.active.get, host.runner.deliver
+        find, deliver = host.active.get, self.runs.deliver
         deliver(find, arrive, invoker, asker, ids, payloads, corrs, deadline, (), ahead)
 
     # ---- state

@@ -10,7 +10,7 @@ import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.entities.gate import SuspensionGate
-from shardbus.entities.runner import RUN_SLICE
+from shardbus.entities.runs import RUN_SLICE
 from shardbus.errors import MailboxFull
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Bench, Log, LogEntity
@@ -250,7 +250,7 @@ async def test_a_long_run_stops_where_the_time_is_over() -> None:
         return b.host.activate(b.host.shards[b.SHARD], entity_id)
 
     find = b.host.active.get
-    b.host.runner.deliver(find, arrive, kind, None, ids, payloads, corrs, 0)
+    b.runs.deliver(find, arrive, kind, None, ids, payloads, corrs, 0)
     assert len(log.rows) == RUN_SLICE
     b.now = 0.0
     await resume(b)

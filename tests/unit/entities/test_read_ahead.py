@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.entities.runner import AHEAD_MAX, AHEAD_MIN, read_ahead
+from shardbus.entities.runs import AHEAD_MAX, AHEAD_MIN, read_ahead
 from shardbus.errors import EntityFailed, SchemaError
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Bench
@@ -148,7 +148,7 @@ async def test_a_message_that_does_not_belong_here_is_skipped(
         return bench.host.activate(bench.host.shards[Bench.SHARD], entity_id)
 
     find = bench.host.active.get
-    bench.host.runner.deliver(find, arrive, invoker, None, ids, payloads, 0, 0, (), ahead)
+    bench.runs.deliver(find, arrive, invoker, None, ids, payloads, 0, 0, (), ahead)
     assert Book.log == [(f"b{i}", i) for i in range(MANY) if i not in (2, 7)]
     assert passed == [encode_value((Note(2),)), encode_value((Note(7),))]
 
