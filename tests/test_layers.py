@@ -128,12 +128,10 @@ SETTINGS = ("shardbus.config.settings", "shardbus.entities.entity_options")
 MANY_ATTRIBUTES = {
     "shardbus.admin.slowness.EntityFigures": 28,
     "shardbus.entities.host.Host": 32,
-    "shardbus.entities.mailboxes.MailboxLimits": 26,
     "shardbus.membership.downing.resolver.Resolver": 31,
     "shardbus.membership.joining.Joiner": 30,
     "shardbus.node.node.Node": 56,
     "shardbus.shells.cluster_thread.ClusterThread": 30,
-    "shardbus.shells.region.RegionShell": 27,
     "shardbus.simulation.membership.options.Options": 39,
     "shardbus.simulation.nodes.options.NodeOptions": 45,
     "shardbus.simulation.nodes.world.NodeWorld": 32,

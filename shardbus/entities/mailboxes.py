@@ -102,7 +102,6 @@ class MailboxLimits:
         self.met = False
         """A message of the current run has exceeded a bound."""
         self._bytes, self._messages = settings.mailbox_bytes, settings.mailbox
-        self._spare = settings.mailbox_bytes // 4
         self.room = self._bytes - self._spare
         """Bytes that may be queued before the mailboxes are measured again, or while they are
         `tight`, what was left when they were measured, without what was queued since."""
@@ -130,6 +129,11 @@ class MailboxLimits:
         self._timer: asyncio.TimerHandle | None = None
         self._interval_s = CHECK_MIN_S
         self._checked_at = 0.0
+
+    @property
+    def _spare(self) -> int:
+        """Bytes for what arrives while the mailboxes are `tight`."""
+        return self._bytes // 4
 
     @property
     def waiting(self) -> int:

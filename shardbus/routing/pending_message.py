@@ -60,24 +60,9 @@ class PendingMessage:
     messages. `via` is the session by which a tell came, as a number below zero."""
 
     __slots__ = (
-        "binding",
-        "called",
-        "chain",
-        "deadline",
-        "decode",
-        "entity_id",
-        "error",
-        "hops",
-        "key",
-        "payload",
-        "shard",
-        "since",
-        "size",
-        "trace",
-        "via",
-        "waiter",
-        "why",
-    )
+        "binding", "called", "chain", "deadline", "decode", "entity_id", "error", "hops", "key",
+        "payload", "shard", "since", "size", "trace", "via", "waiter", "why",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -93,13 +78,8 @@ class PendingMessage:
         via: int = 0,
         binding: Binding = Binding.ANY,
     ) -> None:
-        self.key, self.shard, self.entity_id, self.payload, self.hops = (
-            key,
-            shard,
-            entity_id,
-            payload,
-            hops,
-        )
+        self.key, self.shard, self.entity_id = key, shard, entity_id
+        self.payload, self.hops = payload, hops
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
         self.size, self.via = len(payload) + OVERHEAD_BYTES, via
         self.binding, self.called = binding, False
@@ -145,18 +125,8 @@ class PendingMessage:
             assert waiter is not None
             out.flush_shard(entity_id, self.shard, self.hops, timeout_ms, waiter)
         elif self.hops or (waiter is not None and self.decode is None):
-            out.relay(
-                self.key,
-                self.shard,
-                entity_id,
-                payload,
-                self.hops,
-                timeout_ms,
-                waiter,
-                chain,
-                self.via,
-                self.trace,
-            )
+            key, shard, hops, via, trace = self.key, self.shard, self.hops, self.via, self.trace
+            out.relay(key, shard, entity_id, payload, hops, timeout_ms, waiter, chain, via, trace)
         elif self.trace:
             decode, since, trace = self.decode, self.since, self.trace
             key = self.key

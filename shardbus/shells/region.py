@@ -169,7 +169,6 @@ class RegionShell:
         self._check_leases = self.shard_leases.check
         self.times = MessageTimes(loop.time)
         self.sampling = LoadSampling(self.router.shard_of, loop.time, self.times)
-        self._marks = self.sampling.marks
         self._coordinator: NodeId | None = None
         self.coordinator_since = loop.time()
         """When this node came to expect the coordinator there, or nowhere."""
@@ -177,11 +176,8 @@ class RegionShell:
         self.relayed_messages = 0
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
-        self._find = self.host.active.get
-        self._deliver, self._mailbox_limits = (
-            RunHandler(self.host.runner).deliver,
-            self.host.runner.mailbox_limits,
-        )
+        self._deliver = RunHandler(self.host.runner).deliver
+        self._mailbox_limits = self.host.runner.mailbox_limits
 
     def _place(self, within: RegionShell | None) -> None:
         """Make the region machine that places the shards, or use that of the outermost type."""
@@ -276,11 +272,11 @@ class RegionShell:
         mailbox_limits.arrives(not session.inbox.forced, session.inbox.owed)
         counts.accepted += len(run.ids)
         try:
-            if counts.accepted >= self._marks.mark:
+            if counts.accepted >= self.sampling.marks.mark:
                 self._deliver_sampled(arrive, invoker, None, run, via, 0, (), ahead)
             else:
                 ids = run.ids
-                find, payloads = self._find, run.payloads
+                find, payloads = self.host.active.get, run.payloads
                 self._deliver(find, arrive, invoker, None, ids, payloads, via, 0, (), ahead)
         finally:
             mailbox_limits.handed_out()
@@ -318,11 +314,11 @@ class RegionShell:
             return activation
 
         ahead, chain = read_ahead(invoker, run.payloads), run.chain
-        if counts.accepted >= self._marks.mark:
+        if counts.accepted >= self.sampling.marks.mark:
             self._deliver_sampled(arrive, invoker, session, run, run.corrs, deadline, chain, ahead)
         else:
             ids = run.ids
-            find, payloads, corrs = self._find, run.payloads, run.corrs
+            find, payloads, corrs = self.host.active.get, run.payloads, run.corrs
             self._deliver(
                 find, arrive, invoker, session, ids, payloads, corrs, deadline, chain, ahead
             )
@@ -339,7 +335,7 @@ class RegionShell:
         ahead: list[Any] | None,
     ) -> None:
         """Deliver a run of which one message is a sample of the load."""
-        find, ids, payloads = self._find, run.ids, run.payloads
+        find, ids, payloads = self.host.active.get, run.ids, run.payloads
         if not ids:
             return
         at, timed = self.sampling.sample(self.host.counts.accepted, ids, invoker)
@@ -378,7 +374,7 @@ class RegionShell:
                 session.outbox.fail(message.corr, unhandled(self.entity_type, message.method))
             return
         if not local:
-            if counts.accepted >= self._marks.mark:
+            if counts.accepted >= self.sampling.marks.mark:
                 _, timed = self.sampling.sample(counts.accepted, (message.id,), invoker)
                 invoker = timed or invoker
         else:
@@ -388,7 +384,9 @@ class RegionShell:
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         self._node.gate.close_if_due()  # a start looks at the last check only
-        activation = self._find(message.id) or self._enter(session, message.id, message.chain)
+        activation = self.host.active.get(message.id) or self._enter(
+            session, message.id, message.chain
+        )
         if activation is not None:
             self._mailbox_limits.arrives(False, owed=asker is None)
             try:

@@ -105,23 +105,9 @@ class Inbox(Generic[P]):
     """Received batches of one session. Calls `on_free` when it holds nothing any more."""
 
     __slots__ = (
-        "_asks",
-        "_clock",
-        "_full",
-        "_held",
-        "_held_bytes",
-        "_loop",
-        "_on_free",
-        "_on_hold",
-        "_pauses",
-        "_peer",
-        "_receiver",
-        "_rests_pause",
-        "_urgent",
-        "_window",
-        "forced",
-        "owed",
-    )
+        "_asks", "_clock", "_full", "_held", "_held_bytes", "_loop", "_on_free", "_on_hold",
+        "_pauses", "_peer", "_receiver", "_rests_pause", "_urgent", "_window", "forced", "owed",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -28,13 +28,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any
 
 from shardbus.errors import BufferFull, EntityFailed, MessageTooLarge, RequestError
 from shardbus.transport.asks import Asks, Key, Waiter, fail_of, refuse
 from shardbus.transport.full_entities import Target
 from shardbus.transport.held_entities import TAKE_BACK_MIN, HeldEntities, take_back
-from shardbus.transport.link import until, wake
+from shardbus.transport.link import SessionLink, until, wake
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.run_queue import RUN_MESSAGES_MAX, EntityRun
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.sent_messages import BatchDeparture
@@ -62,24 +63,9 @@ batches of some 120, many asks travel in several batches, and both sides work at
 instead of taking turns."""
 
 
-class Way(Protocol):
-    """Where batches go: the link to another process, or the loopback."""
-
-    name: str
-    local: bool
-    """Batches are received inside `put`, so none may leave inside a sender's call."""
-
-    @property
-    def idle(self) -> bool: ...
-    @property
-    def outstanding(self) -> int: ...
-    @property
-    def unsent(self) -> int: ...
-    def put(self, runs: list[Run], weight: int) -> bool: ...
-    def has_room(self, weight: int) -> bool: ...
-    def rewrite_unsent(self, change: Callable[[bytes], bytes | None]) -> None: ...
-    def when_taken(self, call: Callable[[], None]) -> None: ...
-    def leave(self, leaves: Callable[[Target], bool]) -> None: ...
+Way = SessionLink | Loopback
+"""Where batches go. One that is `local` receives them inside `put`, so none may leave inside a
+sender's call."""
 
 
 class RoomWaiter:

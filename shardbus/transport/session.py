@@ -110,16 +110,9 @@ class Session:
         """Some asks have expired that stand in batches to be sent again."""
         self._transmit = transmit or _nowhere
         window = Window(self._transmit)
+        asks, free, hold, local = self._asks, self._on_free, self._on_hold, transmit is None
         self.inbox: Inbox[Session] = Inbox(
-            self,
-            receiver,
-            window,
-            self._asks,
-            loop,
-            clock,
-            self._on_free,
-            self._on_hold,
-            relayed_pass=transmit is None,
+            self, receiver, window, asks, loop, clock, free, hold, relayed_pass=local
         )
         self.link = SessionLink(name, loop, window, self._on_room)
         self._local = None if transmit else Loopback(name, loop, self.inbox, self._on_room)

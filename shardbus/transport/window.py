@@ -38,24 +38,10 @@ class Window:
     """Both directions of one session: numbers, acknowledgements and resends."""
 
     __slots__ = (
-        "_seq",
-        "_to_ack",
-        "_transmit",
-        "_unacked",
-        "_waiting",
-        "acked",
-        "arrived",
-        "blocked",
-        "duplicates",
-        "holding",
-        "in_flight",
-        "open",
-        "outstanding",
-        "received",
-        "sent",
-        "unnumbered",
-        "writable",
-    )
+        "_seq", "_to_ack", "_transmit", "_unacked", "_waiting", "acked", "arrived", "blocked",
+        "duplicates", "holding", "in_flight", "open", "outstanding", "received", "sent",
+        "unnumbered", "writable",
+    )  # fmt: skip
 
     def __init__(self, transmit: Transmit) -> None:
         self._transmit = transmit
