@@ -22,6 +22,7 @@ from typing import Any
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.network import OnDenied, OnFrame
 from shardbus.transport.permissions import CLIENT, Permissions, Role
 from shardbus.transport.session import Session
@@ -97,7 +98,7 @@ class EndpointWorld:
     def _client(self) -> Endpoint:
         client = Endpoint(
             "shop", "client#9", 9, Sink(), network=self.network,
-            on_lost=self._on_lost,
+            events=EndpointEvents(lost=self._on_lost),
         )  # fmt: skip
         client.start()
         return client
@@ -190,10 +191,10 @@ class EndpointWorld:
         self.told.append(name)
         payload = f"{name} ".encode()
         if verb == "tell":
-            self.world.run(self.session.tell, ADD, "x", payload)
+            self.world.run(self.session.outbox.tell, ADD, "x", payload)
         else:
             future = self.asked.futures[name] = self.world.loop.create_future()
-            self.world.run(self.session.ask, ADD, "x", payload, ASK_MS, future, decode_value)
+            self.world.run(self.session.outbox.ask, ADD, "x", payload, ASK_MS, future, decode_value)
 
     def _die(self) -> None:
         """End the node's process without a word; another one takes its place."""
@@ -210,7 +211,7 @@ class EndpointWorld:
             if sink.asked:
                 session, corr, _ = sink.asked.pop(0)
                 if session.lost is None:
-                    self.world.run(session.reply, corr, b"\xa2ok")
+                    self.world.run(session.outbox.reply, corr, b"\xa2ok")
                 return
 
     def _wait(self, seconds: float) -> None:
@@ -234,7 +235,8 @@ class EndpointWorld:
         session, node = self.session, self.nodes[-1]
         return (
             self.link.up, self.link.has_room, self.permissions.types, self.given.types,
-            session.lost is not None, session.open, min(session.numbered - session.acked, 2),
+            session.lost is not None, session.link.open,
+            min(session.link.window.last - session.link.window.acked, 2),
             session.waiting_asks, len(self.nodes), len(node.incoming.by_name), self.leaving,
             tuple(len(sink.asked) for sink in self.sinks), self.excused,
         )  # fmt: skip
@@ -250,8 +252,8 @@ class EndpointWorld:
         self._check()
         assert not self.asked.open(), f"asks {self.asked.open()} have no outcome"
         if self.session.lost is None:
-            assert self.session.open, "the session stays closed"
-            assert not self.session.outstanding, "messages are not acknowledged"
+            assert self.session.link.open, "the session stays closed"
+            assert not self.session.link.outstanding, "messages are not acknowledged"
             came = {name for sink in self.sinks for name in sink.got}
             over = {n for n, future in self.asked.futures.items() if future.done()}
             lost = set(self.told) - came - over

@@ -101,7 +101,7 @@ class End:
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         self._take(flush)
-        session.reply(flush.corr, b"")
+        session.outbox.reply(flush.corr, b"")
 
     def _take(self, run: Run) -> None:
         self.got.extend(messages_of(run))
@@ -118,7 +118,7 @@ class Link:
 
     def _opened(self) -> None:
         for end, peer in ((self.a, self.b), (self.b, self.a)):
-            end.session.opened(peer.session.received)
+            end.session.opened(peer.session.link.window.received)
 
     @property
     def state(self) -> tuple[bool, bool, bool]:
@@ -129,7 +129,7 @@ class Link:
         self.stands = False
         for end in (self.a, self.b):
             end.pipe.clear()
-            end.session.suspend()
+            end.session.link.suspend()
 
     def open(self) -> None:
         """Connect again: each end learns what the other one has."""
@@ -162,7 +162,7 @@ class Link:
     def answer(self) -> str:
         """Let the far end answer its oldest ask; return the ask's name."""
         corr, name = self.b.asked.popleft()
-        self._world.run(self.b.session.reply, corr, b"\xa2ok")
+        self._world.run(self.b.session.outbox.reply, corr, b"\xa2ok")
         return name
 
     def keep_alive(self) -> None:
@@ -175,21 +175,21 @@ class Link:
     def under_way(self) -> tuple[int, int, int]:
         """Batches of a that have left, and that have not, up to two; its open asks."""
         session: Any = self.a.session
-        left, acked = session._window.sent, session.acked
-        return min(left - acked, 2), min(session.numbered - left, 2), session.waiting_asks
+        left, acked = session.link.window.sent, session.link.window.acked
+        return min(left - acked, 2), min(session.link.window.last - left, 2), session.waiting_asks
 
     def check_rest(self) -> None:
         """Check that nothing is under way any more."""
         for end in (self.a, self.b):
             session: Any = end.session
             assert not session.waiting_asks, f"{end.name}: {session.waiting_asks} asks wait"
-            assert not session.unflushed, f"{end.name}: messages have no number"
-            assert session.outstanding == 0, f"{end.name}: {session.outstanding} bytes outstanding"
-            assert session.writable, f"{end.name}: not writable"
-            assert not session.held_any, f"{end.name}: entities are held"
-            assert session._fragments.bodies == [], f"{end.name}: fragments are kept"
-            waiters = (
-                session._open_waiters, session._room_waiters, session._drain_waiters,
-                session._hold_waiters, session._leave_waiters,
-            )  # fmt: skip
+            assert not session.outbox.unflushed, f"{end.name}: messages have no number"
+            outstanding = session.link.outstanding
+            assert outstanding == 0, f"{end.name}: {outstanding} bytes outstanding"
+            assert session.outbox.writable, f"{end.name}: not writable"
+            assert not session.outbox.held, f"{end.name}: entities are held"
+            assert session.link.bodies == [], f"{end.name}: batches are kept"
+            link = session.link
+            waiters = link._open_waiters, session.outbox._room_waiters, link._drain_waiters
             assert not any(waiters), f"{end.name}: futures wait"
+            session.check()

@@ -81,7 +81,7 @@ class Homes:
     # ---- what a router's owner does
 
     def out_for(self, node: NodeId) -> Any:
-        return self.links[node].a.session
+        return self.links[node].a.session.outbox
 
     def is_here(self, node: NodeId) -> bool:
         return False

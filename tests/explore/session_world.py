@@ -101,7 +101,7 @@ class SessionWorld:
             case ["drained"]:
                 self.waits.append(run(link.a.session.drained))
             case ["await", entity]:
-                self.waits.append(run(link.a.session.room_for, ("counter", entity)))
+                self.waits.append(run(link.a.session.outbox.room_for, ("counter", entity)))
             case ["break"]:
                 link.break_()
             case ["open"]:
@@ -150,10 +150,10 @@ class SessionWorld:
         session, run = self.link.a.session, self.world.run
         if verb == "ask":
             future = self.asked.futures[name] = self.world.loop.create_future()
-            run(session.ask, ADD, entity, payload, ASK_MS, future, decode_value)
+            run(session.outbox.ask, ADD, entity, payload, ASK_MS, future, decode_value)
         else:
             try:
-                run(session.tell, ADD, entity, payload)
+                run(session.outbox.tell, ADD, entity, payload)
             except RequestError as error:
                 self.errors.append(error)
                 return
@@ -172,11 +172,11 @@ class SessionWorld:
                     future.set_exception(error)
 
         session = self.link.a.session
-        session.leave(lambda target: True)  # as a router does
-        session.flush_shard("counter", name, 0, 60_000, Echo())
+        session.outbox.leave(lambda target: True)  # as a router does
+        session.outbox.flush_shard("counter", name, 0, 60_000, Echo())
 
     def _close(self) -> None:
-        acked = self.link.a.session.acked
+        acked = self.link.a.session.link.window.acked
         for message in self.link.close():
             self.unsent.append(name_of(message.payload))
             if message.waiting is not None:
@@ -184,10 +184,10 @@ class SessionWorld:
         self._check_loss(acked)
 
     def _finish(self) -> None:
-        acked = self.link.a.session.acked
-        self.world.run(self.link.a.session.flush)
+        acked = self.link.a.session.link.window.acked
+        self.world.run(self.link.a.session.outbox.flush)
         self.link.carry()
-        acked = max(acked, self.link.a.session.acked)
+        acked = max(acked, self.link.a.session.link.window.acked)
         self.world.run(self.link.a.session.finish)
         self.link.over = True
         self._look()
@@ -250,9 +250,9 @@ class SessionWorld:
         a, b, link = self.link.a.session, self.link.b.session, self.link
         return (
             link.state, link.a.has_room, self.paused, self.held,
-            link.under_way, a.outstanding > 100_000, a.unflushed, a.writable,
-            a.waiting_asks, a.held_any, len(link.a.pipe) > 0, len(link.b.pipe) > 0,
-            b.received == a.numbered, len(link.b.asked), len(self.waits),
+            link.under_way, a.link.outstanding > 100_000, a.outbox.unflushed, a.outbox.writable,
+            a.waiting_asks, a.outbox.held is not None, len(link.a.pipe) > 0, len(link.b.pipe) > 0,
+            b.link.window.received == a.link.window.last, len(link.b.asked), len(self.waits),
             sum(len(n) for n in self.told.values()) - len(link.b.got),
         )  # fmt: skip
 

@@ -188,7 +188,8 @@ class ShardingWorld:
         return (
             process.name, process.leaving, route.state, route.home and route.home.node,
             route.next_home and route.next_home.node, len(route.waiting) > 0,
-            len(route.returned) > 0, len(route.leftovers) > 0, region.state_of(SHARD), phases,
+            len(route.returned) > 0, len(route.leftovers.messages) > 0,
+            region.state_of(SHARD), phases,
             ruler and (ruler.state, ruler.state_of(SHARD)),
         )  # fmt: skip
 
