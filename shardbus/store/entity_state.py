@@ -13,7 +13,7 @@ from time import perf_counter
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
 from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import Reminders, StateStore
 from shardbus.tasks.batch_answer import BatchAnswer
 
 LOAD, SAVE = "load", "save"
@@ -97,10 +97,16 @@ class EntityStates:
         return self._groups[self._lane(entity[0], entity[1])]
 
     def _save_in_lane(
-        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
+        self,
+        entity_type: str,
+        shard: str,
+        entity_id: str,
+        fence: int,
+        data: bytes | None,
+        reminders: Reminders | None = None,
     ) -> BatchAnswer:
         group = self._group_of((entity_type, shard, entity_id))
-        return group.save(entity_type, shard, entity_id, fence, data)
+        return group.save(entity_type, shard, entity_id, fence, data, reminders)
 
     @property
     def backlog(self) -> tuple[int, float]:

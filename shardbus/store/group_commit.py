@@ -46,7 +46,7 @@ from typing import Any, Protocol
 
 from shardbus.errors import StaleActivation, StoreUnavailable
 from shardbus.store.clock import machine_clock
-from shardbus.store.protocol import Save, StateStore
+from shardbus.store.protocol import Reminders, Save, StateStore
 from shardbus.task_set import TaskSet
 from shardbus.tasks.batch_answer import BatchAnswer, settle_soon
 
@@ -133,16 +133,23 @@ class SaveGroup:
         self._tasks = TaskSet()
 
     def save(
-        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
+        self,
+        entity_type: str,
+        shard: str,
+        entity_id: str,
+        fence: int,
+        data: bytes | None,
+        reminders: Reminders | None = None,
     ) -> BatchAnswer:
-        """Return a future that is done once the store has the state. If it is cancelled, the state
-        may still be written. Its errors:
+        """Return a future that is done once the store has the state, and the reminders with it. If
+        it is cancelled, the state may still be written. Its errors:
 
             StaleFence: a newer activation loaded or saved the state. Nothing was written.
             StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         entity = (entity_type, shard, entity_id)
-        save = _made(Save, (entity_type, shard, entity_id, fence, data, next(self._op_ids)))
+        op_id = next(self._op_ids)
+        save = _made(Save, (entity_type, shard, entity_id, fence, data, op_id, reminders))
         loop = self._loop or self._first()
         answer = BatchAnswer.of(loop)
         self._waiting.append((save, answer, perf_counter(), entity))

@@ -36,7 +36,7 @@ from shardbus.error_text import described, is_a, shown, text_of, type_name, writ
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.outage import Outage
-from shardbus.store.protocol import Lease, Save, StateStore, StoredTable
+from shardbus.store.protocol import Due, Lease, Save, StateStore, StoredTable, reminder_store
 
 PATIENCE_S = 1.0
 """Seconds beyond the store's own timeout after which a call has failed."""
@@ -96,6 +96,9 @@ class GuardedStore:
             self.lane = self._lane_of
         if hasattr(store, "placed"):
             self.placed, self.placement = self._placed, self._placement
+        if reminder_store(store) is not None:
+            self.load_reminders = self._load_reminders
+            self.page_due, self.due_shards = self._page_due, self._due_shards
 
     # ---- the guard
 
@@ -369,6 +372,21 @@ class GuardedStore:
         args = (entity_type, layout, shard_of)
         return cast("str", await self._call("placed", _is_text, *args, within=START_S))
 
+    async def _load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        fits = _list_of(_or_none(_is_bytes), len(entity_ids))
+        return list(await self._call("load_reminders", fits, entity_type, shard, entity_ids))
+
+    async def _page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        fits = _list_of(_is_due)
+        return list(await self._call("page_due", fits, entity_type, shard, after, limit))
+
+    async def _due_shards(self, entity_type: str) -> list[str]:
+        return list(await self._call("due_shards", _list_of(_is_text), entity_type))
+
     async def _placement(self, entity_type: str) -> str:
         return cast("str", await self._call("placement", _is_text, entity_type))
 
@@ -420,6 +438,11 @@ def _is_table(answer: object) -> bool:
 def _is_row(row: Any) -> bool:
     shard, (node, fence) = row
     return isinstance(shard, str) and isinstance(node, NodeId) and isinstance(fence, int)
+
+
+def _is_due(answer: Any) -> bool:
+    due, entity_id = answer
+    return isinstance(due, int) and isinstance(entity_id, str)
 
 
 def _is_page(answer: Any) -> bool:

@@ -11,7 +11,7 @@ Source: docs/architecture.md; N.23.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +24,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.ids import NodeId
-from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, Lease, Reminders, Save, StoredTable, new_identity
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
 PLACE_DIGITS = 18
@@ -68,6 +68,26 @@ class _Lease:
 
 
 @dataclass(slots=True)
+class ReminderIndex:
+    """The reminders of one type."""
+
+    records: dict[str, tuple[str, int, bytes]] = field(default_factory=dict)
+    """By entity: its shard, when the earliest is due, and all of them."""
+    due: dict[str, list[Due]] = field(default_factory=dict)
+    """By shard, sorted."""
+
+    def put(self, shard: str, entity_id: str, reminders: Reminders) -> None:
+        """Replace the reminders of an entity."""
+        before = self.records.pop(entity_id, None)
+        if before is not None:
+            entries = self.due[before[0]]
+            del entries[bisect_left(entries, (before[1], entity_id))]
+        if reminders.due and reminders.record is not None:
+            self.records[entity_id] = shard, reminders.due, reminders.record
+            insort(self.due.setdefault(shard, []), (reminders.due, entity_id))
+
+
+@dataclass(slots=True)
 class MemoryData:
     """The content of a store. Empty it to imitate a server that lost its data."""
 
@@ -75,6 +95,7 @@ class MemoryData:
     states: dict[tuple[str, str], _State] = field(default_factory=dict)
     remembered: dict[tuple[str, str], _Remembered] = field(default_factory=dict)
     leases: dict[str, _Lease] = field(default_factory=dict)
+    reminders: dict[str, ReminderIndex] = field(default_factory=dict)
     identity: str = field(default_factory=new_identity)
 
 
@@ -156,8 +177,8 @@ class MemoryStore:
         return state.data
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        states = self._data().states
-        return [_save(states, save) for save in saves]
+        data = self._data()
+        return [_save(data, save) for save in saves]
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
@@ -223,6 +244,25 @@ class MemoryStore:
         lists = self._data().remembered
         return [s for (name, s), entry in lists.items() if name == entity_type and entry.entity_ids]
 
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        index = self._data().reminders.get(entity_type) or ReminderIndex()
+        records = (index.records.get(one) for one in entity_ids)
+        return [None if record is None else record[2] for record in records]
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        index = self._data().reminders.get(entity_type) or ReminderIndex()
+        entries = index.due.get(shard, [])
+        first = 0 if after is None else bisect_right(entries, after)
+        return entries[first : first + limit]
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        index = self._data().reminders.get(entity_type) or ReminderIndex()
+        return [shard for shard, entries in index.due.items() if entries]
+
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         now = self._clock()
         held = self._data().leases.setdefault(name, _Lease(None, 0, now))
@@ -265,8 +305,8 @@ def _stored(entity_type: str, table: _Table) -> StoredTable:
     return table_of(entity_type, table.epoch, table.layout, rows)
 
 
-def _save(states: dict[tuple[str, str], _State], save: Save) -> StoreError | None:
-    state = states.setdefault((save.entity_type, save.entity_id), _State(save.fence))
+def _save(stored_data: MemoryData, save: Save) -> StoreError | None:
+    state = stored_data.states.setdefault((save.entity_type, save.entity_id), _State(save.fence))
     if state.op_id == save.op_id:
         return None
     try:
@@ -275,6 +315,14 @@ def _save(states: dict[tuple[str, str], _State], save: Save) -> StoreError | Non
         return damaged
     if stored > save.fence:
         return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
-    state.fence, state.op_id, state.data = save.fence, save.op_id, save.data
+    if save.reminders is not None:
+        remembered = stored_data.remembered.get((save.entity_type, save.shard))
+        if remembered is not None and remembered.fence > save.fence:
+            return StaleFence(save.entity_type, save.entity_id, save.fence, remembered.fence)
+        index = stored_data.reminders.setdefault(save.entity_type, ReminderIndex())
+        index.put(save.shard, save.entity_id, save.reminders)
+    state.fence, state.op_id = save.fence, save.op_id
+    if save.reminders is None or not save.reminders.alone:
+        state.data = save.data
     state.idle_since = None
     return None

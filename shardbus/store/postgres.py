@@ -32,7 +32,7 @@ from shardbus.store.postgres_check import REPEAT_S, check_server, prepare
 from shardbus.store.postgres_errors import trouble_of
 from shardbus.store.postgres_link import CREATE_S, PostgresLink, close_connection
 from shardbus.store.postgres_urls import PostgresConnection, PostgresUrl
-from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import Row, check_fence, epoch_of, table_of
 from shardbus.store.server_clock import ServerClock, clock_offset
@@ -272,9 +272,8 @@ class PostgresStore:
             fences = [check_fence(save.fence) for save in chosen]
             ops = [save.op_id for save in chosen]
             states = [save.data for save in chosen]
-            written = await self._link.call(
-                sql.SAVE_STATES, self._cluster, types, ids, fences, ops, states
-            )
+            row: tuple[Any, ...] = (self._cluster, types, ids, fences, ops, states)
+            written = await self._write_chunk(chosen, row)
             if written == len(chosen):
                 return stale
             rows = await self._link.call(sql.SAVED, self._cluster, types, ids)
@@ -288,9 +287,45 @@ class PostgresStore:
                 else:
                     stale.append((place, refused))
             places = left
+            if places and saves[0].reminders is not None:
+                stale += await self._raise_lists(saves, places)
             if not places:
                 return stale
         raise self._contended("states", saves[places[0]].entity_type)
+
+    async def _write_chunk(self, saves: Sequence[Save], row: tuple[Any, ...]) -> int:
+        """Write saves, which have all reminders or none. `row`: the arguments of SAVE_STATES.
+        Returns the number that was written."""
+        if saves[0].reminders is None:
+            return int(await self._link.call(sql.SAVE_STATES, *row))
+        reminders = [save.reminders for save in saves if save.reminders is not None]
+        alone = reminders[0].alone
+        [written] = await self._link.call(
+            sql.SAVE_REMINDERS if alone else sql.SAVE_REMINDED,
+            *row,
+            [save.shard for save in saves],
+            [one.due if one.record is not None else 0 for one in reminders],
+            [one.record if one.due else None for one in reminders],
+        )
+        return int(written["written"])
+
+    async def _raise_lists(
+        self, saves: Sequence[Save], places: list[int]
+    ) -> list[tuple[int, StaleFence]]:
+        """Write the fences of the shards of these saves where none is. Take the places of those
+        that are lower than the shard's from `places`, and return them with their answers."""
+        stale: list[tuple[int, StaleFence]] = []
+        types, shards = zip(*((saves[i].entity_type, saves[i].shard) for i in places), strict=True)
+        rows = await self._link.call(sql.LIST_FENCES_OF, self._cluster, list(types), list(shards))
+        for place, (stored,) in zip(tuple(places), rows, strict=True):
+            save = saves[place]
+            refused = _stale(save.entity_type, save.entity_id, save.fence, stored)
+            if refused is not None:
+                stale.append((place, refused))
+                places.remove(place)
+            elif stored is None:
+                await self.add_remembered(save.entity_type, save.shard, (), save.fence)
+        return stale
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
@@ -371,6 +406,30 @@ class PostgresStore:
         rows = await self._link.call(sql.REMEMBERED_SHARDS, self._cluster, entity_type)
         return [shard for (shard,) in rows]
 
+    # Reminders
+
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        rows = await self._link.call(
+            sql.LOAD_REMINDERS, self._cluster, entity_type, list(entity_ids)
+        )
+        records = dict(rows)
+        return [records.get(entity_id) for entity_id in entity_ids]
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        due, entity_id = after or (0, "")
+        rows = await self._link.call(
+            sql.PAGE_DUE, self._cluster, entity_type, shard, due, entity_id, limit
+        )
+        return [(row["due"], row["id"]) for row in rows]
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        rows = await self._link.call(sql.DUE_SHARDS, self._cluster, entity_type)
+        return [shard for (shard,) in rows]
+
     # Leases
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
@@ -446,21 +505,29 @@ class PostgresStore:
 
 
 def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
-    """Yield groups of saves that have each entity once, bounded in number and bytes, as indexes
-    into `saves`. The saves of one entity stay in order."""
+    """Yield groups of saves of one kind that have each entity once, bounded in number and bytes, as
+    indexes into `saves`. The saves of one entity stay in order."""
     chunk: list[int] = []
     entities: set[tuple[str, str]] = set()
     size = 0
     for i, save in enumerate(saves):
         entity = (save.entity_type, save.entity_id)
-        if entity in entities or len(chunk) == CHUNK_SAVES or size >= CHUNK_BYTES:
+        full = len(chunk) == CHUNK_SAVES or size >= CHUNK_BYTES
+        if entity in entities or full or (chunk and _kind(saves[chunk[0]]) != _kind(save)):
             yield chunk
             chunk, entities, size = [], set(), 0
         chunk.append(i)
         entities.add(entity)
         size += len(save.data or b"")
+        if save.reminders is not None:
+            size += len(save.reminders.record or b"")
     if chunk:
         yield chunk
+
+
+def _kind(save: Save) -> bool | None:
+    """Return whether a save writes reminders alone, None if it writes none."""
+    return None if save.reminders is None else save.reminders.alone
 
 
 def _stale(entity_type: str, name: str, fence: int, stored: int | None) -> StaleFence | None:

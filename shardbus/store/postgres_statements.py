@@ -33,7 +33,16 @@ from dataclasses import dataclass
 SCHEMA_VERSION = 1
 ADVISORY_LOCK = 0x73686264
 """Held while the schema is created."""
-TABLES = ("store", "shard_table", "home", "entity", "shard_fence", "remembered", "lease")
+TABLES = (
+    "store",
+    "shard_table",
+    "home",
+    "entity",
+    "shard_fence",
+    "remembered",
+    "lease",
+    "reminder",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,10 @@ CREATE TABLE IF NOT EXISTS @remembered (
 CREATE TABLE IF NOT EXISTS @lease (
   cluster text COLLATE "C", name text COLLATE "C", owner text, counter bigint NOT NULL,
   expires bigint NOT NULL, ttl bigint NOT NULL, PRIMARY KEY (cluster, name));
+CREATE TABLE IF NOT EXISTS @reminder (
+  cluster text COLLATE "C", type text COLLATE "C", id text COLLATE "C", shard text COLLATE "C",
+  due bigint NOT NULL, record bytea, PRIMARY KEY (cluster, type, id));
+CREATE INDEX IF NOT EXISTS reminder_due ON @reminder (cluster, type, shard, due, id) WHERE due > 0;
 INSERT INTO @version VALUES ({SCHEMA_VERSION}) ON CONFLICT DO NOTHING;
 """
 CREATE_SCHEMA = "CREATE SCHEMA IF NOT EXISTS "
@@ -233,6 +246,80 @@ WHERE e.op_id IS DISTINCT FROM excluded.op_id AND (e.fence < excluded.fence
 """,
     signed=True,
     counts=True,
+)
+
+# $3 cluster, $4 types, $5 ids, each entity once, $6 fences, $7 ops, $8 states, NULL to remove,
+# $9 shards, $10 when the first reminder is due, 0 for none, $11 the records. As SAVE_STATES, under
+# the lock of the fence of each shard, whose row must be there: its newest version is compared. A
+# row of an entity without reminders stays, due at 0: a DELETE would be decided by the snapshot.
+_SAVE_REMINDED = """
+WITH u AS (
+  SELECT * FROM unnest($4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bytea[],
+    $9::text[], $10::bigint[], $11::bytea[])
+    AS u(type, id, fence, op_id, data, shard, due, record)),
+held AS MATERIALIZED (
+  SELECT f.type, f.shard, f.fence FROM @shard_fence f
+  WHERE f.cluster = $3 AND (f.type, f.shard) IN (SELECT u.type, u.shard FROM u)
+  ORDER BY f.type, f.shard FOR SHARE),
+saved AS (
+  INSERT INTO @entity AS e (cluster, type, id, fence, session, seq, op_id, data)
+  SELECT $3, u.type, u.id, u.fence, $1, $2, u.op_id, u.data
+  FROM u JOIN held h ON h.type = u.type AND h.shard = u.shard AND h.fence <= u.fence
+  ORDER BY u.type COLLATE "C", u.id COLLATE "C"
+  ON CONFLICT (cluster, type, id) DO UPDATE SET fence = excluded.fence, session = excluded.session,
+    seq = excluded.seq, op_id = excluded.op_id, data = %s, idle_since = NULL
+  WHERE e.op_id IS DISTINCT FROM excluded.op_id AND (e.fence < excluded.fence
+    OR (e.fence = excluded.fence AND NOT (e.session = excluded.session AND e.seq > excluded.seq)))
+  RETURNING e.type, e.id),
+put AS (
+  INSERT INTO @reminder AS r (cluster, type, id, shard, due, record)
+  SELECT $3, u.type, u.id, u.shard, u.due, u.record
+  FROM u JOIN saved s ON s.type = u.type AND s.id = u.id
+  ORDER BY u.type COLLATE "C", u.id COLLATE "C"
+  ON CONFLICT (cluster, type, id) DO UPDATE SET shard = excluded.shard, due = excluded.due,
+    record = excluded.record)
+SELECT count(*) AS written FROM saved
+"""
+SAVE_REMINDED = Statement(_SAVE_REMINDED % "excluded.data", signed=True)
+SAVE_REMINDERS = Statement(_SAVE_REMINDED % "e.data", signed=True)
+"""The same, and the states stay."""
+
+# $1 cluster, $2 types, $3 shards. A row for each, in order.
+LIST_FENCES_OF = Statement(
+    """
+SELECT f.fence FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS u(type, shard, place)
+LEFT JOIN @shard_fence f ON f.cluster = $1 AND f.type = u.type AND f.shard = u.shard
+ORDER BY u.place
+""",
+    writes=False,
+)
+
+# $1 cluster, $2 type, $3 ids
+LOAD_REMINDERS = Statement(
+    """
+SELECT id, record FROM @reminder WHERE cluster = $1 AND type = $2 AND id = ANY($3::text[])
+""",
+    writes=False,
+)
+
+# $1 cluster, $2 type, $3 shard, $4 the time and $5 the id to begin after, $6 limit
+PAGE_DUE = Statement(
+    """
+SELECT due, id FROM @reminder
+WHERE cluster = $1 AND type = $2 AND shard = $3 AND due > 0 AND (due, id) > ($4::bigint, $5)
+ORDER BY due, id LIMIT $6
+""",
+    writes=False,
+)
+
+# $1 cluster, $2 type. Looks once into the index for each shard.
+DUE_SHARDS = Statement(
+    """
+SELECT f.shard FROM @shard_fence f WHERE f.cluster = $1 AND f.type = $2 AND EXISTS (
+  SELECT 1 FROM @reminder r
+  WHERE r.cluster = f.cluster AND r.type = f.type AND r.shard = f.shard AND r.due > 0)
+""",
+    writes=False,
 )
 
 # $1 cluster, $2 types, $3 ids. Why saves were not written: a row for each, in order.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from shardbus.errors import StoreError
 from shardbus.ids import NodeId
@@ -43,6 +43,17 @@ class StoredTable:
     """Stored rows that are invalid, each with the reason; see `store.rows`."""
 
 
+class Reminders(NamedTuple):
+    """The reminders of one entity, as a save writes them in the same atomic step."""
+
+    due: int
+    """When the earliest is due, in milliseconds since 1970 (UTC); 0 if there is none."""
+    record: bytes | None
+    """All of them; None if there is none."""
+    alone: bool = False
+    """The save writes the reminders only: the state stays as it is, whatever `data` is."""
+
+
 class Save(NamedTuple):
     """One write of one entity's state. `data` None removes the state and keeps the fence."""
 
@@ -55,6 +66,8 @@ class Save(NamedTuple):
     data: bytes | None
     op_id: int
     """Unique per write, 63 bits."""
+    reminders: Reminders | None = None
+    """None: they stay as they are. Only a `ReminderStore` is given others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +233,42 @@ class StateStore(Protocol):
 
     async def release_lease(self, lease: Lease) -> None:
         """Free the lease if it is still held under this counter."""
+
+
+Due = tuple[int, str]
+"""When the earliest reminder of an entity is due, in milliseconds since 1970, and its id."""
+
+
+@runtime_checkable
+class ReminderStore(Protocol):
+    """What a store offers besides `StateStore` if it keeps reminders: the record of each entity,
+    and an index of each shard by time.
+
+    A save with `reminders` writes both in its atomic step. It is refused (StaleFence) if its fence
+    is lower than that of the shard, too, which a home raises by `add_remembered` before it saves or
+    reads reminders. So it reads an index that no earlier home changes any more."""
+
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        """Return the records of these entities, None for one without."""
+        ...
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        """Return the first `limit` entries of the shard's index after `after`, in order: by time,
+        then by the bytes of the id. Fewer than `limit` means that there are no more."""
+        ...
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        """Return every shard whose index has entries, and perhaps some that had."""
+        ...
+
+
+def reminder_store(store: object) -> ReminderStore | None:
+    """Return the store as one that keeps reminders, None if it does not."""
+    return store if isinstance(store, ReminderStore) else None
 
 
 def new_identity() -> str:

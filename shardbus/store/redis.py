@@ -26,6 +26,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from operator import itemgetter
 from typing import Any
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
@@ -47,7 +48,7 @@ from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.migration import Declared, Migration
 from shardbus.store.node_registry import RESERVED, SHARD
 from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
-from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
 from shardbus.store.redis_keys import PLAIN, VERSION, RedisKeys, quoted, slot_of
@@ -70,6 +71,8 @@ from shardbus.store.server_watch import PROBE_S, ServerWatch
 from shardbus.store.urls import mask_url
 
 log = GuardedLog("shardbus.store")
+
+_REMINDERS = itemgetter(Save._fields.index("reminders"))
 
 LANES = 32
 """Lanes of loads and saves in a cluster."""
@@ -382,7 +385,11 @@ class RedisStore:
 
     def _begin_saves(self, saves: Sequence[Save], ended: SavesEnded) -> bool:
         """Send saves of different entities at once, as `group_commit.BeginSaves` says."""
-        if len(saves) > CHUNK_SAVES or scripts.size_of_data(saves) >= CHUNK_BYTES:
+        reminded = any(map(_REMINDERS, saves))
+        script = scripts.SAVE_REMINDED if reminded else scripts.SAVE_STATES
+        if len(saves) > CHUNK_SAVES or script.size(saves) >= CHUNK_BYTES:
+            return False
+        if reminded and not all(map(_REMINDERS, saves)):
             return False
         for fence in scripts.fences_of(saves):
             check_fence(fence)
@@ -397,7 +404,17 @@ class RedisStore:
         def on_end(reply: Coroutine[Any, Any, Any] | None) -> None:
             ended(None if reply is None else outcomes(reply))
 
-        return isinstance(link, RedisLink) and link.begin(scripts.SAVE_STATES, keys, saves, on_end)
+        if reminded:
+            keys = self._reminded_keys(saves, keys)
+        return isinstance(link, RedisLink) and link.begin(script, keys, saves, on_end)
+
+    def _reminded_keys(self, saves: Sequence[Save], keys: Sequence[Value]) -> list[Value]:
+        """Return the keys that SAVE_REMINDED takes. `keys`: of the entities."""
+        found: list[Value] = []
+        for save, key in zip(saves, keys, strict=True):
+            fence, _ = self._keys.remembered(save.entity_type, save.shard)
+            found += (key, fence, self._keys.due(save.entity_type, save.shard))
+        return found
 
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:
         """Return the key of each save."""
@@ -405,7 +422,7 @@ class RedisStore:
         if PLAIN("".join([save[2] for save in saves])):
             return [
                 ((known.get((entity_type, shard)) or entities(entity_type, shard)) + name).encode()
-                for entity_type, shard, name, _, _, _ in saves
+                for entity_type, shard, name, *_ in saves
             ]
         return [self._keys.entity(*save[:3]).encode() for save in saves]
 
@@ -421,8 +438,11 @@ class RedisStore:
         link = self._free_link(keys[once[0]])
 
         async def save(part: Sequence[int]) -> None:
-            chosen = [keys[i] for i in part]
-            stale = await link.call(scripts.SAVE_STATES, chosen, *[saves[i] for i in part])
+            chosen, script = [keys[i] for i in part], scripts.SAVE_STATES
+            if saves[part[0]].reminders is not None:
+                script = scripts.SAVE_REMINDED
+                chosen = self._reminded_keys([saves[i] for i in part], chosen)
+            stale = await link.call(script, chosen, *[saves[i] for i in part])
             _note_stale(stale, part, saves, answers)
 
         groups: Iterable[Sequence[int]] = [once]
@@ -431,6 +451,8 @@ class RedisStore:
             for i in once:
                 by_slot[self._keys.slot(saves[i].entity_type, saves[i].shard)].append(i)
             groups = by_slot.values()
+        if any(map(_REMINDERS, saves)):
+            groups = [part for group in groups for part in _by_script(group, saves)]
         parts = [part for group in groups for part in _parts(group, saves)]
         if len(parts) == 1:
             await save(parts[0])
@@ -595,6 +617,26 @@ class RedisStore:
         reply = await self._link.call(scripts.REMEMBERED_SHARDS, (key,))
         return [shard.decode() for shard in reply]
 
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        keys = [self._keys.entity(entity_type, shard, one) for one in entity_ids]
+        return await self.call_each(scripts.LOAD_REMINDERS, keys)
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        due, entity_id = after or (0, "")
+        key = self._keys.due(entity_type, shard)
+        reply = await self._link.call(scripts.PAGE_DUE, (key,), str(due), entity_id, limit)
+        return [(int(at), one.decode()) for one, at in zip(reply[::2], reply[1::2], strict=True)]
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        shards = await self.remembered_shards(entity_type)
+        keys = [self._keys.due(entity_type, shard) for shard in shards]
+        found = await self.call_each(scripts.ANY_DUE, keys)
+        return [shard for shard, has in zip(shards, found, strict=True) if has]
+
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         counter = await self._link.call(
             scripts.ACQUIRE_LEASE,
@@ -729,6 +771,13 @@ def _note_stale(
     for place, stored in zip(stale[::2], stale[1::2], strict=True):
         one = part[place - 1]
         answers[one] = _stale(saves[one], stored)
+
+
+def _by_script(places: Sequence[int], saves: Sequence[Save]) -> list[Sequence[int]]:
+    """Return the places of the saves without reminders, and of those with, where there are any."""
+    plain = [i for i in places if saves[i].reminders is None]
+    reminded = [i for i in places if saves[i].reminders is not None]
+    return [part for part in (plain, reminded) if part]
 
 
 def _rounds(keys: Sequence[Value]) -> Iterator[Sequence[int]]:

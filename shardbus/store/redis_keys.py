@@ -64,6 +64,10 @@ class RedisKeys:
         tag = self._tag(entity_type, shard)
         return f"{tag}:list", f"{tag}:remembered"
 
+    def due(self, entity_type: str, shard: str) -> str:
+        """Return the key of a shard's reminders by time."""
+        return f"{self._tag(entity_type, shard)}:due"
+
     def entities(self, entity_type: str, shard: str) -> str:
         """Return the beginning of the keys of a shard's entities."""
         place = (entity_type, shard)

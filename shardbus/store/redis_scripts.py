@@ -14,7 +14,8 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:{<type>}:table` | hash | `epoch`, `layout`, `claimer`, `op`, `sign`; `states` |
 | `<prefix>:{<type>}:homes` | hash | shard -> `<fence> <node>` |
 | `<prefix>:{<type>}:lists` | hash | shard -> `1`, of each that has or had a list |
-| `<prefix>:{<type>/<shard>}:entity:<id>` | hash | `v` = fence, signature, op; `data`; `idle` |
+| `<prefix>:{<type>/<shard>}:entity:<id>` | hash | `v`, `data`, `idle`, `rem` |
+| `<prefix>:{<type>/<shard>}:due` | sorted set | entity ids, by milliseconds |
 | `<prefix>:{<type>/<shard>}:list` | hash | `v` = fence, signature of the shard's list |
 | `<prefix>:{<type>/<shard>}:remembered` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
@@ -23,9 +24,10 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:sync` | hash | `sequence`, written so that each batch writes something |
 
 A `mark` is how a store notices that all keys of a server were lost. `states` is the layout by which
-the states of the type are placed in shards (`placement`), `layout` that of its table. `idle` is
-`<v> <ms>`. Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy
-evicts one.
+the states of the type are placed in shards (`placement`), `layout` that of its table. The `v` of
+an entity is fence, signature and op, `idle` is `<v> <ms>`, `rem` the record of its reminders. `due`
+has each entity with reminders, by when the first is due. Names within a key are percent-encoded. No
+key has a TTL, so no `volatile-*` policy evicts one.
 
 Source: N.1, N.6.
 """
@@ -67,11 +69,30 @@ def _signed(signature: str, saves: Sequence[Save]) -> list[Value]:
     """Return the arguments that SAVE_STATES takes."""
     args = list[Value]()
     signed = {fence: f"{fence:0{FENCE_WIDTH}}{signature}".encode() for fence in fences_of(saves)}
-    for _, _, _, fence, data, op_id in saves:
+    for _, _, _, fence, data, op_id, _ in saves:
         if data is None:
             args += (b"%b%016x-" % (signed[fence], op_id), b"")
         else:
             args += (b"%b%016x" % (signed[fence], op_id), data)
+    return args
+
+
+def _size_of_reminded(saves: Sequence[Save]) -> int:
+    """Return the bytes of the states and the reminders in these saves."""
+    return sum(len(s.data or b"") + len((s.reminders and s.reminders.record) or b"") for s in saves)
+
+
+def _signed_reminded(signature: str, saves: Sequence[Save]) -> list[Value]:
+    """Return the arguments that SAVE_REMINDED takes."""
+    args = list[Value]()
+    for save in saves:
+        reminders = save.reminders
+        assert reminders is not None
+        mark = "=" if reminders.alone else "-" if save.data is None else ""
+        v = f"{save.fence:0{FENCE_WIDTH}}{signature}{save.op_id:016x}{mark}"
+        data = b"" if reminders.alone or save.data is None else save.data
+        due = reminders.due if reminders.record is not None else 0
+        args += (v, data, due, reminders.record or b"", save.entity_id)
     return args
 
 
@@ -242,6 +263,113 @@ return stale
     size=size_of_data,
     sign=_signed,
     usual=b"*0\r\n",
+)
+
+# KEYS entity, list and due of each save; ARGV from 3 on, for each of them: `v` as it is to be
+# stored, with a `-` behind it to remove the state, or a `=` to keep it; the data; when its first
+# reminder is due, or 0; the record of its reminders; the id. Otherwise as SAVE_STATES. A list with
+# a higher fence refuses the save as well.
+SAVE_REMINDED = Script(
+    _LATE
+    + """
+local keys, args, call = KEYS, ARGV, redis.call
+local skipped, stale = {}, {}
+for i = 1, #keys / 3 do
+  local v, new = call('HGET', keys[3 * i - 2], 'v'), args[5 * i - 2]
+  local fence = new:sub(1, 19)
+  if v and v:sub(45) == new:sub(45, 60) then
+    skipped[i] = true
+  else
+    local stored = v and v:sub(1, 19) or ''
+    if stored == fence and late(v:sub(20, 44)) then return 'late' end
+    if stored <= fence then
+      local list = call('HGET', keys[3 * i - 1], 'v')
+      stored = list and list:sub(1, 19) or ''
+    end
+    if stored > fence then
+      skipped[i] = true
+      stale[#stale + 1] = i
+      stale[#stale + 1] = stored
+    end
+  end
+end
+for i = 1, #keys / 3 do
+  if not skipped[i] then
+    local key, due, at = keys[3 * i - 2], keys[3 * i], 5 * i - 2
+    local new, id = args[at], args[at + 4]
+    local mark = new:sub(61)
+    if mark == '' then
+      call('HSET', key, 'v', new, 'data', args[at + 1])
+    else
+      call('HSET', key, 'v', new:sub(1, 60))
+      if mark == '-' then call('HDEL', key, 'data') end
+    end
+    if args[at + 2] == '0' then
+      call('HDEL', key, 'rem')
+      call('ZREM', due, id)
+    else
+      call('HSET', key, 'rem', args[at + 3])
+      call('ZADD', due, args[at + 2], id)
+    end
+  end
+end
+return stale
+""",
+    size=_size_of_reminded,
+    sign=_signed_reminded,
+    usual=b"*0\r\n",
+)
+
+# KEYS entities. Returns the record of reminders of each, nil for one without.
+LOAD_REMINDERS = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do
+  found[i] = redis.call('HGET', key, 'rem')
+end
+return found
+""",
+    writes=False,
+    join=_each,
+)
+
+# KEYS due; ARGV 3 the time and 4 the id to begin after, 5 limit. Returns id and time in turn.
+PAGE_DUE = Script(
+    """
+local after, id, limit = ARGV[3], ARGV[4], tonumber(ARGV[5])
+local first, found = 0, {}
+if redis.call('ZSCORE', KEYS[1], id) == after then
+  first = redis.call('ZRANK', KEYS[1], id) + 1
+else
+  first = redis.call('ZCOUNT', KEYS[1], '-inf', '(' .. after)
+end
+while #found < 2 * limit do
+  local part = redis.call('ZRANGE', KEYS[1], first, first + limit - 1, 'WITHSCORES')
+  for i = 1, #part, 2 do
+    if (part[i + 1] ~= after or part[i] > id) and #found < 2 * limit then
+      found[#found + 1] = part[i]
+      found[#found + 1] = part[i + 1]
+    end
+  end
+  if #part < 2 * limit then break end
+  first = first + limit
+end
+return found
+""",
+    writes=False,
+)
+
+# KEYS due of shards. Returns 1 for each that has entries.
+ANY_DUE = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do
+  found[i] = redis.call('EXISTS', key)
+end
+return found
+""",
+    writes=False,
+    join=_each,
 )
 
 # KEYS lists; ARGV 3 a shard that is to have a list

@@ -16,7 +16,7 @@ from pathlib import Path
 from shardbus.errors import StoreError
 from shardbus.ids import NodeId
 from shardbus.store.clock import machine_clock
-from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.sqlite_worker import SqliteWorker
 
@@ -141,6 +141,24 @@ class SqliteStore:
         return await self._worker.call(
             lambda steps: steps.remembered_shards(entity_type), writes=False
         )
+
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        kept = tuple(entity_ids)
+        return await self._worker.call(
+            lambda steps: steps.load_reminders(entity_type, kept), writes=False
+        )
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        return await self._worker.call(
+            lambda steps: steps.page_due(entity_type, shard, after, limit), writes=False
+        )
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        return await self._worker.call(lambda steps: steps.due_shards(entity_type), writes=False)
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         return await self._worker.call(

@@ -20,7 +20,7 @@ from typing import Any
 
 from shardbus.errors import ConfigError, LayoutDiffers, StaleEpoch, StaleFence, StoreError
 from shardbus.ids import NodeId
-from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.protocol import Due, Lease, Reminders, Save, StoredTable
 from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
@@ -50,8 +50,15 @@ IDLE = """CREATE TABLE IF NOT EXISTS idle (entity INTEGER PRIMARY KEY, fence INT
 """By the row number of an entity: its fence and operation when it was found idle. A row is void
 once one of them has changed, so only a load under the same fence must remove it.
 
-`IDENTITY` and `IDLE` are not in `SCHEMA`: files of an earlier version get them when they are
-opened, and an earlier version can still use them."""
+`IDENTITY`, `IDLE` and `REMINDER` are not in `SCHEMA`: files of an earlier version get them when
+they are opened, and an earlier version can still use them."""
+REMINDER = (
+    """CREATE TABLE IF NOT EXISTS reminder (cluster INTEGER, type TEXT, id TEXT,
+       shard TEXT NOT NULL, due INTEGER NOT NULL, record BLOB NOT NULL,
+       PRIMARY KEY (cluster, type, id)) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS reminder_due ON reminder (cluster, type, shard, due, id)",
+)
+"""The reminders of each entity that has some, and when the earliest is due."""
 
 TABLE = "SELECT epoch, layout, claimer, op_id FROM shard_table WHERE cluster = ? AND type = ?"
 ANY_HOME = "SELECT 1 FROM home WHERE cluster = ? AND type = ?"
@@ -67,6 +74,15 @@ IDLE_ENTITY = """SELECT e.rowid, e.fence, e.op_id, i.since FROM entity e LEFT JO
  ON i.entity = e.rowid AND i.fence = e.fence AND i.op_id IS e.op_id
  WHERE e.cluster = ? AND e.type = ? AND e.id = ? AND e.data IS NOT NULL"""
 STATE = "SELECT data FROM entity WHERE cluster = ? AND type = ? AND id = ?"
+RECORD = "SELECT record FROM reminder WHERE cluster = ? AND type = ? AND id = ?"
+PAGE_DUE = """SELECT due, id FROM reminder WHERE cluster = ? AND type = ? AND shard = ?
+ AND (due, id) > (?, ?) ORDER BY due, id LIMIT ?"""
+DUE_SHARDS = """WITH RECURSIVE next(shard) AS (
+ SELECT min(shard) FROM reminder WHERE cluster = ?1 AND type = ?2 UNION ALL
+ SELECT (SELECT min(shard) FROM reminder WHERE cluster = ?1 AND type = ?2 AND shard > next.shard)
+ FROM next WHERE shard IS NOT NULL) SELECT shard FROM next WHERE shard IS NOT NULL"""
+"""Looks once into the index for each shard, and not at every reminder."""
+SHARD_FENCE = "SELECT fence FROM shard_fence WHERE cluster = ? AND type = ? AND shard = ?"
 SHARD_FENCES = "SELECT shard, fence FROM shard_fence WHERE cluster = ? AND type = ?"
 LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND name = ?"
 
@@ -95,6 +111,8 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute(IDENTITY)
     db.execute(IDLE)
+    for statement in REMINDER:
+        db.execute(statement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +239,46 @@ class Steps:
             return damaged
         if stored > save.fence:
             return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
+        reminders = save.reminders
+        if reminders is not None:
+            found = self.db.execute(SHARD_FENCE, (*key[:2], save.shard)).fetchone()
+            if found is not None and found[0] > save.fence:
+                return StaleFence(save.entity_type, save.entity_id, save.fence, found[0])
+            self._put_reminders(save, reminders)
+        alone = reminders is not None and reminders.alone
         self.db.execute(
             "INSERT INTO entity (cluster, type, id, fence, op_id, data) VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT DO UPDATE SET fence = excluded.fence, op_id = excluded.op_id,"
-            " data = excluded.data",
-            (*key, save.fence, save.op_id, save.data),
+            " data = CASE WHEN ? THEN data ELSE excluded.data END",
+            (*key, save.fence, save.op_id, None if alone else save.data, alone),
         )
         return None
+
+    def _put_reminders(self, save: Save, reminders: Reminders) -> None:
+        key = (self.cluster, save.entity_type, save.entity_id)
+        if reminders.due and reminders.record is not None:
+            self.db.execute(
+                "REPLACE INTO reminder (cluster, type, id, shard, due, record)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (*key, save.shard, reminders.due, reminders.record),
+            )
+        else:
+            self.db.execute("DELETE FROM reminder WHERE cluster = ? AND type = ? AND id = ?", key)
+
+    def load_reminders(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for entity_id in entity_ids:
+            row = self.db.execute(RECORD, (self.cluster, entity_type, entity_id)).fetchone()
+            found.append(None if row is None else row[0])
+        return found
+
+    def page_due(self, entity_type: str, shard: str, after: Due | None, limit: int) -> list[Due]:
+        due, entity_id = after or (0, "")
+        key = (self.cluster, entity_type, shard, due, entity_id, limit)
+        return self.db.execute(PAGE_DUE, key).fetchall()
+
+    def due_shards(self, entity_type: str) -> list[str]:
+        return [shard for (shard,) in self.db.execute(DUE_SHARDS, (self.cluster, entity_type))]
 
     def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int

@@ -29,7 +29,14 @@ import pytest_asyncio
 from shardbus.bounds import EPOCH_MAX
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
-from shardbus.store.protocol import Save, StateStore
+from shardbus.store.protocol import (
+    Due,
+    Reminders,
+    ReminderStore,
+    Save,
+    StateStore,
+    reminder_store,
+)
 
 A, B = NodeId("10.0.0.1", 7355, 2**64 - 1), NodeId("::1", 7355, 1)
 HUGE = 2**63 - 1
@@ -55,6 +62,33 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
 
 def save(entity_id: str, fence: int, data: bytes | None, op_id: int, shard: str = "7") -> Save:
     return Save("counter", shard, entity_id, fence, data, op_id)
+
+
+def reminding(
+    entity_id: str, fence: int, due: int, op_id: int, shard: str = "7", *, data: bytes | None = None
+) -> Save:
+    """A save with reminders; of them alone without `data`."""
+    record = b"%d" % due if due else None
+    reminders = Reminders(due, record, alone=data is None)
+    return Save("counter", shard, entity_id, fence, data, op_id, reminders)
+
+
+def keeps_reminders(store: StateStore) -> ReminderStore:
+    """Return a store as one that keeps reminders, or skip the test."""
+    reminders = reminder_store(store)
+    if reminders is None:
+        pytest.skip("this store keeps no reminders")
+    return reminders
+
+
+async def due_in(store: ReminderStore, shard: str = "7", limit: int = 100) -> list[Due]:
+    """Return the index of a shard, read in pages."""
+    entries: list[Due] = []
+    while True:
+        page = await store.page_due("counter", shard, entries[-1] if entries else None, limit)
+        entries += page
+        if len(page) < limit:
+            return entries
 
 
 async def pages(store: StateStore, shard: str, limit: int) -> list[list[str]]:
@@ -590,6 +624,87 @@ class StoreSuite:
         ids = {f"e-{n}" for n in range(12)}
         await store.add_remembered("counter", "7", sorted(ids), 1)
         assert await remembered(store, limit=limit) == ids
+
+    # Reminders, if the store keeps them
+
+    async def test_reminders_are_saved_with_the_state(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        keeps = keeps_reminders(other)
+        assert await store.save_states([reminding("a", 1, 5000, 1, data=b"one")]) == [None]
+        assert await keeps.load_reminders("counter", "7", ["a", "b"]) == [b"5000", None]
+        assert await due_in(keeps) == [(5000, "a")]
+        assert await store.save_states([save("a", 1, b"two", 2)]) == [None]
+        assert await keeps.load_reminders("counter", "7", ["a"]) == [b"5000"]
+        assert await store.save_states([reminding("a", 1, 0, 3, data=b"three")]) == [None]
+        assert await keeps.load_reminders("counter", "7", ["a"]) == [None]
+        assert await due_in(keeps) == []
+        assert await other.load_state("counter", "7", "a", 1) == b"three"
+
+    async def test_reminders_alone_leave_the_state(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        keeps = keeps_reminders(other)
+        saves = [save("a", 1, b"state", 1), reminding("a", 1, 9, 2), reminding("b", 1, 7, 3)]
+        assert await store.save_states(saves) == [None] * 3
+        assert await due_in(keeps) == [(7, "b"), (9, "a")]
+        assert await other.load_state("counter", "7", "a", 1) == b"state"
+        assert await other.load_state("counter", "7", "b", 1) is None
+        assert await stored(other) == ["a"]
+
+    async def test_the_index_is_sorted_and_comes_in_pages(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        keeps = keeps_reminders(other)
+        entries = [(1 + n % 5, name) for n, name in enumerate(NASTY_IDS)]
+        entries += [(6, f"e-{n:03}") for n in range(40)]
+        saves = [reminding(name, 1, due, n) for n, (due, name) in enumerate(entries, 1)]
+        saves += [reminding("b", 1, 3, 999, shard="8"), save("plain", 1, b"x", 1000)]
+        for shard in ("7", "8"):
+            await store.add_remembered("counter", shard, [], 1)
+        assert await store.save_states(saves) == [None] * len(saves)
+        for limit in (1, 3, 7, 100):
+            assert await due_in(keeps, limit=limit) == sorted(entries)
+        behind = [entry for entry in sorted(entries) if entry > (6, "e-0109")]
+        assert await keeps.page_due("counter", "7", (6, "e-0109"), 2) == behind[:2]
+        assert await due_in(keeps, "8") == [(3, "b")]
+        assert set(await keeps.due_shards("counter")) >= {"7", "8"}
+        assert await keeps.due_shards("another") == []
+
+    async def test_a_later_due_time_replaces_the_earlier(self, store: StateStore) -> None:
+        keeps = keeps_reminders(store)
+        for op_id, due in enumerate((50, 20, 70), 1):
+            assert await store.save_states([reminding("a", 1, due, op_id)]) == [None]
+            assert await due_in(keeps) == [(due, "a")]
+
+    async def test_an_old_home_cannot_change_reminders(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        keeps = keeps_reminders(other)
+        await store.add_remembered("counter", "7", [], 5)
+        assert (
+            await store.save_states([reminding("a", 5, 10, 1), reminding("b", 5, 11, 2)])
+            == [None] * 2
+        )
+        await other.add_remembered("counter", "7", [], HUGE)
+        saves = [reminding("a", 5, 0, 3), reminding("new", HUGE - 1, 4, 4, data=b"x")]
+        for refused, late in zip(await store.save_states(saves), saves, strict=True):
+            assert isinstance(refused, StaleFence)
+            assert (refused.entity_id, refused.stored) == (late.entity_id, HUGE)
+        assert await due_in(keeps) == [(10, "a"), (11, "b")]
+        assert await other.read_states("counter", ["new"]) == [None]
+        await other.load_state("counter", "7", "b", HUGE)
+        assert await other.save_states([reminding("b", HUGE, 12, 5)]) == [None]
+        assert await due_in(keeps) == [(10, "a"), (12, "b")]
+
+    async def test_a_reminder_whose_answer_was_lost_is_set_once(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        keeps = keeps_reminders(store)
+        first = reminding("a", 1, 10, 1)
+        assert await store.save_states([first]) == [None]
+        assert await other.save_states([first]) == [None]
+        assert await due_in(keeps) == [(10, "a")]
 
     # Names, races, cancellation, the end
 

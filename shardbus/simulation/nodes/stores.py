@@ -29,7 +29,7 @@ from shardbus.ids import NodeId
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
-from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.protocol import Due, Lease, Save, StoredTable
 
 T = TypeVar("T")
 
@@ -327,6 +327,20 @@ class SimStore:
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
         return await self._ask(lambda: self._store.remembered_shards(entity_type))
+
+    async def load_reminders(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> list[bytes | None]:
+        ids = list(entity_ids)
+        return await self._ask(lambda: self._store.load_reminders(entity_type, shard, ids))
+
+    async def page_due(
+        self, entity_type: str, shard: str, after: Due | None, limit: int
+    ) -> list[Due]:
+        return await self._ask(lambda: self._store.page_due(entity_type, shard, after, limit))
+
+    async def due_shards(self, entity_type: str) -> list[str]:
+        return await self._ask(lambda: self._store.due_shards(entity_type))
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         return await self._ask(lambda: self._store.acquire_lease(name, owner, ttl))
