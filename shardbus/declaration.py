@@ -11,6 +11,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 from shardbus.config.options import closest, unknown
@@ -24,6 +25,7 @@ from shardbus.entities.entity_type import (
     awaited,
     in_thread,
     is_coroutine_function,
+    layers,
     may_wait,
 )
 from shardbus.entities.passivation_settings import Passivation
@@ -128,7 +130,32 @@ def entity_type_of(
         behaviours=all_behaviours(cls),
         stop_message=stop_message_of(name, invokers, options.get("stop_message")),
         carries=carries,
+        reminds=sets_reminders(cls, name, options.get("reminders")),
     )
+
+
+def sets_reminders(cls: type, kind: str, declared: object) -> bool:
+    """Return whether entities of a type may set reminders: as declared, else if a method of the
+    class names `remind`.
+
+    Raises:
+        ConfigError: what is declared is no bool.
+    """
+    if declared is not None and not isinstance(declared, bool):
+        raise ConfigError(f"{kind!r}: reminders is {declared!r:.60}, which is not true or false")
+    if declared is not None:
+        return declared
+    values = [value for base in cls.__mro__ if base is not Entity for value in vars(base).values()]
+    functions = [value.function if isinstance(value, Handler) else value for value in values]
+    each = [one for function in functions if callable(function) for one in layers(function)]
+    codes = [getattr(one, "__code__", None) for one in each]
+    while codes:
+        code = codes.pop()
+        if isinstance(code, CodeType):
+            if "remind" in code.co_names:
+                return True
+            codes += code.co_consts
+    return False
 
 
 def handoff_of(kind: EntityType) -> str:

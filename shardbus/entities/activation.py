@@ -169,7 +169,7 @@ class StopRequest:
 class Extras:
     """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
     request, the error of a start that is not tried again, failures, the last failure of a start,
-    failures of their own timers, and former objects."""
+    failures of their own timers, former objects, and reminders."""
 
     __slots__ = (
         "failures",
@@ -177,6 +177,7 @@ class Extras:
         "objects_ended",
         "own_failures",
         "refusal",
+        "reminders",
         "resumes_at",
         "start_failure",
         "stash",
@@ -198,6 +199,8 @@ class Extras:
         self.idle_timeout: float | None = None
         self.stop_request: StopRequest | None = None
         self.refusal: BaseException | None = None
+        self.reminders: Any = None
+        """Its `EntityReminders`; None if it has none."""
         self.failures = 0
         """Starts in a row that have failed, with the failure that led to the first."""
         self.start_failure: EntityFailed | None = None

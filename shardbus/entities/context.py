@@ -28,9 +28,12 @@ from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.passivation_settings import idle_timeout
+from shardbus.entities.reminding import NO_DATA, Every, Reminding, entry_of
 from shardbus.entities.runner import EntityRunner
 from shardbus.entities.stopping import Stopper
-from shardbus.errors import LocalProtocolError, StaleActivation
+from shardbus.errors import ConfigError, LocalProtocolError, StaleActivation
+from shardbus.reminders.record import Reminder, shown
+from shardbus.reminders.rule import Late
 from shardbus.routing.paths import child_id
 from shardbus.sharding.instances import split_row
 from shardbus.wire.schema import encode_message
@@ -56,7 +59,9 @@ class ContextHost(Protocol):
     passivator: Passivator
     wall_clock: Callable[[], float]
 
-    def save(self, context: Context, data: bytes | None) -> Coroutine[Any, Any, None]: ...
+    def save(
+        self, context: Context, data: bytes | None, *, alone: bool = False
+    ) -> Coroutine[Any, Any, None]: ...
     def timer_cause(self) -> str: ...
     def tell_self(
         self,
@@ -222,6 +227,85 @@ class Context:
 
         begin()
 
+    async def remind(
+        self,
+        name: str,
+        *,
+        handler: str | None = None,
+        at: datetime | None = None,
+        after: Every | None = None,
+        every: Every | None = None,
+        cron: str | None = None,
+        tz: str = "UTC",
+        late: Late = "once",
+        jitter: Every = 0.0,
+        data: Any = NO_DATA,
+    ) -> None:
+        """Call a handler of this entity at a time, though it has left memory, its node has died or
+        the cluster was stopped meanwhile. It replaces the reminder of the same name.
+
+        It is stored with the next `save` of this handler, in one write, else before the handler's
+        answer leaves. A handler that raises has set nothing that it has not saved.
+
+        Args:
+            handler: the handler's name; by default that of the reminder.
+            at: when it is due. A datetime without a zone is of the wall clock in `tz`.
+            after: seconds from now, or a duration as "10m", or a timedelta.
+            every: again after this elapsed time, and after that again. At least 1 s.
+            cron: five fields: minute, hour, day of the month, month, day of the week, in `tz`.
+            tz: a zone as "Europe/Berlin".
+            late: which moments fire that have passed because no node was there: "once" for all
+                that were missed, "all" each of them, "skip" none that is over 10 s late.
+            jitter: each firing is put off by a random part of this time.
+            data: the handler's argument; without it the handler gets none.
+
+        Raises:
+            ConfigError: an argument is invalid, no handler takes the data, or the store keeps no
+                reminders. Nothing was set.
+            StoreUnavailable: it may be set.
+        """
+        activation, host = self._acting("remind"), self._host
+        reminding = reminding_of(host)
+        entry = entry_of(
+            host.kind,
+            reminding.now(),
+            activation.key,
+            name,
+            handler=handler,
+            at=at,
+            after=after,
+            every=every,
+            cron=cron,
+            tz=tz,
+            late=late,
+            jitter_by=jitter,
+            data=data,
+        )
+        await reminding.change(self, lambda record: record.setting(entry))
+
+    async def forget(self, name: str) -> None:
+        """Cancel a reminder, if there is one of this name. Stored as by `remind`."""
+        self._acting("forget")
+        await reminding_of(self._host).change(self, lambda record: record.without([name]))
+
+    def reminders(self) -> list[Reminder]:
+        """Return the reminders of this entity, the first due first.
+
+        Raises:
+            StoreUnavailable: they are not known, because a save had no answer.
+        """
+        reminders = reminding_of(self._host).known(self._acting("reminders"))
+        entries = [] if reminders is None else reminders.record.entries.values()
+        return [shown(one) for one in sorted(entries, key=lambda one: (one.due, one.name))]
+
+    @property
+    def reminder(self) -> Reminder | None:
+        """The reminder that has called the handler which runs; None if none has. Its `delivery` is
+        the same each time this due moment is delivered."""
+        extras = self._acting("reminder").extras
+        reminders = None if extras is None else extras.reminders
+        return None if reminders is None or not reminders.firing else shown(reminders.firing)
+
     def _addressed(self, message: object) -> tuple[str, bytes]:
         """Return the method and the payload of a timer's message. Raises as `schedule_once`."""
         encode_message(message)
@@ -360,6 +444,19 @@ class LaterContext(Context):
         if activation.state is GONE or activation.objects_ended != self._number:
             raise _stale(self, what)
         return activation
+
+
+def reminding_of(host: ContextHost) -> Reminding:
+    """Return what keeps the reminders of a type. Raises ConfigError if nothing does."""
+    reminding: Reminding | None = host.runner.reminding
+    if reminding is not None:
+        return reminding
+    if host.kind.reminds:
+        raise ConfigError("this store keeps no reminders", hint="see docs/how-to/reminders.md")
+    raise ConfigError(
+        f"{host.kind.name} is not declared to set reminders",
+        hint="write @bus.entity(reminders=True)",
+    )
 
 
 def key_of(context: Context) -> str:

@@ -45,6 +45,7 @@ class EntityArguments(TypedDict, total=False):
     router: Literal["nearest", "round-robin", "random", "least-busy", "hash", "all", "first"] | None
     within: type | None
     carry: bool
+    reminders: bool | None
     state_version: int
 
 

@@ -123,6 +123,8 @@ class EntityType:
 
     carries: bool = False
     """Its entities carry what they have in memory to the next home of their shard."""
+    reminds: bool = False
+    """Its entities may set reminders."""
 
     @property
     def name(self) -> str:
@@ -135,9 +137,10 @@ class EntityType:
 
     @property
     def plain(self) -> bool:
-        """True if a start makes the object and does nothing else: there is no state to load, no
-        `on_start`, and nothing is carried."""
-        return not self.starts and self.states is None and not self.carries
+        """True if a start makes the object and does nothing else: there is no state and no
+        reminder to load, no `on_start`, and nothing is carried."""
+        alone = not self.starts and self.states is None
+        return alone and not self.carries and not self.reminds
 
 
 def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:

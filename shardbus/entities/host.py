@@ -42,6 +42,7 @@ from shardbus.entities.lost_attributes import watch_states
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
+from shardbus.entities.reminding import Reminding
 from shardbus.entities.runner import EntityRunner, failure_for_asker
 from shardbus.entities.state_changes import StateChange
 from shardbus.entities.state_sizes import StateSizes
@@ -57,7 +58,7 @@ from shardbus.errors import (
 )
 from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.instances import split_row
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import StateStore, reminder_store
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
 from shardbus.wire.stored_state import compressed
@@ -142,6 +143,9 @@ class Host:
             )
             forget, again = remembered.forget, self._revive
             self._relocation = EntityRelocation(kind.name, loop, start_elsewhere, forget, again)
+        keeps = reminder_store(store) if kind.reminds else None
+        if keeps is not None:
+            self.runner.remind(Reminding(self, store, keeps, keeper, settings))
 
     # ---- shards
 
@@ -150,6 +154,8 @@ class Host:
         hosted = self.shards[shard] = Shard(shard, fence, self)
         if self.remembered is not None:
             self.remembered.open(hosted)
+        if self.runner.reminding is not None:
+            self.runner.reminding.open(hosted)
         if self.carrying is not None and (waiting := self.carrying.waiting(shard, fence)):
             self.loop.call_soon(self._wake, hosted, waiting)
 
@@ -244,6 +250,8 @@ class Host:
                     self.stopper.cut_off(activation)
                 if self.remembered is not None:
                     self.remembered.close(hosted)
+                if self.runner.reminding is not None:
+                    self.runner.reminding.close(hosted)
                 self._maybe_down(hosted)
 
     def _maybe_down(self, hosted: Shard) -> None:
@@ -252,6 +260,8 @@ class Host:
                 if self.remembered.busy(hosted):
                     return
                 self.remembered.close(hosted)
+            if self.runner.reminding is not None:
+                self.runner.reminding.close(hosted)
             del self.shards[hosted.shard]
             self._on_down(hosted.shard)
 
@@ -360,6 +370,8 @@ class Host:
             self.state_sizes.forget(activation)
         if self.carrying is not None:
             self.carrying.ended(activation)
+        if self.runner.reminding is not None:
+            self.runner.reminding.gone(activation)
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
         refuses = refuses or not self._may_return(activation)
         activation.step(LifeStep.ENDS)
@@ -431,6 +443,8 @@ class Host:
         if self.remembered is not None:
             self.remembered.stop()
             self._relocation.stop()
+        if self.runner.reminding is not None:
+            self.runner.reminding.stop()
         self.recovery.stop()
         self.deferred.close()
         self.runner.close()
@@ -474,8 +488,9 @@ class Host:
             )
         return replace(invoker, function=function, trace=trace)
 
-    async def save(self, context: Context, data: bytes | None) -> None:
-        """Write the entity's state under its fence. Return once the node is confirmed, too.
+    async def save(self, context: Context, data: bytes | None, *, alone: bool = False) -> None:
+        """Write the entity's state under its fence, and the reminders that it has set. Return once
+        the node is confirmed, too. `alone`: only the reminders.
 
         Raises:
             StaleActivation: the object that saves is over. Nothing was written.
@@ -485,18 +500,23 @@ class Host:
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)
+        reminding = self.runner.reminding
         try:
-            if self.carrying is None:
-                await self._keeper.save(self.name, shard, key, fence, data)
+            if reminding is not None and (alone or reminding.writes(activation, data)):
+                saved: Awaitable[None] = reminding.save(activation, data, alone=alone)
+            else:
+                saved = self._keeper.save(self.name, shard, key, fence, data)
+            if self.carrying is None or alone:
+                await saved
             else:
                 with self.carrying.saving(activation):
-                    await self._keeper.save(self.name, shard, key, fence, data)
+                    await saved
         except StaleActivation:
             raise
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
-        if self.state_sizes is not None and activation.state is not LifeState.GONE:
+        if not alone and self.state_sizes is not None and activation.state is not LifeState.GONE:
             self.state_sizes.note(activation, data)
         if self.gate.close_if_due():
             await self.gate.passed()
@@ -568,6 +588,8 @@ class Host:
         store whose server may have lost them."""
         if self.remembered is not None:
             self.remembered.list_again()
+        if self.runner.reminding is not None:
+            self.runner.reminding.claim_again()
         if self.kind.states is None:
             return
         closed = [a for hosted in self.shards.values() for a in hosted.activations.values()]
@@ -586,7 +608,10 @@ class Host:
         def unless_shut(sweep: Callable[[int], object]) -> Callable[[int], object]:
             return lambda tick: None if self.gate.closed else sweep(tick)
 
+        reminding = self.runner.reminding
+        reminders = {} if reminding is None else {"reminders": unless_shut(reminding.sweep)}
         return {
+            **reminders,
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
             "deaf entities": unless_shut(self.deaf.sweep),
             "stopping": unless_shut(self.stopper.sweep),

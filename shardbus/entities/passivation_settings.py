@@ -97,6 +97,18 @@ class Passivation:
         return {name: value for name, value in chosen.items() if value is not None}
 
 
+def duration(name: str, seconds: float | str) -> float:
+    """Parse a duration in the format of `passivate_after`. `name` is that of the argument.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return float(parse(_IDLE, seconds))
+    except ConfigError as wrong:
+        raise ConfigError(f"{name}: {wrong.message}", hint='write seconds, or "10m"') from None
+
+
 def idle_timeout(seconds: float | str) -> float:
     """Parse the idle timeout of one entity, in the format of `passivate_after`; 0 is never.
 

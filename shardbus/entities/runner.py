@@ -51,6 +51,7 @@ from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopRe
 from shardbus.entities.failures import ON_START
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
+from shardbus.entities.reminding import Reminding
 from shardbus.entities.running_handlers import (
     NONE_LEFT,
     RunHeader,
@@ -196,6 +197,8 @@ class EntityRunner:
         self._supervisor = Supervisor(kind, settings, keeper, self.deferred.end)
         self.counts = self._supervisor.counts
         self.carrying: CarriedStates | None = None
+        self.reminding: Reminding | None = None
+        """None for a type whose entities set no reminders."""
         self._finish = finish
         self.running_handlers = RunningHandlers(kind.name, loop, self, self.gate)
         self.eager = self.running_handlers.eager
@@ -209,6 +212,11 @@ class EntityRunner:
     def carry(self, carrying: CarriedStates) -> None:
         """Let entities take what they carried when they start. Called once, before any starts."""
         self.carrying = self._supervisor.carrying = carrying
+
+    def remind(self, reminding: Reminding) -> None:
+        """Let entities set reminders. Called once, before any starts."""
+        self.reminding = reminding
+        self._supervisor.load_reminders = reminding.load
 
     def measure(self, sizes: StateSizes) -> StateSizes:
         """Note the size of each state that is loaded. Called once, before any entity starts."""
@@ -455,6 +463,11 @@ class EntityRunner:
                 unfinished = Message(invoker, payload, session, corr, 0, chain)
                 if not self.run(activation, unfinished, finish(task.value)):
                     return
+            elif self.reminding is not None and self.reminding.is_unsaved(activation):
+                unstored = Message(invoker, payload, session, corr, 0, chain)
+                work = self.reminding.store(activation.context_now(), task.value)
+                if not self.run(activation, unstored, work):
+                    return
             elif session is not None:
                 answer(activation, invoker, task.value, session, corr)
         self.settle(activation)
@@ -576,6 +589,8 @@ class EntityRunner:
             return False
         session, corr = (None, 0) if message is None else message[2:]
         extras = activation.extras
+        if self.reminding is not None:
+            self.reminding.revert(activation)
         put_aside = session is not None and extras is not None and extras.take_stashed()
         if put_aside:
             session = None  # its message will be handled again, and answered then

@@ -61,6 +61,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.store.protocol import Reminders
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.drop_reports import Origin, is_session_mark
@@ -79,9 +80,21 @@ class StateLoader(Protocol):
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None: ...
     def save(
-        self, entity_type: str, shard: str, entity_id: str, fence: int, data: bytes | None
+        self,
+        entity_type: str,
+        shard: str,
+        entity_id: str,
+        fence: int,
+        data: bytes | None,
+        reminders: Reminders | None = None,
     ) -> Awaitable[None]: ...
     def refuse_unsent(self, entity_type: str, shard: str, entity_id: str) -> None: ...
+
+
+class LoadReminders(Protocol):
+    """Reads the reminders of an entity; see `reminding`."""
+
+    async def __call__(self, activation: Activation, *, fenced: bool) -> None: ...
 
 
 LOGGED_MAX = 4096
@@ -222,6 +235,8 @@ class Supervisor:
         self.carrying: CarriedStates | None = None
         """What entities carry, of a type that does."""
         self.sizes: StateSizes | None = None
+        self.load_reminders: LoadReminders | None = None
+        """Reads what an entity that starts has; None: its type sets no reminders."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -376,11 +391,15 @@ class Supervisor:
         self.construct(activation)
         if self.carrying is not None and self.carrying.has(activation):
             if self.carrying.restore(activation):
+                if self.load_reminders is not None:
+                    await self.load_reminders(activation, fenced=False)
                 return
             self.end_object(activation)
             self.construct(activation)
         if self._kind.states is not None:
             await self._load(activation, self._kind.states)
+        if self.load_reminders is not None:
+            await self.load_reminders(activation, fenced=self._kind.states is not None)
 
     async def _load(self, activation: Activation, states: StateCodec) -> None:
         key, shard = activation.key, activation.shard

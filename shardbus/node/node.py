@@ -59,6 +59,7 @@ from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
 from shardbus.node.view_ages import ViewAges
+from shardbus.routing.paths import ancestors
 from shardbus.routing.refs import ASK_TIMEOUT_MS, Ref
 from shardbus.routing.tracer import Tracer, open_tracing
 from shardbus.sharding import events
@@ -325,6 +326,7 @@ class Node:
             region = self.regions[name] = RegionShell(
                 entity_type, settings, self, states, self.ref, hosts=hosts, within=within
             )
+            region.host.wall_clock = self.environment.wall_clock
             strategy = strategy_for(
                 name, self.settings.sharding, settings, entity_type.strategy, ring
             )
@@ -348,7 +350,12 @@ class Node:
                 name, me, layout, settings, strategy, instances, least, threaded=threads
             )
 
-        return SingletonShell(region, make, self, margin, own.singleton)
+        def reminded() -> list[str]:
+            kinds = [one.entity_type for one in self.regions.values() if one.entity_type.reminds]
+            outermost = ((kind, *ancestors(kind.interface)) for kind in kinds)
+            return [kind.name for kind, *within in outermost if [kind, *within][-1].name == name]
+
+        return SingletonShell(region, make, self, margin, own.singleton, reminded)
 
     def _add_periodic_tasks(self) -> None:
         """Register what runs at every tick, and the sweeps that run once a second."""

@@ -28,8 +28,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from shardbus.bounds import EPOCH_SHIFT
@@ -52,6 +53,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.strategy_calls import ANSWER_S
 from shardbus.sharding.overrides import Overrides
 from shardbus.shells.overrides import OverridesStore
+from shardbus.shells.reminded_shards import RemindedShards
 from shardbus.shells.strategy_thread import StrategyThread
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
@@ -98,6 +100,7 @@ class CoordinatorShell:
         overrides: keeps what operators set.
         store_timeout: seconds after which a store call has failed.
         remember: True if the type's entities are remembered.
+        reminded: returns the names of the types with these shards whose entities set reminders.
         check_lease: stops this shell if its lease is over; called before anything is handled.
     """
 
@@ -111,11 +114,13 @@ class CoordinatorShell:
         *,
         store_timeout: float,
         remember: bool = False,
+        reminded: Callable[[], Sequence[str]] = tuple,
         check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self.entity_type = entity_type
         self._remember, self._store_timeout = remember, store_timeout
         self._check_lease = check_lease
+        self._reminded = RemindedShards(store, reminded, partial(owner.ask_homes, entity_type))
         self.machine: Coordinator | None = None
         self.overrides = Overrides()
         self._make, self._store, self._owner = make, store, owner
@@ -304,6 +309,8 @@ class CoordinatorShell:
                 note = events.Note("rows_dropped", some, len(table.dropped))
                 self._owner.note(self.entity_type, note)
             self._handle_for(machine, events.EpochClaimed(table))
+            if self._reminded.types():
+                self._tasks.spawn(self._reminded.run(lambda: self.machine is machine))
             if self._remember:
                 await self._start_remembered(machine)
 
@@ -412,6 +419,7 @@ class CoordinatorShell:
             self._handle_for(machine, events.PersistFailed(write.op_id, False))
         else:
             self._handle_for(machine, events.Persisted(write.op_id))
+            self._reminded.freed(shard for shard, home in write.homes.items() if home is None)
 
     async def _in_time(self, answer: Awaitable[T]) -> T:
         """Wait for an answer of the store.

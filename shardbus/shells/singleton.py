@@ -23,7 +23,7 @@ Source: docs/architecture.md; S0.18, S0.33, S2.62.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
@@ -85,6 +85,7 @@ class SingletonShell:
         node: the services of the node.
         removal_margin: `cluster.downing.down_removal_margin`, in seconds.
         waits: the waits of a hand-over, section `cluster.singleton`.
+        reminded: returns the names of the types with these shards whose entities set reminders.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class SingletonShell:
         node: SingletonServices,
         removal_margin: float,
         waits: SingletonSettings,
+        reminded: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         role = region.coordinator_role
         self.singleton = Singleton(region.name, node.me, role, removal_margin, waits)
@@ -116,6 +118,7 @@ class SingletonShell:
             OverridesStore(region.name, node.states),
             store_timeout=settings.updating_state_timeout,
             remember=settings.remember,
+            reminded=reminded,
             check_lease=self._leases.check if self._leases is not None else lambda: None,
         )
         self._region, self._node = region, node

@@ -1,0 +1,617 @@
+"""The reminders of one entity type on one node: the shell of `reminders.schedule`.
+
+    shard starts ──> its fence is raised in the store, the first window is read
+    due          ──> Wake: the entity gets a message, and starts if it is not in memory
+    message      ──> the first due reminder fires: its handler runs, the record that follows is
+                     stored, with the handler's own save or after it
+
+**Durable.** `remind` changes the record in memory. The next save of the handler stores it in the
+same write. If there is none, the runner stores it before the handler's answer leaves (`store`);
+of a class without state it is stored at once. A handler that raises has set nothing that it has
+not saved.
+
+**Once.** The record that follows a firing is the record from the moment the handler begins, so its
+save ends the firing, too. An entity has one such message at a time. If the handler raises before
+that, it is called again after a pause, `ATTEMPTS` times; then the firing is a dead letter.
+
+An entity of such a type starts once the shard's fence is raised, and its record is read if it may
+have one. If a save has no answer, the record is unknown, and is read before it is used.
+
+Source: docs/how-to/reminders.md; B.119, B.120.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.entities.activation import Activation, LifeState, Message, Shard
+from shardbus.entities.entity_type import EntityType, Invoker
+from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.passivation_settings import duration
+from shardbus.entities.supervision import StateLoader
+from shardbus.entities.unfinished_work import finish, is_unfinished
+from shardbus.error_text import is_a
+from shardbus.errors import (
+    ConfigError,
+    Rejection,
+    StaleFence,
+    StateUnreadable,
+    StoreError,
+    StoreUnavailable,
+)
+from shardbus.guarded_log import GuardedLog
+from shardbus.reminders.record import (
+    EMPTY,
+    LATE_MS,
+    NAME_MAX,
+    Entry,
+    Record,
+    decoded,
+    encoded,
+    is_left_out,
+    jitter,
+)
+from shardbus.reminders.rule import Late, Rule, checked, moments, zone
+from shardbus.reminders.schedule import (
+    Doubtful,
+    Effect,
+    Ended,
+    Event,
+    Load,
+    Loaded,
+    ReminderSchedule,
+    Saved,
+    Wake,
+)
+from shardbus.routing.refs import NO_ARGUMENTS
+from shardbus.store.protocol import Reminders, ReminderStore, StateStore
+from shardbus.task_set import TaskSet
+from shardbus.transport.drop_reports import Origin
+from shardbus.wire.schema import encode_arguments
+
+log = GuardedLog("shardbus.reminders")
+
+DUE = "$reminders"
+"""The name of the invoker of the message that wakes an entity. No handler has this name."""
+ATTEMPTS = 10
+PAUSE_MIN_S = 0.1
+CLAIM_S = 5.0
+"""Seconds for which the start of an entity waits for the shard's fence."""
+NEAR_S = 1.5
+"""A due moment that is nearer has a timer of its own; a sweep of each second looks for others."""
+NO_DATA: Any = type("NoData", (), {"__repr__": lambda self: "no data"})()
+Every = float | str | timedelta
+"""Seconds, or a text with a unit as "10m", or a timedelta."""
+
+
+class EntityReminders:
+    """The reminders of an entity in memory."""
+
+    __slots__ = ("firing", "record", "stored")
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        """As the next write stores them."""
+        self.stored: Record | None = record
+        """As they are stored. None: unknown, because a write has no answer."""
+        self.firing: Entry | None = None
+        """The reminder whose handler runs."""
+
+    @property
+    def unsaved(self) -> bool:
+        """True if the record differs from what is stored."""
+        return self.stored is not None and self.record is not self.stored
+
+
+@dataclass(slots=True)
+class ReminderCounts:
+    """Counts, for metrics."""
+
+    fired: int = 0
+    """Firings whose handler has returned."""
+    late: int = 0
+    """Those of them that began more than `LATE_MS` after they were due."""
+    left_out: int = 0
+    """Moments that `late="skip"` left out."""
+    failed: int = 0
+    """Attempts whose handler raised."""
+    dead: int = 0
+    """Firings that failed too often."""
+
+
+class RemindingHost(Protocol):
+    """What reminders call: the host of their type."""
+
+    name: str
+    kind: EntityType
+    loop: asyncio.AbstractEventLoop
+    wall_clock: Callable[[], float]
+    shards: dict[str, Shard]
+    gate: SuspensionGate
+    runner: Any
+    stopper: Any
+
+    def find(self, entity_id: str, shard: str) -> Activation | None: ...
+    def activate(self, hosted: Shard, entity_id: str, cause: str = ...) -> Activation: ...
+    def save(
+        self, context: Any, data: bytes | None, *, alone: bool = False
+    ) -> Coroutine[Any, Any, None]: ...
+
+
+class ShardReminders:
+    """What this node knows of one shard's reminders."""
+
+    __slots__ = ("claimed", "hosted", "is_open", "schedule")
+
+    def __init__(self, hosted: Shard, claimed: asyncio.Future[None]) -> None:
+        self.hosted, self.claimed = hosted, claimed
+        self.schedule = ReminderSchedule()
+        self.is_open = True
+        """The shard is here, and the store knows no later home."""
+
+
+class Reminding:
+    """Sets, stores and fires the reminders of one type."""
+
+    def __init__(
+        self,
+        host: RemindingHost,
+        store: StateStore,
+        reminders: ReminderStore,
+        keeper: StateLoader,
+        settings: ShardingSettings,
+    ) -> None:
+        self._host, self._store, self._reminders, self._keeper = host, store, reminders, keeper
+        self._pause_max = settings.shard_failure_backoff
+        self._shards: dict[Shard, ShardReminders] = {}
+        self._tasks = TaskSet()
+        self._timer: tuple[float, asyncio.TimerHandle] | None = None
+        self.counts = ReminderCounts()
+
+    # ---- shards
+
+    def open(self, hosted: Shard) -> None:
+        """Take over the reminders of a shard that this node hosts now."""
+        entry = self._shards[hosted] = ShardReminders(hosted, self._host.loop.create_future())
+        self._tasks.spawn(self._claim(entry), self._host.loop)
+
+    def close(self, hosted: Shard) -> None:
+        """Forget a shard that has left this node."""
+        entry = self._shards.pop(hosted, None)
+        if entry is not None:
+            entry.is_open = False
+
+    def stop(self) -> None:
+        """Cancel everything: the node ends."""
+        self._tasks.cancel()
+        if self._timer is not None:
+            self._timer[1].cancel()
+        self._shards.clear()
+
+    def claim_again(self) -> None:
+        """Raise the fences again in a store that may have lost them, and read what it has."""
+        for hosted in list(self._shards):
+            self.close(hosted)
+            self.open(hosted)
+
+    async def _claim(self, entry: ShardReminders) -> None:
+        name, shard, fence = self._host.name, entry.hosted.shard, entry.hosted.fence
+        if (
+            await self._insist(entry, lambda: self._store.add_remembered(name, shard, (), fence))
+            and not entry.claimed.done()
+        ):
+            entry.claimed.set_result(None)
+            self._carry_out(entry, entry.schedule.begin())
+
+    async def _load(self, entry: ShardReminders, load: Load) -> None:
+        name, shard = self._host.name, entry.hosted.shard
+
+        async def read() -> None:
+            page = await self._reminders.page_due(name, shard, load.after, load.limit)
+            if entry.is_open:
+                self._handle(entry, Loaded(tuple((due, one) for due, one in page)))
+
+        await self._insist(entry, read)
+
+    async def _insist(
+        self, entry: ShardReminders, attempt: Callable[[], Coroutine[Any, Any, None]]
+    ) -> bool:
+        """Repeat a store operation until it succeeds. Returns False if the shard has left."""
+        pause = min(PAUSE_MIN_S, self._pause_max)
+        while entry.is_open:
+            try:
+                await attempt()
+                return entry.is_open
+            except StaleFence as stale:
+                log.warning("%s shard %s: %s", self._host.name, entry.hosted.shard, stale)
+                entry.is_open = False
+            except StoreError as error:
+                log.warning("%s shard %s: %s", self._host.name, entry.hosted.shard, error)
+            except Exception:  # a defect must not end it: no reminder would fire any more
+                log.exception("%s shard %s", self._host.name, entry.hosted.shard)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._pause_max)
+        return False
+
+    # ---- time
+
+    def now(self) -> int:
+        """Return the milliseconds since 1970."""
+        return int(self._host.wall_clock() * 1000)
+
+    def sweep(self, tick: int) -> None:
+        """Wake what is due, about once a second: the wall clock may have been set."""
+        now = self.now()
+        for entry in list(self._shards.values()):
+            if not entry.hosted.stopping:
+                self._carry_out(entry, entry.schedule.tick(now))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self._host.gate.close_if_due():
+            self.sweep(0)
+
+    def _handle(self, entry: ShardReminders, event: Event) -> None:
+        self._carry_out(entry, entry.schedule.handle(event, self.now()))
+
+    def _carry_out(self, entry: ShardReminders, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Load):
+                self._tasks.spawn(self._load(entry, effect), self._host.loop)
+            else:
+                self._wake(entry, effect)
+        deadline = entry.schedule.deadline()
+        if deadline is not None:
+            self._arm(max(0.001, (deadline - self.now()) / 1000))
+
+    def _arm(self, seconds: float) -> None:
+        """Set the timer, if a sweep would come too late and no earlier one is set."""
+        if seconds > NEAR_S:
+            return
+        at = self._host.loop.time() + seconds
+        if self._timer is not None:
+            if self._timer[0] <= at:
+                return
+            self._timer[1].cancel()
+        self._timer = at, self._host.loop.call_later(seconds, self._on_timer)
+
+    def overdue(self) -> tuple[int, float]:
+        """Return how many entities have a reminder that is due and has not fired, and for how many
+        seconds the first has been."""
+        now = self.now()
+        each = [entry.schedule.overdue(now) for entry in self._shards.values()]
+        return sum(count for count, _ in each), max((ms for _, ms in each), default=0) / 1000
+
+    @property
+    def held(self) -> int:
+        """Entries of schedules in memory."""
+        return sum(entry.schedule.held for entry in self._shards.values())
+
+    # ---- firing
+
+    def _wake(self, entry: ShardReminders, wake: Wake) -> None:
+        """Hand an entity the message by which it looks for due reminders."""
+        host, hosted = self._host, entry.hosted
+        here = host.shards.get(hosted.shard) is hosted and not hosted.stopping
+        if not here or not entry.is_open or host.gate.close_if_due():
+            return  # the next home wakes it; or it is woken once its time is over
+        activation = host.find(wake.entity_id, hosted.shard)
+        if activation is not None and self._is_woken(activation):
+            return
+        if activation is None:
+            activation = host.activate(hosted, wake.entity_id, "reminder")
+        fire = self._invoker(entry, activation, wake.attempt)
+        host.stopper.receive_own(activation, Message(fire, b"", None, Origin.OWN, 0))
+        if not self._is_woken(activation):  # it has ended already, or its mailbox is full
+            self._tasks.spawn(self._ended_soon(entry, wake.entity_id), host.loop)
+
+    async def _ended_soon(self, entry: ShardReminders, entity_id: str) -> None:
+        self._handle(entry, Ended(entity_id, False))
+
+    def _is_woken(self, activation: Activation) -> bool:
+        """True if the message is on its way to the entity, or being handled."""
+        handled = self._host.runner.handling(activation)
+        if handled is not None and handled[0].name == DUE:
+            return True
+        return any(message.invoker.name == DUE for message in activation.mailbox or ())
+
+    def gone(self, activation: Activation) -> None:
+        """Note that an entity has left memory: a message that it had not handled is void."""
+        entry = self._shards.get(activation.shard)
+        if entry is not None and entry.is_open:
+            self._tasks.spawn(self._ended_soon(entry, activation.key), self._host.loop)
+
+    def _invoker(self, entry: ShardReminders, activation: Activation, attempt: int) -> Invoker:
+        async def fire(entity: Any, message: None) -> None:
+            await self._fire(entry, activation, entity, attempt)
+
+        return Invoker(DUE, fire, True, {}, lambda payload: None)
+
+    async def _fire(
+        self, entry: ShardReminders, activation: Activation, entity: Any, attempt: int
+    ) -> None:
+        """Call the handler of the first reminder that is due, and store what follows."""
+        done = False
+        reminders = await self._known(activation)
+        try:
+            now = self.now()
+            while (due := reminders.record.first_due(now)) is not None and is_left_out(due, now):
+                reminders.record = reminders.record.past(due, now)
+                self.counts.left_out += 1
+            if due is not None:
+                reminders.record = reminders.record.past(due, now)
+                await self._call(activation, entity, reminders, due, attempt)
+            if reminders.unsaved:
+                await self._host.save(entity.context, None, alone=True)
+            done = True
+        except Rejection:
+            if reminders.unsaved:
+                await self._host.save(entity.context, None, alone=True)
+            done = True
+            raise
+        finally:
+            reminders.firing = None
+            self.revert(activation)
+            if reminders.stored is not None:
+                self._handle(entry, Saved(activation.key, reminders.stored.due))
+            self.counts.failed += not done
+            self._handle(entry, Ended(activation.key, done))
+
+    async def _call(
+        self,
+        activation: Activation,
+        entity: Any,
+        reminders: EntityReminders,
+        due: Entry,
+        attempt: int,
+    ) -> None:
+        """Call the handler of a due reminder, unless it has failed too often."""
+        invoker = self._host.kind.invokers.get(due.handler)
+        if attempt > ATTEMPTS:
+            self.counts.dead += 1
+            name = f"{self._host.name} {activation.key!r}"
+            log.error("%s: reminder %r failed %d times", name, due.name, ATTEMPTS)
+            if invoker is not None:
+                self._host.runner.counts.lose(
+                    "failed", activation.key, invoker, due.payload, None, int(Origin.OWN)
+                )
+            return
+        if invoker is None or due.payload[0] not in invoker.decoders:
+            raise ConfigError(f"no handler {due.handler!r} takes reminder {due.name!r}")
+        late = self.now() - due.due > LATE_MS
+        reminders.firing = due
+        value = invoker.function(entity, *invoker.decoders[due.payload[0]](due.payload))
+        if invoker.is_async:
+            value = await value
+        elif not invoker.returns_values and is_unfinished(value):
+            await finish(value)
+        self.counts.fired += 1
+        self.counts.late += late
+
+    # ---- records
+
+    async def load(self, activation: Activation, *, fenced: bool) -> None:
+        """Read the reminders of an entity that starts, if it may have some. `fenced`: its stored
+        fence is raised already, so that no earlier save is applied any more.
+
+        Raises:
+            StoreError: the store does not answer, or another node is the home.
+            StateUnreadable: they are damaged.
+        """
+        host, shard, key = self._host, activation.shard, activation.key
+        entry = await self._claimed(shard)
+        if not entry.schedule.may_have(key):
+            if activation.extras is not None:
+                activation.extras.reminders = None
+            return
+        if not fenced:
+            await self._keeper.load(host.name, shard.shard, key, shard.fence)
+        [data] = await self._reminders.load_reminders(host.name, shard.shard, [key])
+        try:
+            record = decoded(data)
+        except Exception as error:
+            text = f"the reminders of {host.name} {key!r:.100} are damaged: {error}"
+            raise StateUnreadable(
+                text, entity_type=host.name, entity_id=key, version=0, field=""
+            ) from None
+        if record.entries:
+            activation.more().reminders = EntityReminders(record)
+        elif activation.extras is not None:
+            activation.extras.reminders = None
+        self._handle(entry, Saved(key, record.due))
+
+    async def _claimed(self, shard: Shard) -> ShardReminders:
+        entry = self._shards.get(shard)
+        if entry is None:
+            raise StoreUnavailable(f"shard {shard.shard!r:.100} is not here", definite=True)
+        if not entry.claimed.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLAIM_S):
+                    await asyncio.shield(entry.claimed)
+        if not entry.claimed.done():
+            text = f"the reminders of {self._host.name} shard {shard.shard!r:.100} are not read yet"
+            raise StoreUnavailable(text, hint="see why the store does not answer", definite=True)
+        return entry
+
+    def known(self, activation: Activation) -> EntityReminders | None:
+        """Return the reminders of an entity, None if it has none.
+
+        Raises:
+            StoreUnavailable: they are unknown, because a write has no answer.
+        """
+        reminders = None if activation.extras is None else activation.extras.reminders
+        if reminders is not None and reminders.stored is None:
+            text = f"the reminders of {self._host.name} {activation.key!r:.100} are unknown: a save"
+            raise StoreUnavailable(f"{text} had no answer", definite=True)
+        return reminders
+
+    async def _known(self, activation: Activation) -> EntityReminders:
+        """Return the reminders of an entity, read again if they are unknown."""
+        extras = activation.more()
+        reminders: EntityReminders | None = extras.reminders
+        if reminders is not None and reminders.stored is None:
+            await self.load(activation, fenced=False)
+            reminders = extras.reminders
+        if reminders is None:
+            reminders = extras.reminders = EntityReminders(EMPTY)
+        return reminders
+
+    async def change(self, context: Any, change: Callable[[Record], Record]) -> None:
+        """Change the reminders of an entity. They are stored by the next save of the handler that
+        runs, else before its answer leaves; at once if none runs or there is no state."""
+        activation = context._acting("remind")
+        reminders = await self._known(activation)
+        reminders.record = change(reminders.record)
+        handled = self._host.runner.handling(activation)
+        if self._host.kind.states is None or handled is None:
+            await self._host.save(context, None, alone=True)
+        else:
+            await asyncio.sleep(0)  # the handler waits, so the runner sees its end in `carried`
+            context._acting("remind")
+
+    async def store(self, context: Any, value: Any) -> Any:
+        """Store what a handler has set and not saved. Returns `value`, which the handler has
+        returned."""
+        await self._host.save(context, None, alone=True)
+        return value
+
+    def is_unsaved(self, activation: Activation) -> bool:
+        """True if a handler has set reminders that are not stored."""
+        extras = activation.extras
+        return extras is not None and extras.reminders is not None and extras.reminders.unsaved
+
+    def revert(self, activation: Activation) -> None:
+        """Forget what a handler has set and not saved: it has raised."""
+        reminders = None if activation.extras is None else activation.extras.reminders
+        if reminders is not None and reminders.stored is not None:
+            reminders.record = reminders.stored
+
+    # ---- writes
+
+    def writes(self, activation: Activation, data: bytes | None) -> bool:
+        """True if a save of this state must write reminders, too."""
+        extras = activation.extras
+        if extras is None or extras.reminders is None:
+            return False
+        reminders = extras.reminders
+        return (
+            reminders.unsaved
+            or reminders.stored is None
+            or (data is None and bool(reminders.record.entries))
+        )
+
+    async def save(self, activation: Activation, data: bytes | None, *, alone: bool) -> None:
+        """Write reminders with a state, or `alone`. Without a state they go, too. Raises as
+        `SaveGroup.save`."""
+        host, key, shard = self._host, activation.key, activation.shard
+        reminders = await self._known(activation)
+        before = reminders.record
+        record = EMPTY if data is None and not alone else before
+        write = Reminders(record.due, encoded(record), alone)
+        entry = self._shards.get(shard)
+        try:
+            await self._keeper.save(host.name, shard.shard, key, shard.fence, data, write)
+        except BaseException as error:
+            if not is_a(error, StaleFence) and not getattr(error, "definite", False):
+                reminders.stored = None
+                if entry is not None:
+                    self._handle(entry, Doubtful(key, record.due))
+            raise
+        reminders.stored = record
+        if reminders.record is before:
+            reminders.record = record
+        if entry is not None and activation.state is not LifeState.GONE:
+            self._handle(entry, Saved(key, record.due))
+
+    # ---- for operators
+
+    async def records(self, shard: str, entity_ids: list[str]) -> Mapping[str, Record]:
+        """Return the stored reminders of entities."""
+        found = await self._reminders.load_reminders(self._host.name, shard, entity_ids)
+        return {key: decoded(data) for key, data in zip(entity_ids, found, strict=True)}
+
+
+def entry_of(
+    kind: EntityType,
+    now: int,
+    seed: str,
+    name: str,
+    *,
+    handler: str | None = None,
+    at: datetime | None = None,
+    after: Every | None = None,
+    every: Every | None = None,
+    cron: str | None = None,
+    tz: str = "UTC",
+    late: Late = "once",
+    jitter_by: Every = 0.0,
+    data: Any = NO_DATA,
+) -> Entry:
+    """Return a new reminder, as `context.remind` describes it. `seed` names the entity.
+
+    Raises:
+        ConfigError: an argument is invalid, two exclude each other, or no handler takes it.
+    """
+    if not 0 < len(name) <= NAME_MAX:
+        raise ConfigError(f"the name of a reminder is a text of 1 to {NAME_MAX} characters")
+    wait = None if after is None else _milliseconds("after", after)
+    interval = 0 if every is None else _milliseconds("every", every)
+    spread = _milliseconds("jitter", jitter_by)
+    if every is not None and not interval:
+        raise ConfigError("every is 0")
+    rule = checked(Rule(interval, cron or "", tz, late, spread))
+    if at is not None and wait is not None:
+        raise ConfigError("a reminder has `at` or `after`, not both")
+    if cron and (at is not None or wait is not None):
+        raise ConfigError("a reminder by `cron` has neither `at` nor `after`")
+    if cron:
+        moment = next(moments(cron, tz, now), 0)
+        if not moment:
+            raise ConfigError(f"cron {cron!r:.80} is never due")
+    elif at is not None:
+        moment = _instant(at, tz)
+    elif wait is not None or interval:
+        moment = now + (interval if wait is None else wait)
+    else:
+        raise ConfigError("a reminder needs one of `at`, `after`, `every` and `cron`")
+    payload = _payload(kind, name if handler is None else handler, data)
+    token = int.from_bytes(blake2b(f"{seed}/{name}/{now}".encode(), digest_size=8).digest()) >> 1
+    due = moment + jitter(rule, token, 1)
+    return Entry(name, name if handler is None else handler, payload, token, moment, due, rule)
+
+
+def _milliseconds(name: str, span: Every) -> int:
+    seconds = span.total_seconds() if isinstance(span, timedelta) else duration(name, span)
+    if seconds < 0:
+        raise ConfigError(f"{name} is below 0")
+    return round(seconds * 1000)
+
+
+def _instant(at: datetime, tz: str) -> int:
+    """Return a time in UTC. One without a zone is of the clock on the wall of `tz`."""
+    if not isinstance(at, datetime):
+        raise ConfigError(f"at is {at!r:.60}, which is no datetime")
+    aware = at if at.tzinfo is not None else at.replace(tzinfo=zone(tz))
+    return round(aware.astimezone(UTC).timestamp() * 1000)
+
+
+def _payload(kind: EntityType, handler: str, data: Any) -> bytes:
+    """Return the arguments for a handler, which must take them."""
+    payload = NO_ARGUMENTS if data is NO_DATA else encode_arguments((data,))
+    invoker = kind.invokers.get(handler) if handler and not handler.startswith("$") else None
+    if invoker is None:
+        names = ", ".join(sorted(one for one in kind.invokers if one and one[0] not in "$:"))
+        raise ConfigError(f"{kind.name} has no handler {handler!r:.80}", hint=f"it has {names}")
+    try:
+        invoker.decoders[payload[0]](payload)
+    except Exception:
+        number = "no argument" if data is NO_DATA else "this `data` as its argument"
+        raise ConfigError(f"handler {handler!r} of {kind.name} does not take {number}") from None
+    return payload

@@ -1,0 +1,183 @@
+"""Reminders of whole nodes in virtual time: set, fired once, kept over everything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import pytest
+
+from shardbus import Entity, Rejection, ShardBus, handler
+from shardbus.errors import EntityFailed
+from shardbus.testing import TestCluster
+
+CALLS: list[tuple[str, str, str, datetime]] = []
+"""Entity, what was called, the delivery, and when."""
+
+
+@dataclass
+class Count:
+    fired: int = 0
+    log: list[str] = field(default_factory=list)
+
+
+def application() -> ShardBus:
+    bus = ShardBus("reminded")
+    CALLS.clear()
+
+    @bus.entity(name="timer", shards=8)
+    class Timer(Entity):
+        """Without state."""
+
+        @handler
+        async def set(self, name: str, seconds: float, every: float = 0.0) -> None:
+            await self.context.remind(
+                name, handler="ring", after=seconds, every=every or None, data=name
+            )
+
+        @handler
+        async def forget(self, name: str) -> None:
+            await self.context.forget(name)
+
+        @handler
+        def names(self) -> list[str]:
+            return [one.name for one in self.context.reminders()]
+
+        @handler
+        def ring(self, name: str) -> None:
+            reminder = self.context.reminder
+            assert reminder is not None
+            now = self.context.now()
+            assert now >= reminder.due
+            CALLS.append((self.context.entity_id, name, reminder.delivery, now))
+
+    @bus.entity(name="stored", shards=8)
+    class Stored(Entity):
+        state: Count
+
+        @handler
+        async def set(self, seconds: float, saves: bool, fails: bool = False) -> None:
+            await self.context.remind("ring", after=seconds)
+            self.state.log.append("set")
+            if saves:
+                await self.save()
+            if fails:
+                raise ValueError("after it was set")
+
+        @handler
+        async def reject(self) -> None:
+            await self.context.remind("ring", after=1)
+            raise Rejection("no")
+
+        @handler
+        async def ring(self) -> None:
+            reminder = self.context.reminder
+            assert reminder is not None
+            CALLS.append((self.context.entity_id, "ring", reminder.delivery, self.context.now()))
+            self.state.fired += 1
+            await self.save()
+
+        @handler
+        async def wipe(self) -> None:
+            await self.clear()
+
+        @handler
+        def seen(self) -> tuple[int, int]:
+            return self.state.fired, len(self.context.reminders())
+
+    return bus
+
+
+def calls(entity_id: str) -> list[str]:
+    return [name for key, name, _, _ in CALLS if key == entity_id]
+
+
+async def test_a_reminder_fires_once_and_is_gone() -> None:
+    async with TestCluster(application(), nodes=2, seed=1) as cluster:
+        client = cluster.client()
+        before = cluster.wall_clock
+        await client.call("timer", "a", "set", "tea", 30)
+        assert await client.call("timer", "a", "names") == ["tea"]
+        await cluster.advance(29)
+        assert calls("a") == []
+        await cluster.advance(3)
+        assert calls("a") == ["tea"]
+        assert before + timedelta(seconds=30) <= CALLS[0][3] < before + timedelta(seconds=32)
+        await cluster.advance(100)
+        assert calls("a") == ["tea"]
+        assert await client.call("timer", "a", "names") == []
+
+
+async def test_every_fires_at_each_moment() -> None:
+    async with TestCluster(application(), nodes=1, seed=1) as cluster:
+        client = cluster.client()
+        await client.call("timer", "a", "set", "tick", 10, 60)
+        await cluster.advance(10 + 4 * 60 + 2)
+        assert calls("a") == ["tick"] * 5
+        assert len({delivery for _, _, delivery, _ in CALLS}) == 5
+        await client.call("timer", "a", "forget", "tick")
+        await cluster.advance(600)
+        assert calls("a") == ["tick"] * 5
+
+
+async def test_an_entity_that_is_not_in_memory_is_woken_on_another_node() -> None:
+    async with TestCluster(application(), nodes=2, seed=3) as cluster:
+        client = cluster.client()
+        ids = [f"e-{n}" for n in range(20)]
+        for one in ids:
+            await client.call("timer", one, "set", "due", 60)
+            await client.call("stored", one, "set", 60, True)
+        await cluster.kill(cluster.nodes[1])
+        await cluster.advance(90)
+        for one in ids:
+            assert sorted(calls(one)) == ["due", "ring"]
+            assert await client.call("stored", one, "seen") == [1, 0]
+
+
+async def test_they_outlive_the_whole_cluster() -> None:
+    async with TestCluster(application(), nodes=2, seed=4) as cluster:
+        client = cluster.client()
+        for n in range(10):
+            await client.call("timer", f"e-{n}", "set", "due", 60)
+        names = [node.name for node in cluster.nodes]
+        for node in list(cluster.nodes):
+            await cluster.kill(node)
+        await cluster.advance(600)
+        for name in names:
+            await cluster.add(name)
+        await cluster.advance(30)
+        assert [calls(f"e-{n}") for n in range(10)] == [["due"]] * 10
+
+
+async def test_it_is_stored_without_a_save_too() -> None:
+    async with TestCluster(application(), nodes=1, seed=5) as cluster:
+        client = cluster.client()
+        await client.call("stored", "a", "set", 60, False)
+        [node] = cluster.nodes
+        await cluster.kill(node)
+        await cluster.add(node.name)
+        await cluster.advance(90)
+        assert calls("a") == ["ring"]
+        assert await client.call("stored", "a", "seen") == [1, 0]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+async def test_a_handler_that_raises_has_set_only_what_it_saved(saves: bool) -> None:
+    async with TestCluster(application(), nodes=1, seed=6) as cluster:
+        client = cluster.client()
+        with pytest.raises(EntityFailed):
+            await client.call("stored", "a", "set", 60, saves, True)
+        assert await client.call("stored", "a", "seen") == [0, int(saves)]
+        with pytest.raises(Rejection):
+            await client.call("stored", "b", "reject")
+        assert await client.call("stored", "b", "seen") == [0, 0]
+
+
+async def test_a_cleared_entity_has_no_reminders() -> None:
+    async with TestCluster(application(), nodes=1, seed=7) as cluster:
+        client = cluster.client()
+        await client.call("stored", "a", "set", 60, True)
+        await client.call("stored", "a", "wipe")
+        assert await client.call("stored", "a", "seen") == [0, 0]
+        await cluster.advance(120)
+        assert CALLS == []
