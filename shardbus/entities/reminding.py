@@ -12,7 +12,8 @@ not saved.
 
 **Once.** The record that follows a firing is the record from the moment the handler begins, so its
 save ends the firing, too. An entity has one such message at a time. If the handler raises before
-that, it is called again after a pause, `ATTEMPTS` times; then the firing is a dead letter.
+that, it is called again after a pause, `ATTEMPTS` times; then the firing is a dead letter. If it
+has returned and the store does not answer, only the write is repeated (`ShardReminders.fired`).
 
 An entity of such a type starts once the shard's fence is raised, and its record is read if it may
 have one. If a save has no answer, the record is unknown, and is read before it is used.
@@ -28,6 +29,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
+from math import floor
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
@@ -148,13 +150,15 @@ class RemindingHost(Protocol):
 class ShardReminders:
     """What this node knows of one shard's reminders."""
 
-    __slots__ = ("claimed", "hosted", "is_open", "schedule")
+    __slots__ = ("claimed", "fired", "hosted", "is_open", "schedule")
 
     def __init__(self, hosted: Shard, claimed: asyncio.Future[None]) -> None:
         self.hosted, self.claimed = hosted, claimed
         self.schedule = ReminderSchedule()
         self.is_open = True
         """The shard is here, and the store knows no later home."""
+        self.fired: dict[str, str] = {}
+        """By entity: the delivery whose handler has returned, while its end is not stored."""
 
 
 class Reminding:
@@ -244,7 +248,7 @@ class Reminding:
 
     def now(self) -> int:
         """Return the milliseconds since 1970."""
-        return int(self._host.wall_clock() * 1000)
+        return floor(self._host.wall_clock() * 1000)
 
     def sweep(self, tick: int) -> None:
         """Wake what is due, about once a second: the wall clock may have been set."""
@@ -300,8 +304,11 @@ class Reminding:
         """Hand an entity the message by which it looks for due reminders."""
         host, hosted = self._host, entry.hosted
         here = host.shards.get(hosted.shard) is hosted and not hosted.stopping
-        if not here or not entry.is_open or host.gate.close_if_due():
-            return  # the next home wakes it; or it is woken once its time is over
+        if not here or not entry.is_open:
+            return  # the next home wakes it
+        if host.gate.close_if_due():
+            self._ends_later(entry, Ended(wake.entity_id, False))
+            return
         activation = host.find(wake.entity_id, hosted.shard)
         if activation is not None and self._is_woken(activation):
             return
@@ -310,10 +317,16 @@ class Reminding:
         fire = self._invoker(entry, activation, wake.attempt)
         host.stopper.receive_own(activation, Message(fire, b"", None, Origin.OWN, 0))
         if not self._is_woken(activation):  # it has ended already, or its mailbox is full
-            self._tasks.spawn(self._ended_soon(entry, wake.entity_id), host.loop)
+            self._ends_later(entry, Ended(wake.entity_id, False))
 
-    async def _ended_soon(self, entry: ShardReminders, entity_id: str) -> None:
-        self._handle(entry, Ended(entity_id, False))
+    def _ends_later(self, entry: ShardReminders, ended: Ended) -> None:
+        """Report the end in a callback of its own: the entity may be at work yet."""
+
+        def end() -> None:
+            if entry.is_open:
+                self._handle(entry, ended)
+
+        self._host.loop.call_soon(end)
 
     def _is_woken(self, activation: Activation) -> bool:
         """True if the message is on its way to the entity, or being handled."""
@@ -326,7 +339,7 @@ class Reminding:
         """Note that an entity has left memory: a message that it had not handled is void."""
         entry = self._shards.get(activation.shard)
         if entry is not None and entry.is_open:
-            self._tasks.spawn(self._ended_soon(entry, activation.key), self._host.loop)
+            self._ends_later(entry, Ended(activation.key, False))
 
     def _invoker(self, entry: ShardReminders, activation: Activation, attempt: int) -> Invoker:
         async def fire(entity: Any, message: None) -> None:
@@ -338,31 +351,48 @@ class Reminding:
         self, entry: ShardReminders, activation: Activation, entity: Any, attempt: int
     ) -> None:
         """Call the handler of the first reminder that is due, and store what follows."""
-        done = False
-        reminders = await self._known(activation)
+        done = raised = False
+        reminders: EntityReminders | None = None
         try:
-            now = self.now()
+            reminders, now = await self._known(activation), self.now()
             while (due := reminders.record.first_due(now)) is not None and is_left_out(due, now):
                 reminders.record = reminders.record.past(due, now)
                 self.counts.left_out += 1
             if due is not None:
                 reminders.record = reminders.record.past(due, now)
-                await self._call(activation, entity, reminders, due, attempt)
-            if reminders.unsaved:
-                await self._host.save(entity.context, None, alone=True)
+                if entry.fired.get(activation.key) != due.delivery:
+                    await self._call(activation, entity, reminders, due, attempt)
+                    entry.fired[activation.key] = due.delivery
+            await self._end_firing(entry, activation, entity, reminders)
             done = True
         except Rejection:
-            if reminders.unsaved:
-                await self._host.save(entity.context, None, alone=True)
+            assert reminders is not None
+            await self._end_firing(entry, activation, entity, reminders)
             done = True
             raise
+        except BaseException as error:
+            raised = not is_a(error, StoreError, asyncio.CancelledError, GeneratorExit)
+            self.counts.failed += raised
+            raise
         finally:
-            reminders.firing = None
             self.revert(activation)
-            if reminders.stored is not None:
-                self._handle(entry, Saved(activation.key, reminders.stored.due))
-            self.counts.failed += not done
-            self._handle(entry, Ended(activation.key, done))
+            if reminders is not None:
+                reminders.firing = None
+                if reminders.stored is not None and entry.is_open:
+                    self._handle(entry, Saved(activation.key, reminders.stored.due))
+            self._ends_later(entry, Ended(activation.key, done, raised))
+
+    async def _end_firing(
+        self,
+        entry: ShardReminders,
+        activation: Activation,
+        entity: Any,
+        reminders: EntityReminders,
+    ) -> None:
+        """Store what follows a firing, if the handler has not."""
+        if reminders.unsaved:
+            await self._host.save(entity.context, None, alone=True)
+        entry.fired.pop(activation.key, None)
 
     async def _call(
         self,

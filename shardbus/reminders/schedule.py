@@ -74,10 +74,12 @@ class Doubtful:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A woken entity has looked after its reminders; not `done`: a handler or its start failed."""
+    """A woken entity has looked after its reminders. Not `done`: it is to be woken again. `raised`:
+    the handler of a reminder has failed; else the entity did not start, or the store failed."""
 
     entity_id: str
     done: bool
+    raised: bool = False
 
 
 Event: TypeAlias = Loaded | Saved | Doubtful | Ended
@@ -96,7 +98,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Hand this entity the message that lets it look after its reminders. Answer: Ended."""
+    """Hand this entity the message that lets it look after its reminders. Answer: Ended.
+    `attempt`: 1 and the handlers that have raised in a row."""
 
     entity_id: str
     attempt: int
@@ -123,6 +126,8 @@ class ReminderSchedule:
         """Until when each entity that is woken has time."""
         self._failures: dict[str, int] = {}
         """Failures in a row, of entities of the window."""
+        self._raised: dict[str, int] = {}
+        """Those of them that handlers have raised."""
         self._now = 0
 
     @property
@@ -167,8 +172,8 @@ class ReminderSchedule:
             case Doubtful(entity_id, due):
                 known = self._due.get(entity_id, 0)
                 self._put(entity_id, min(known or due, due or known))
-            case Ended(entity_id, done):
-                self._on_ended(entity_id, done, now)
+            case Ended():
+                self._on_ended(event, now)
             case _:
                 assert_never(event)
         return self.tick(now)
@@ -182,13 +187,13 @@ class ReminderSchedule:
         for entity_id, until in list(self._woken.items()):
             if until <= now:
                 self._woken[entity_id] = now + WOKEN_MS
-                effects.append(Wake(entity_id, self._failures.get(entity_id, 0) + 1))
+                effects.append(Wake(entity_id, self._raised.get(entity_id, 0) + 1))
         while self._heap and self._heap[0][0] <= now and len(self._woken) < WOKEN_MAX:
             at, entity_id = heappop(self._heap)
             if self._at.get(entity_id) == at:
                 del self._at[entity_id]
                 self._woken[entity_id] = now + WOKEN_MS
-                effects.append(Wake(entity_id, self._failures.get(entity_id, 0) + 1))
+                effects.append(Wake(entity_id, self._raised.get(entity_id, 0) + 1))
         if self._touched is None and self._horizon not in (None, END) and len(self._due) < LOW:
             self._touched = {}
             effects.append(Load(self._horizon))
@@ -212,14 +217,16 @@ class ReminderSchedule:
         for entity_id, due in touched.items():
             self._put(entity_id, due)
 
-    def _on_ended(self, entity_id: str, done: bool, now: int) -> None:
+    def _on_ended(self, ended: Ended, now: int) -> None:
+        entity_id = ended.entity_id
         if self._woken.pop(entity_id, None) is None:
             return
         due = self._due.get(entity_id, 0)
-        if done or not due:
-            self._failures.pop(entity_id, None)
+        if ended.done or not due:
+            self._forget_failures(entity_id)
             self._put(entity_id, due)
             return
+        self._raised[entity_id] = self._raised.get(entity_id, 0) + ended.raised
         failures = self._failures[entity_id] = self._failures.get(entity_id, 0) + 1
         pause = round(doubling(PAUSE_MS, PAUSE_MAX_MS, failures))
         self._wake_at(entity_id, max(due, now + pause))
@@ -230,13 +237,17 @@ class ReminderSchedule:
         if not inside and not (due and self._touched is not None):
             self._due.pop(entity_id, None)
             self._at.pop(entity_id, None)
-            self._failures.pop(entity_id, None)
+            self._forget_failures(entity_id)
             return
         self._due[entity_id] = due
         if entity_id not in self._woken:
             self._wake_at(entity_id, due)
         if len(self._due) > HELD_MAX and self._touched is None:
             self._shrink()
+
+    def _forget_failures(self, entity_id: str) -> None:
+        self._failures.pop(entity_id, None)
+        self._raised.pop(entity_id, None)
 
     def _wake_at(self, entity_id: str, at: int) -> None:
         self._at[entity_id] = at
@@ -253,7 +264,7 @@ class ReminderSchedule:
             if entity_id not in self._woken:
                 del self._due[entity_id]
                 self._at.pop(entity_id, None)
-                self._failures.pop(entity_id, None)
+                self._forget_failures(entity_id)
         self._heap = [(at, one) for one, at in self._at.items()]
         heapify(self._heap)
 

@@ -58,6 +58,10 @@ class Timeline:
         self.now = end
 
 
+WALL_OFFSET_S = 1e9
+"""A right clock on the wall shows the world's time and this."""
+
+
 class ProcessClock:
     """The clocks of one process. `rate`: their seconds per second of the world."""
 
@@ -66,6 +70,8 @@ class ProcessClock:
         self._stood = 0.0
         """World seconds for which the monotonic clock has stood still."""
         self._stands_since: float | None = None
+        self.wall_offset = WALL_OFFSET_S
+        """Seconds by which the clock on the wall is ahead of the world's time."""
 
     def monotonic(self, now: float) -> float:
         """Return the time of the monotonic clock at the world's time `now`."""

@@ -32,6 +32,12 @@ from shardbus.sharding.handoff_modes import MODES, HandoffMode
 from shardbus.simulation.membership.options import ROLE
 from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
 from shardbus.simulation.nodes.options import NodeOptions
+from shardbus.simulation.nodes.reminders import (
+    REMINDED,
+    REMINDING,
+    ReminderChecker,
+    reminding_classes,
+)
 from shardbus.simulation.nodes.world import SimClient, SimNode, SimProcess
 
 PLAIN, KEPT, REMEMBERED, SPREAD = "plain", "kept", "remembered", "spread"
@@ -87,8 +93,10 @@ class MessageCount:
 class SimApplication:
     """The application of one run. `checker` must be set before the first message."""
 
-    def __init__(self, load: NodeOptions) -> None:
+    def __init__(self, load: NodeOptions, *, reminds: bool = False) -> None:
         self.checker: DeliveryChecker
+        self.reminders = ReminderChecker(load.seed) if reminds else None
+        """Of a run with entities that set reminders."""
         self.dice = Random(f"stage {load.seed}")
         self.on_ask: Callable[[SentMessage, SimProcess], object] = lambda message, by: None
         """Called with each ask that is sent, and its process."""
@@ -185,6 +193,11 @@ class SimApplication:
             of_role = type("OnRole", (plain,), {})
             classes[ON_ROLE] = entity(ON_ROLE, role=ROLE, handoff=mode)(of_role)
             modes[ON_ROLE] = MODES[mode]
+        if self.reminders is not None:
+            for name, own in reminding_classes(self, self.reminders).items():
+                chosen = mode if name == REMINDED else other
+                classes[name] = entity(name, handoff=chosen, reminders=True)(own)
+                modes[name] = MODES[chosen]
         for number in range(load.types):
             entity(f"type{number}")(type(f"Type{number}", (plain,), {}))
         return classes, modes
@@ -242,6 +255,7 @@ class SimSender:
         self._checker = application.checker
         self._kinds = KINDS[load.density] + ((SPREAD, SPREAD) if load.instances else ())
         self._kinds += (ON_ROLE,) if load.on_role else ()
+        self._kinds += REMINDING * 2 if application.reminders is not None else ()
         self._fresh = 0
         home.spawn(self._run())
 

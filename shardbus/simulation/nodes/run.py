@@ -69,11 +69,11 @@ SOME_MORE_S = 3.0
 
 
 class NodeRun:
-    """One run of these options."""
+    """One run of these options. `reminds`: entities set reminders, and wall clocks jump."""
 
-    def __init__(self, load: NodeOptions) -> None:
+    def __init__(self, load: NodeOptions, *, reminds: bool = False) -> None:
         self.load = load
-        self.application = SimApplication(load)
+        self.application = SimApplication(load, reminds=reminds)
         self.world = NodeWorld(
             f"fleet {load.seed}",
             load.faults.settings(),
@@ -82,6 +82,8 @@ class NodeRun:
         )
         modes = self.application.modes
         self.checker = self.application.checker = DeliveryChecker(self.world, modes, (SPREAD,))
+        if self.application.reminders is not None:
+            self.application.reminders.attach(self.world, self.checker)
         self.world.on_start = self._on_start
         self._checks = Checks(self.world, gentle=False)
         self.fairness = Fairness(self.world, load.faults)
@@ -136,6 +138,9 @@ class NodeRun:
         faults.begin()
         self.fairness.begin()
         node_faults.begin(faults.times)
+        reminders = self.application.reminders
+        if reminders is not None:
+            reminders.begin(load.faults.seconds)
         for number in range(load.clients):
             world.later(1.0 + number, self._add_client)
         self._advance(load.faults.seconds)
@@ -145,6 +150,8 @@ class NodeRun:
         world.resume_all()
         world.exchange.changed()
         node_faults.heal()
+        if reminders is not None:
+            reminders.heal()
         self.application.calm()
         self.settled_s = self._until(self._unsettled, SETTLED_WITHIN, "I9")
         self._advance(SOME_MORE_S)
@@ -249,6 +256,8 @@ class NodeRun:
             return why
         if pending := self.checker.pending():
             return f"{pending} senders wait for answers"
+        if (reminders := self.application.reminders) and (why := reminders.missing()):
+            return why
         return self.checker.missing_remembered()
 
     def _disagreement(self, name: str, working: list[SimNode]) -> str:

@@ -112,7 +112,7 @@ class SimProcess:
             cpu_time=lambda: 0.0,
             resident_bytes=lambda: 0,
             memory_limit=lambda: 0,
-            wall_clock=lambda: world.now,
+            wall_clock=lambda: world.now + self.loop.clock.wall_offset,
         )
         self.ended_at: float | None = None
         self.ended_badly = False
