@@ -64,6 +64,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "stop": ("placement:stop", "Stop shards until their next message."),
         "limit": ("limits:limit", "Show or set the limit of a type's entities in memory."),
         "dead-letters": ("dead_letters:app", "Messages that were dropped; send them again."),
+        "reminders": ("reminders:app", "What entities are called for later."),
         "data": ("data:app", "The stored tables of shards."),
         "state": ("state:app", "The stored states of entities."),
     },

@@ -166,6 +166,8 @@ ADVICE = {
     " `ulimit -n 65536` or LimitNOFILE= of systemd",
     "saves-waiting": "the store writes more slowly than this node saves, and handlers wait for"
     " their saves: see shardbus_store_latency_seconds and the load of the server",
+    "reminders-late": "their handlers fail or take long, or the store does not answer: see"
+    " failing-handler, `shardbus reminders list` and shardbus_reminders_failed_total",
     "store-clock": "set the clocks of both machines: the lifetimes of leases follow the store's",
     "protocol": "during an upgrade this is normal; what a member lacks stays off towards it, so"
     " bring all members to one version: docs/upgrading.md",

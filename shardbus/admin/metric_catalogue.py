@@ -291,6 +291,41 @@ STATES_EXPIRED = _declare(
     _TYPE,
     "states that were idle for `state_ttl` and are removed",
 )
+REMINDERS_FIRED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "reminders_fired",
+    _TYPE,
+    "reminders whose handler has returned",
+)
+REMINDERS_LATE = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "reminders_late",
+    _TYPE,
+    "those of them that began more than 10 s after they were due",
+)
+REMINDERS_LEFT_OUT = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "reminders_left_out",
+    _TYPE,
+    'due moments that were late and did not fire, by `late="skip"`',
+)
+REMINDERS_FAILED = _declare(
+    COUNTER,
+    Group.ENTITIES,
+    "reminders_failed",
+    _TYPE,
+    "attempts at a reminder whose handler raised",
+)
+REMINDERS_DUE = _declare(
+    GAUGE,
+    Group.ENTITIES,
+    "reminders_due",
+    _TYPE,
+    "entities with a reminder that is due and has not fired",
+)
 ENTITIES_WAITING = _declare(
     GAUGE,
     Group.ENTITIES,

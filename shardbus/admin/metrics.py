@@ -53,6 +53,7 @@ class _Collector:
         yield from self._drops()
         yield from self._latencies()
         yield from self._entities()
+        yield from self._reminders()
         yield from self._moves()
         yield from self._cluster()
         yield from self._process()
@@ -158,6 +159,21 @@ class _Collector:
                 stopped.add_metric([name, reason], count)
         ends = [started, stopped, failures, evicted, cut_off, carried, slow]
         return [*ends, deaf, entities, states, expired, limit, shards, waiting]
+
+    def _reminders(self) -> Iterable[Metric]:
+        fired, late = _counter(catalogue.REMINDERS_FIRED), _counter(catalogue.REMINDERS_LATE)
+        left_out = _counter(catalogue.REMINDERS_LEFT_OUT)
+        failed, due = _counter(catalogue.REMINDERS_FAILED), _gauge(catalogue.REMINDERS_DUE)
+        for name, region in self._node.regions.items():
+            reminding = region.host.runner.reminding
+            if reminding is not None:
+                counts = reminding.counts
+                fired.add_metric([name], counts.fired)
+                late.add_metric([name], counts.late)
+                left_out.add_metric([name], counts.left_out)
+                failed.add_metric([name], counts.failed)
+                due.add_metric([name], reminding.overdue()[0])
+        return [fired, late, left_out, failed, due]
 
     def _moves(self) -> Iterable[Metric]:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)

@@ -21,6 +21,7 @@ from shardbus.admin.pages import (
     members,
     node,
     overview,
+    reminders,
     sending,
     shards,
     states,
@@ -30,7 +31,7 @@ from shardbus.http.page import NodePages, Page, declared_in
 from shardbus.node.node import Node
 
 OF_CLUSTER = (health, overview, history, cluster, members)
-OF_TYPES = (shards, handlers, entities, explanation, sending, states)
+OF_TYPES = (shards, handlers, entities, explanation, sending, states, reminders)
 OF_EVENTS = (findings, checkup, events, dead_letters, node)
 PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 

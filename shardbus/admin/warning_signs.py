@@ -3,6 +3,7 @@
     hot shard     one shard gets a large part of its type's messages, and its node is under pressure
     hot entity    the same, and most of the messages are for one entity of that shard
     backlog       messages wait in mailboxes, or saves for the store
+    late          reminders are due and have not fired
     limits        file descriptors are nearly used up
     lag           the timers of a loop are late on average, though not at this moment
     skew          clocks, and what the builds of the members speak
@@ -44,6 +45,8 @@ LAG_S = 0.5
 DESCRIPTORS = 0.8
 """The part of the limit that is in use."""
 SAVES_WAIT_S = 1.0
+REMINDERS_LATE_S = 30.0
+"""For which the first reminder has been due."""
 MAILBOX = 1000
 """Messages that wait for one entity; half of its limit, if that is lower."""
 MAILBOXES = 10_000
@@ -95,6 +98,10 @@ def _members(picture: Picture) -> Iterator[Finding]:
         if seconds > SAVES_WAIT_S:
             what = f"has {waiting} saves waiting, the oldest for {seconds:.1f} s"
             yield Finding("saves-waiting", STORE, node, what)
+        for kind, (count, late) in (row.get("reminders") or {}).items():
+            if late > REMINDERS_LATE_S:
+                what = f"has {count} entities whose reminders are due, the first for {late:.0f} s"
+                yield Finding("reminders-late", str(kind), node, what)
         off = row.get("store_clock")
         if off is not None and abs(off) > CLOCK_S:
             what = f"has a clock that is {abs(off):.0f} s {'behind' if off > 0 else 'ahead of'} it"

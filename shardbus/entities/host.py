@@ -143,9 +143,8 @@ class Host:
             )
             forget, again = remembered.forget, self._revive
             self._relocation = EntityRelocation(kind.name, loop, start_elsewhere, forget, again)
-        keeps = reminder_store(store) if kind.reminds else None
-        if keeps is not None:
-            self.runner.remind(Reminding(self, store, keeps, keeper, settings))
+        if kind.reminds and (reminders := reminder_store(store)) is not None:
+            self.runner.remind(Reminding(self, store, reminders, keeper, settings))
 
     # ---- shards
 

@@ -24,7 +24,7 @@ Source: docs/how-to/reminders.md; B.119, B.120.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -41,7 +41,9 @@ from shardbus.entities.supervision import StateLoader
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import is_a
 from shardbus.errors import (
+    AskTimeout,
     ConfigError,
+    Refused,
     Rejection,
     StaleFence,
     StateUnreadable,
@@ -66,8 +68,8 @@ from shardbus.reminders.schedule import (
     Effect,
     Ended,
     Event,
-    Load,
-    Loaded,
+    ReadIndex,
+    IndexRead,
     ReminderSchedule,
     Saved,
     Wake,
@@ -82,6 +84,9 @@ log = GuardedLog("shardbus.reminders")
 
 DUE = "$reminders"
 """The name of the invoker of the message that wakes an entity. No handler has this name."""
+CANCEL = "$cancel"
+"""That of the message by which an operator cancels reminders."""
+CANCEL_S = 4.0
 ATTEMPTS = 10
 PAUSE_MIN_S = 0.1
 CLAIM_S = 5.0
@@ -214,13 +219,13 @@ class Reminding:
             entry.claimed.set_result(None)
             self._carry_out(entry, entry.schedule.begin())
 
-    async def _load(self, entry: ShardReminders, load: Load) -> None:
+    async def _load(self, entry: ShardReminders, load: ReadIndex) -> None:
         name, shard = self._host.name, entry.hosted.shard
 
         async def read() -> None:
             page = await self._reminders.page_due(name, shard, load.after, load.limit)
             if entry.is_open:
-                self._handle(entry, Loaded(tuple((due, one) for due, one in page)))
+                self._handle(entry, IndexRead(tuple((due, one) for due, one in page)))
 
         await self._insist(entry, read)
 
@@ -267,7 +272,7 @@ class Reminding:
 
     def _carry_out(self, entry: ShardReminders, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Load):
+            if isinstance(effect, ReadIndex):
                 self._tasks.spawn(self._load(entry, effect), self._host.loop)
             else:
                 self._wake(entry, effect)
@@ -562,10 +567,40 @@ class Reminding:
 
     # ---- for operators
 
-    async def records(self, shard: str, entity_ids: list[str]) -> Mapping[str, Record]:
-        """Return the stored reminders of entities."""
-        found = await self._reminders.load_reminders(self._host.name, shard, entity_ids)
-        return {key: decoded(data) for key, data in zip(entity_ids, found, strict=True)}
+    async def cancel(self, shard: str, entity_id: str, name: str) -> list[str]:
+        """Cancel a reminder of an entity, all of them without a name; the entity starts if it is
+        not in memory. Returns the names of those that were cancelled, once that is stored.
+
+        Raises:
+            Refused: the shard is not here, or moves. Nothing was changed.
+            AskTimeout: the entity has not come to it; they may be cancelled later.
+        """
+        host = self._host
+        hosted = host.shards.get(shard)
+        if hosted is None or hosted.stopping is not None or host.gate.close_if_due():
+            text = f"shard {shard!r:.100} of {host.name} moves or waits now"
+            raise Refused(text, hint="try again")
+        cancelled: asyncio.Future[list[str]] = host.loop.create_future()
+
+        async def forget(entity: Any, message: None) -> None:
+            reminders = await self._known(activation)
+            names = [name] if name else list(reminders.record.entries)
+            names = [one for one in names if one in reminders.record.entries]
+            reminders.record = reminders.record.without(names)
+            if names:
+                await host.save(entity.context, None, alone=True)
+            if not cancelled.done():
+                cancelled.set_result(names)
+
+        activation = host.find(entity_id, shard) or host.activate(hosted, entity_id, "operator")
+        invoker = Invoker(CANCEL, forget, True, {}, lambda payload: None)
+        host.stopper.receive_own(activation, Message(invoker, b"", None, Origin.OWN, 0))
+        try:
+            async with asyncio.timeout(CANCEL_S):
+                return await cancelled
+        except TimeoutError:
+            text = f"{host.name} {entity_id!r:.100} has not come to it within {CANCEL_S:g} s"
+            raise AskTimeout(text) from None
 
 
 def entry_of(

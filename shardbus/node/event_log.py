@@ -42,6 +42,7 @@ ALARMING = frozenset(
     {
         "lease_lost",
         "state_set",
+        "reminder_cancelled",
         "state_removed",
         "letters_replayed",
         "message_sent",

@@ -351,9 +351,9 @@ class Node:
             )
 
         def reminded() -> list[str]:
-            kinds = [one.entity_type for one in self.regions.values() if one.entity_type.reminds]
-            outermost = ((kind, *ancestors(kind.interface)) for kind in kinds)
-            return [kind.name for kind, *within in outermost if [kind, *within][-1].name == name]
+            kinds = (one.entity_type for one in self.regions.values() if one.entity_type.reminds)
+            lines = [(kind.name, [kind.interface, *ancestors(kind.interface)]) for kind in kinds]
+            return [kind for kind, line in lines if line[-1].name == name]
 
         return SingletonShell(region, make, self, margin, own.singleton, reminded)
 

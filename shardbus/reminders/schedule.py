@@ -50,8 +50,8 @@ END: Due = (2**63, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Answer to Load."""
+class IndexRead:
+    """Answer to ReadIndex."""
 
     entries: tuple[Due, ...]
 
@@ -82,15 +82,15 @@ class Ended:
     raised: bool = False
 
 
-Event: TypeAlias = Loaded | Saved | Doubtful | Ended
+Event: TypeAlias = IndexRead | Saved | Doubtful | Ended
 
 
 # Out of it.
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Read the index after this entry, `limit` entries at most. Answer: Loaded, at some time."""
+class ReadIndex:
+    """Read the index after this entry, `limit` entries at most. Answer: IndexRead, at some time."""
 
     after: Due | None
     limit: int = WINDOW
@@ -105,7 +105,7 @@ class Wake:
     attempt: int
 
 
-Effect: TypeAlias = Load | Wake
+Effect: TypeAlias = ReadIndex | Wake
 
 
 class ReminderSchedule:
@@ -158,12 +158,12 @@ class ReminderSchedule:
     def begin(self) -> list[Effect]:
         """Read the first window: the shard's fence is raised."""
         self._touched = {}
-        return [Load(None)]
+        return [ReadIndex(None)]
 
     def handle(self, event: Event, now: int) -> list[Effect]:
         """Return what follows an event."""
         match event:
-            case Loaded(entries):
+            case IndexRead(entries):
                 self._on_loaded(entries)
             case Saved(entity_id, due):
                 if self._touched is not None:
@@ -179,7 +179,7 @@ class ReminderSchedule:
         return self.tick(now)
 
     def tick(self, now: int) -> list[Effect]:
-        """Return whom to wake by now, and what to read."""
+        """Return which entities to wake by now, and what to read."""
         if now < self._now:
             self._clock_set_back(now)
         self._now = now
@@ -196,7 +196,7 @@ class ReminderSchedule:
                 effects.append(Wake(entity_id, self._raised.get(entity_id, 0) + 1))
         if self._touched is None and self._horizon not in (None, END) and len(self._due) < LOW:
             self._touched = {}
-            effects.append(Load(self._horizon))
+            effects.append(ReadIndex(self._horizon))
         return effects
 
     def deadline(self) -> int | None:

@@ -143,6 +143,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "store_problems": list(problems_of(node.store)),
         "store_clock": clock_offset_of(node.store),
         "saves": list(node.states.backlog),
+        "reminders": _overdue_reminders(node),
         "dropped": list(node.recent_drops.lately()),
         "settings": dict(_changed_settings(node)),
         "types": types,
@@ -196,6 +197,13 @@ def _failed_starts(shell: RegionShell, now: float) -> dict[str, Any]:
         elif now - start.at <= FAILED_S:
             failed[entity_id] = [now - start.at, start.times, start.error]
     return {"unreadable": unreadable, "failed_starts": failed}
+
+
+def _overdue_reminders(node: Node) -> dict[str, list[float]]:
+    """Return, of each type that sets reminders, how many entities here have one that is due, and
+    for how many seconds the first has been."""
+    hosts = {name: region.host.runner.reminding for name, region in node.regions.items()}
+    return {name: list(one.overdue()) for name, one in hosts.items() if one is not None}
 
 
 def _changed_settings(node: Node) -> Iterator[tuple[str, str]]:

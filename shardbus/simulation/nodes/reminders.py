@@ -51,7 +51,7 @@ class CallFailed(Exception):
     """A planned failure of a reminder's handler."""
 
 
-class Application(Protocol):
+class RemindingApplication(Protocol):
     """What the entities call."""
 
     checker: DeliveryChecker
@@ -117,7 +117,7 @@ class ReminderChecker:
         saves = getattr(entity, "save", None) if isinstance(entity, KeptState) else None
         if saves is not None:
             if dice.random() < 0.2:
-                return  # stored before the answer, where nobody sees it
+                return  # stored before the answer, which no code here sees
             await saves()
         self.set += 1
         self._pending.setdefault(mark, due)
@@ -172,7 +172,9 @@ class KeptState:
     """Marks the entities that save."""
 
 
-def reminding_classes(application: Application, reminders: ReminderChecker) -> dict[str, type]:
+def reminding_classes(
+    application: RemindingApplication, reminders: ReminderChecker
+) -> dict[str, type]:
     """Return the two classes, by the names of their types."""
 
     class Reminded(Entity):

@@ -133,6 +133,10 @@ SIGNS: list[tuple[Sign, list[tuple[str, str, str]]]] = [
     (lambda p: vitals(p, 1, lag=0.6), [("lagging", "members", B)]),
     (lambda p: update(member(p, 1), descriptors=[820, 1024]), [("descriptors", "members", B)]),
     (lambda p: update(member(p, 2), saves=[5, 1.5]), [("saves-waiting", "store", C)]),
+    (
+        lambda p: update(member(p, 2), reminders={KIND: [3, 31.0], "punctual": [3, 29.0]}),
+        [("reminders-late", KIND, C)],
+    ),
     (lambda p: update(member(p, 0), store_clock=3600.0), [("store-clock", "store", A)]),
     (lambda p: update(member(p, 0), store_clock=-3.0), [("store-clock", "store", A)]),
     (lambda p: update(member(p, 1), protocol=[9, 10]), [("protocol", "members", B)]),

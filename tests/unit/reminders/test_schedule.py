@@ -16,8 +16,8 @@ from shardbus.reminders.schedule import (
     Effect,
     Ended,
     Event,
-    Load,
-    Loaded,
+    ReadIndex,
+    IndexRead,
     ReminderSchedule,
     Saved,
 )
@@ -34,7 +34,7 @@ class Shard:
         self.index = sorted((at, one) for one, at in self.due.items())
         self.schedule = ReminderSchedule()
         self.now = 0
-        self.loads: list[Load] = []
+        self.loads: list[ReadIndex] = []
         self.woken: list[tuple[int, str, int]] = []
         self.reads = 0
         self.most_held = 0
@@ -49,7 +49,7 @@ class Shard:
 
     def take(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Load):
+            if isinstance(effect, ReadIndex):
                 self.loads.append(effect)
             else:
                 self.woken.append((self.now, effect.entity_id, effect.attempt))
@@ -59,14 +59,14 @@ class Shard:
     def begin(self) -> None:
         self.take(self.schedule.begin())
 
-    def page(self, load: Load) -> tuple[Due, ...]:
+    def page(self, load: ReadIndex) -> tuple[Due, ...]:
         self.reads += 1
         first = 0 if load.after is None else bisect_right(self.index, load.after)
         return tuple(self.index[first : first + load.limit])
 
     def answer(self) -> None:
         """Answer the read under way."""
-        self.handle(Loaded(self.page(self.loads.pop())))
+        self.handle(IndexRead(self.page(self.loads.pop())))
 
     def handle(self, event: Event) -> None:
         self.take(self.schedule.handle(event, self.now))
@@ -163,7 +163,7 @@ def test_a_save_during_a_read_is_newer_than_the_read() -> None:
     shard.save("a", 900)
     shard.save("b", 0)
     shard.save("d", 50)
-    shard.handle(Loaded(page))
+    shard.handle(IndexRead(page))
     shard.tick(899)
     assert [one for _, one, _ in shard.woken] == ["d", "c"]
     shard.tick(900)

@@ -1,0 +1,73 @@
+"""`reminders list`, `reminders show` and `reminders cancel`: what entities are called for later.
+
+A cancellation needs the operator's token.
+
+Source: docs/how-to/reminders.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl
+
+app = typer.Typer(help="The reminders of entities, and their end.", no_args_is_help=True)
+
+LISTED = 100
+Kind = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
+
+
+@app.command("list")
+def list_(
+    kind: Kind,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many.")] = LISTED,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List the entities that have reminders, those first that are due first."""
+    asked = NodeHttp(node)
+    text = asked.get("v1", "reminders", kind, limit=limit)
+    if as_json:
+        output.data(text)
+        return
+    answer = asked.parse(text)
+    output.table(("id", "shard", "due", "late"), answer["reminders"])
+    if answer["more"]:
+        output.note(f"there are more: --limit {10 * limit}")
+
+
+@app.command()
+def show(kind: Kind, entity_id: Id, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Show the reminders of one entity."""
+    asked = NodeHttp(node)
+    text = asked.get("v1", "reminders", kind, entity_id)
+    if as_json:
+        output.data(text)
+        return
+    columns = ("name", "handler", "due", "number", "every", "cron", "tz", "late")
+    output.table(columns, asked.parse(text)["reminders"])
+
+
+@app.command()
+def cancel(
+    kind: Kind,
+    entity_id: Id,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Of the reminder; default: all.")
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Cancel the reminders of one entity, or one of them."""
+    asked = NodeHttp(node)
+    text = asked.delete("v1", "reminders", kind, entity_id, name=name)
+    if as_json:
+        output.data(text)
+        return
+    names = asked.parse(text)["cancelled"]
+    output.note(f"{len(names)} cancelled" + (f": {', '.join(names)}" if names else ""))
