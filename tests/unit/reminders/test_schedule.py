@@ -16,8 +16,8 @@ from shardbus.reminders.schedule import (
     Effect,
     Ended,
     Event,
-    ReadIndex,
     IndexRead,
+    ReadIndex,
     ReminderSchedule,
     Saved,
 )
