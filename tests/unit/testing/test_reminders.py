@@ -181,3 +181,36 @@ async def test_a_cleared_entity_has_no_reminders() -> None:
         assert await client.call("stored", "a", "seen") == [0, 0]
         await cluster.advance(120)
         assert CALLS == []
+
+
+async def test_a_shard_whose_node_has_left_gets_a_home_without_a_message() -> None:
+    async with TestCluster(application(), nodes=2, seed=8) as cluster:
+        client = cluster.client()
+        for n in range(20):
+            await client.call("timer", f"e-{n}", "set", "due", 60)
+        await cluster.leave(cluster.nodes[1])
+        await cluster.advance(90)
+        assert [calls(f"e-{n}") for n in range(20)] == [["due"]] * 20
+
+
+async def test_only_the_write_is_repeated_when_the_store_is_away() -> None:
+    async with TestCluster(application(), nodes=1, seed=9) as cluster:
+        client = cluster.client()
+        await client.call("timer", "a", "set", "due", 30)
+        await cluster.advance(29.5)
+        cluster.store.stop()
+        await cluster.advance(60)
+        assert calls("a") == ["due"]
+        cluster.store.start()
+        await cluster.advance(60)
+        assert calls("a") == ["due"]
+        assert await client.call("timer", "a", "names") == []
+
+
+async def test_many_at_one_entity_fire_one_after_the_other() -> None:
+    async with TestCluster(application(), nodes=1, seed=10) as cluster:
+        client = cluster.client()
+        for n in range(20):
+            await client.call("timer", "a", "set", f"r{n:02}", 30)
+        await cluster.advance(40)
+        assert sorted(calls("a")) == [f"r{n:02}" for n in range(20)]
