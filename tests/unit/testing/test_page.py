@@ -16,7 +16,12 @@ from shardbus.testing import TestCluster
 from tests.doc_blocks import ROOT, blocks
 
 PAGE = "docs/how-to/test-entities.md"
-TESTS_OF = {PAGE: 9, "docs/how-to/timers.md": 2, "docs/cookbook.md": 10}
+TESTS_OF = {
+    PAGE: 9,
+    "docs/how-to/timers.md": 2,
+    "docs/how-to/reminders.md": 2,
+    "docs/cookbook.md": 10,
+}
 """Pages with tests, and how many each has."""
 
 
