@@ -121,9 +121,6 @@ class Host:
             watch_states(kind.states, loop)
             self.state_sizes = self.runner.measure(StateSizes())
         self.carrying: CarriedStates | None = None
-        if kind.carries:
-            self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
-            self.runner.carry(self.carrying)
         self.passes_on = False
         """Messages that a moving shard has not handled go to its next home; else they are
         refused."""
@@ -143,8 +140,17 @@ class Host:
             )
             forget, again = remembered.forget, self._revive
             self._relocation = EntityRelocation(kind.name, loop, start_elsewhere, forget, again)
+        self._attach(store)
+
+    def _attach(self, store: StateStore) -> None:
+        """Make what only some types have: what entities carry, and their reminders."""
+        kind = self.kind
+        if kind.carries:
+            self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
+            self.runner.carry(self.carrying)
         if kind.reminds and (reminders := reminder_store(store)) is not None:
-            self.runner.remind(Reminding(self, store, reminders, keeper, settings))
+            reminding = Reminding(self, store, reminders, self._keeper, self.settings)
+            self.runner.remind(reminding)
 
     # ---- shards
 
