@@ -91,6 +91,7 @@ ATTEMPTS = 10
 PAUSE_MIN_S = 0.1
 CLAIM_S = 5.0
 """Seconds for which the start of an entity waits for the shard's fence."""
+SPAN_MAX_S = 3e8
 NEAR_S = 1.5
 """A due moment that is nearer has a timer of its own; a sweep of each second looks for others."""
 NO_DATA: Any = type("NoData", (), {"__repr__": lambda self: "no data"})()
@@ -628,7 +629,7 @@ def entry_of(
         raise ConfigError(f"the name of a reminder is a text of 1 to {NAME_MAX} characters")
     wait = None if after is None else _milliseconds("after", after)
     interval = 0 if every is None else _milliseconds("every", every)
-    spread = _milliseconds("jitter", jitter_by)
+    spread = _milliseconds("jitter", jitter_by) if jitter_by else 0
     if every is not None and not interval:
         raise ConfigError("every is 0")
     rule = checked(Rule(interval, cron or "", tz, late, spread))
@@ -653,7 +654,10 @@ def entry_of(
 
 
 def _milliseconds(name: str, span: Every) -> int:
-    seconds = span.total_seconds() if isinstance(span, timedelta) else duration(name, span)
+    if type(span) is float or type(span) is int:
+        seconds: float = span if 0 <= span < SPAN_MAX_S else duration(name, span)
+    else:
+        seconds = span.total_seconds() if isinstance(span, timedelta) else duration(name, span)
     if seconds < 0:
         raise ConfigError(f"{name} is below 0")
     return round(seconds * 1000)

@@ -96,6 +96,8 @@ def shown(entry: Entry) -> Reminder:
 
 def jitter(rule: Rule, token: int, number: int) -> int:
     """Return by how many milliseconds a firing is put off: the same for each delivery of it."""
+    if not rule.jitter_ms:
+        return 0
     return crc32(b"%d/%d" % (token, number)) % (rule.jitter_ms + 1)
 
 

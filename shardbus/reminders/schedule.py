@@ -212,7 +212,7 @@ class ReminderSchedule:
         touched, self._touched = self._touched or {}, None
         self._horizon = entries[-1] if len(entries) >= WINDOW else END
         for due, entity_id in entries:
-            if entity_id not in touched and entity_id not in self._due:
+            if entity_id not in self._due:
                 self._put(entity_id, due)
         for entity_id, due in touched.items():
             self._put(entity_id, due)

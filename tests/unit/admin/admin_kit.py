@@ -87,7 +87,7 @@ class Host:
         self.takes_limits = True
         self.state_sizes = SimpleNamespace(total=250)
         self.deaf = SimpleNamespace(count=0, named=list)
-        self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes())
+        self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes(), reminding=None)
         self.counts = SimpleNamespace(failed=HandlerFailures())
         for entity_id, why in {"7": "no migration", "8": "of another node"}.items():
             self.counts.failed.starts[entity_id] = FailedStart(0.0, 1, why, unreadable=True)

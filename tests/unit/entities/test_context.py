@@ -190,7 +190,8 @@ async def test_a_context_lists_its_public_api(end: Any) -> None:
     assert names == sorted(name for name in vars(Context) if not name.startswith("_"))
     acts = {name.strip() for name in ACTS} - {"_save"}
     tells = {"entity_id", "entity_type", "fence", "instance", "node", "now", "sender", "shard_id"}
-    assert set(names) == acts | tells
+    reminders = {"remind", "forget", "reminders", "reminder"}
+    assert set(names) == acts | tells | reminders
     for name in names:
         assert getattr(Context, name).__doc__, name
 
