@@ -13,7 +13,7 @@ from time import perf_counter
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
 from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import HasLanes, StateStore
 from shardbus.tasks.batch_answer import BatchAnswer
 
 LOAD, SAVE = "load", "save"
@@ -38,7 +38,7 @@ class EntityStates:
         self._store, self.backed_up = store, backed_up
         ids = op_ids(uid)
         self._group = SaveGroup(store, ids, self, within=within)
-        self._lane: Callable[[str, str], int] | None = getattr(store, "lane", None)
+        self._lane = store.lane if isinstance(store, HasLanes) else None
         self._groups: dict[int, SaveGroup] = defaultdict(
             lambda: SaveGroup(store, ids, self, within=within)
         )

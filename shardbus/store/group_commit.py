@@ -42,7 +42,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from shardbus.errors import StaleActivation, StoreUnavailable
 from shardbus.store.clock import machine_clock
@@ -82,6 +82,14 @@ as `save_states` does."""
 BeginSaves = Callable[[Sequence[Save], SavesEnded], bool]
 """Sends a batch at once, and calls `ended` later in a callback of the loop. Returns False, and does
 nothing, if the batch must wait for something."""
+
+
+@runtime_checkable
+class BeginsSaves(Protocol):
+    """A store that may send a batch without a task for it."""
+
+    begin_saves: BeginSaves | None
+    """None if it cannot, which a store may only see at its start."""
 
 
 class SaveObserver(Protocol):
@@ -180,8 +188,8 @@ class SaveGroup:
     def _first(self) -> asyncio.AbstractEventLoop:
         """Note what the first save knows: the loop of the callers, and what a started store can."""
         self._loop = asyncio.get_running_loop()
-        self._begin_saves = getattr(self._store, "begin_saves", None)
-        if self._begin_saves is not None:
+        if isinstance(self._store, BeginsSaves) and self._store.begin_saves is not None:
+            self._begin_saves = self._store.begin_saves
             self._writers = self._idle_writers = QUICK_WRITERS
         return self._loop
 

@@ -36,7 +36,18 @@ from shardbus.error_text import described, is_a, shown, text_of, type_name, writ
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.outage import Outage
-from shardbus.store.protocol import Lease, Save, StateStore, StoredTable
+from shardbus.store.placement import PlacingStore
+from shardbus.store.protocol import (
+    HasLanes,
+    Lease,
+    MeetsServers,
+    Save,
+    StateStore,
+    StoredTable,
+    clock_offset_of,
+    on_new_server,
+    problems_of,
+)
 
 PATIENCE_S = 1.0
 """Seconds beyond the store's own timeout after which a call has failed."""
@@ -92,9 +103,9 @@ class GuardedStore:
         self._awaited: dict[_Key, list[asyncio.Future[None]]] = {}
         """Loads that wait for them."""
         self._outage = Outage(url)
-        if hasattr(store, "lane"):
+        if isinstance(store, HasLanes):
             self.lane = self._lane_of
-        if hasattr(store, "placed"):
+        if isinstance(store, PlacingStore):
             self.placed, self.placement = self._placed, self._placement
 
     # ---- the guard
@@ -332,27 +343,24 @@ class GuardedStore:
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the settings of the store's server."""
         try:
-            return tuple(written(problem) for problem in getattr(self._store, "problems", ()))
+            return tuple(written(problem) for problem in problems_of(self._store))
         except Exception as error:
             return (f"{self._name}.problems raised {described(error, 500)}",)
 
     @property
     def clock_offset(self) -> float | None:
         """How far the clock of the store's server is ahead."""
-        offset: float | None = getattr(self._store, "clock_offset", None)
-        return offset
+        return clock_offset_of(self._store)
 
     @property
     def on_new_server(self) -> Callable[[], None]:
-        """Called in the node's loop when the store meets another server; absent if the store does
-        not report that."""
-        found: Callable[[], None] = cast("Any", self._store).on_new_server
-        return found
+        """Called in the node's loop when the store meets another server."""
+        return self._store.on_new_server if isinstance(self._store, MeetsServers) else lambda: None
 
     @on_new_server.setter
     def on_new_server(self, call: Callable[[], None]) -> None:
         here = asyncio.get_running_loop()
-        cast("Any", self._store).on_new_server = lambda: _post(here, call)
+        on_new_server(self._store, lambda: _post(here, call))
 
     def _lane_of(self, entity_type: str, shard: str) -> int:
         """Return the server of a shard; all shards are in one lane if the store does not say it."""
