@@ -11,6 +11,7 @@ ShardBusError
 │   ├── StaleEpoch           a newer coordinator wrote
 │   ├── StaleFence           a newer activation loaded or wrote
 │   │   └── StaleActivation    the activation is over on its own node; `.what` it tried
+│   ├── JournalConflict      an append comes after another entry than the journal's last
 │   └── StateTooLarge        a state above the limit, not sent to the store
 ├── Refused                the cluster refuses this node or client
 │   └── StateChanged         the stored state is not the one that the operator has read
@@ -154,6 +155,20 @@ class StaleActivation(StaleFence):
         self.message = f"{what}: this activation of {entity_type!r} {entity_id!r:.100} has ended"
         self.hint = "await what a handler begins before it ends, or cancel it in on_stop"
         self.args = (self.message,)
+
+
+class JournalConflict(StoreError):
+    """The last entry of a journal is not the one that an append comes after. Nothing was written.
+
+    `after` is the number that the append names, `last` the journal's last one.
+    """
+
+    def __init__(self, kind: str, name: str, after: int, last: int) -> None:
+        super().__init__(
+            f"the journal {kind!r} {name!r:.100} ends with entry {last}, not {after}",
+            hint="read it again before the next append",
+        )
+        self.kind, self.name, self.after, self.last = kind, name, after, last
 
 
 class StateTooLarge(StoreError):

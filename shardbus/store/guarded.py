@@ -29,12 +29,15 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
+from operator import attrgetter
 from threading import Thread
 from typing import Any, cast
 
 from shardbus.error_text import described, is_a, shown, text_of, type_name, written
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
+from shardbus.store.guarded_journals import GuardedJournals
+from shardbus.store.journal_protocol import HasJournals
 from shardbus.store.outage import Outage
 from shardbus.store.placement import PlacingStore
 from shardbus.store.protocol import (
@@ -48,6 +51,7 @@ from shardbus.store.protocol import (
     on_new_server,
     problems_of,
 )
+from shardbus.store.unended_writes import UnendedWrites
 
 PATIENCE_S = 1.0
 """Seconds beyond the store's own timeout after which a call has failed."""
@@ -60,8 +64,6 @@ CALLS_MAX = 10_000
 LATE = "has not returned"
 HINT = "the store is a plug-in: docs/how-to/own-store.md says what it must do"
 
-_Key = tuple[str, str]
-"""An entity: its type and id."""
 _Fits = Callable[[Any], bool]
 """Checks an answer."""
 
@@ -98,11 +100,12 @@ class GuardedStore:
         self._store, self._url, self._seconds = store, url, timeout + PATIENCE_S
         self._name = type_name(store)
         self._thread: StoreThread | None = None
-        self._saving: dict[_Key, int] = {}
-        """Saves that have not ended in the store."""
-        self._awaited: dict[_Key, list[asyncio.Future[None]]] = {}
-        """Loads that wait for them."""
+        self._writes = UnendedWrites(url, lambda: self._seconds, HINT)
+        """Saves that have not ended in the store. Loads wait for them."""
         self._outage = Outage(url)
+        if isinstance(store, HasJournals):
+            appends = UnendedWrites(url, lambda: self._seconds, HINT)
+            self.journals = GuardedJournals(self._call, self._outcome, appends)
         if isinstance(store, HasLanes):
             self.lane = self._lane_of
         if isinstance(store, PlacingStore):
@@ -168,7 +171,7 @@ class GuardedStore:
     async def _run(self, method: str, args: tuple[object, ...]) -> object:
         """Call a method, in the thread of the store."""
         try:
-            answer = getattr(self._store, method)(*args)
+            answer = attrgetter(method)(self._store)(*args)
             if not isawaitable(answer):
                 raise TypeError("it is no coroutine function")
             return await answer
@@ -202,7 +205,7 @@ class GuardedStore:
             await self._call("close", _anything)
         thread, self._thread = self._thread, None
         thread.end()
-        self._saving.clear()
+        self._writes.clear()
 
     async def identity(self, known: str = "") -> str:
         """Return the text that names the store."""
@@ -237,50 +240,27 @@ class GuardedStore:
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None:
         """Return the state of an entity, once its saves have ended."""
-        if (entity_type, entity_id) in self._saving:
-            await self._until_saved((entity_type, entity_id))
+        if (entity_type, entity_id) in self._writes:
+            await self._writes.wait((entity_type, entity_id))
         args = (entity_type, shard, entity_id, fence)
         return cast("bytes | None", await self._call("load_state", _or_none(_is_bytes), *args))
-
-    async def _until_saved(self, key: _Key) -> None:
-        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited.setdefault(key, []).append(saved)
-        try:
-            async with asyncio.timeout(self._seconds):
-                await saved
-        except TimeoutError:
-            text = f"{self._url}: an earlier save of {key[0]} {key[1]!r:.100} has not ended"
-            raise StoreUnavailable(text, hint=HINT, definite=True) from None
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         """Write states. What the store answers of a save besides None or a StoreError is a fault
         of that save."""
         keys = [(save.entity_type, save.entity_id) for save in saves]
-        for key in keys:
-            self._saving[key] = self._saving.get(key, 0) + 1
+        self._writes.begin(keys)
         fits = _list_of(lambda one: True, len(saves))
-        answers = await self._call("save_states", fits, saves, then=lambda: self._saved(keys))
-        outcomes = [self._outcome(answer) for answer in answers]
-        if None in outcomes:
+        answers = await self._call("save_states", fits, saves, then=lambda: self._writes.end(keys))
+        return [self._outcome("save_states", answer) for answer in answers]
+
+    def _outcome(self, method: str, answer: object) -> StoreError | None:
+        """Return what a store answers to one write of several."""
+        if answer is None:
             self._outage.answered()
-        return outcomes
-
-    def _saved(self, keys: Sequence[_Key]) -> None:
-        """Record that these saves have ended."""
-        for key in keys:
-            left = self._saving.get(key, 1) - 1
-            if left:
-                self._saving[key] = left
-                continue
-            self._saving.pop(key, None)
-            for saved in self._awaited.pop(key, ()):
-                if not saved.done():
-                    saved.set_result(None)
-
-    def _outcome(self, answer: object) -> StoreError | None:
         if answer is None or isinstance(answer, StoreError):
             return answer
-        return self._fault("save_states", f"answered a save with a {type_name(answer)}")
+        return self._fault(method, f"answered a save with a {type_name(answer)}")
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int

@@ -24,6 +24,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.ids import NodeId
+from shardbus.store.memory_journals import MemoryJournalRows, MemoryJournals
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
@@ -75,6 +76,7 @@ class MemoryData:
     states: dict[tuple[str, str], _State] = field(default_factory=dict)
     remembered: dict[tuple[str, str], _Remembered] = field(default_factory=dict)
     leases: dict[str, _Lease] = field(default_factory=dict)
+    journals: MemoryJournalRows = field(default_factory=dict)
     identity: str = field(default_factory=new_identity)
 
 
@@ -87,6 +89,7 @@ class MemoryStore:
         self._held = MemoryData() if data is None else data
         self._clock = clock
         self._open = False
+        self.journals = MemoryJournals(lambda: self._data().journals)
 
     async def start(self) -> None:
         self._open = True
