@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import DeliverySettings, ShardingSettings
 from shardbus.entities.activation import (
     AFTER_CURRENT,
     MOVES,
@@ -36,6 +36,7 @@ from shardbus.entities.activation import (
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
+from shardbus.entities.deliveries import RECORD, EntityDeliveries, load_record
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.lost_attributes import watch_states
@@ -91,9 +92,13 @@ class Host:
         shard_of: Callable[[str], str],
         start_elsewhere: Callable[[str], Awaitable[None]],
         gate: SuspensionGate | None = None,
+        delivery: DeliverySettings | None = None,
     ) -> None:
         self.gate = gate or SuspensionGate()
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
+        self.deliveries = EntityDeliveries(
+            kind, delivery or DeliverySettings(), lambda: self.wall_clock()
+        )
         self._compresses = settings.state_compression != "none"
         self.name, self.ref = kind.name, ref
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
@@ -253,7 +258,20 @@ class Host:
                     return
                 self.remembered.close(hosted)
             del self.shards[hosted.shard]
+            if hosted.records and self.passes_on and hosted.stopping in MOVES:
+                self._leave_records(hosted)
             self._on_down(hosted.shard)
+
+    def _leave_records(self, hosted: Shard) -> None:
+        """Leave records of deliveries to the shard's next home, ahead of its messages."""
+        invoker = self.deliveries.invokers[RECORD]
+        records = [
+            (entity_id, Message(invoker, record, None, Origin.UNREPORTED, 0))
+            for entity_id, record in self.deliveries.leave(hosted)
+        ]
+        self.counts.accepted += len(records)
+        if records:
+            self._left[hosted.shard] = records + self._left.get(hosted.shard, [])
 
     # ---- entities
 
@@ -360,6 +378,8 @@ class Host:
             self.state_sizes.forget(activation)
         if self.carrying is not None:
             self.carrying.ended(activation)
+        if hosted.records and self.kind.states is not None:
+            hosted.records.pop(entity_id, None)
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
         refuses = refuses or not self._may_return(activation)
         activation.step(LifeStep.ENDS)
@@ -485,6 +505,9 @@ class Host:
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)
+        saving = None
+        if key in activation.shard.records:
+            data, saving = self.deliveries.begin_save(activation, data)
         try:
             if self.carrying is None:
                 await self._keeper.save(self.name, shard, key, fence, data)
@@ -496,6 +519,8 @@ class Host:
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
+        if saving is not None:
+            self.deliveries.end_save(activation, saving)
         if self.state_sizes is not None and activation.state is not LifeState.GONE:
             self.state_sizes.note(activation, data)
         if self.gate.close_if_due():
@@ -536,6 +561,7 @@ class Host:
         """Save the state of an entity that does not run. Messages wait for it meanwhile."""
         activation = self.activate(hosted, entity_id, "operator", begins=False)
         try:
+            load_record(activation, await self._load_stored(activation))
             await change.save(activation)
         except StaleActivation:
             text = f"shard {hosted.shard!r:.100} of {self.name} has moved meanwhile"

@@ -163,7 +163,7 @@ class StateCodec:
                 return self.decode(data)
             return self.decode(encode_value(self._migrated(version, decode_value(data))))
         except BaseException as error:
-            raise self._unreadable(entity_id, version, error) from error
+            raise self.unreadable(entity_id, version, error) from error
 
     def _migrated(self, version: int, value: Any) -> Any:
         if version > self.version:
@@ -174,7 +174,8 @@ class StateCodec:
             value = self.migrations[older](value)
         return value
 
-    def _unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
+    def unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
+        """Return the error for a stored state that this error keeps from being read."""
         found = _FIELD.search(text_of(error))
         named = type(error) is LookupError
         why = text_of(error) if named else f"{type_name(error)}: {text_of(error)}"
