@@ -24,7 +24,8 @@ from typing import (
 
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import BEHAVIOUR, StopReason, layers, may_wait
-from shardbus.errors import Unhandled
+from shardbus.errors import ConfigError, Unhandled
+from shardbus.routing.refs import Call
 from shardbus.wire.stored_state import StateCodec
 
 P = ParamSpec("P")
@@ -260,6 +261,24 @@ class Entity:
     def clear(self) -> Coroutine[Any, Any, None]:
         """Remove the stored state. Raises as `save` does."""
         return self.context._save(None)
+
+    def deliver(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Deliver a message to another entity, as in `self.deliver(ref.add, 2)`. Once a save of
+        this entity has stored it with the state, it is sent until the other one has handled it, and
+        takes effect once. Neither the end of a process nor a move loses it. A handler that fails
+        before it saves delivers nothing.
+
+        Raises:
+            ConfigError: the class has no `state`, or the call is no handler of a reference.
+            BufferFull: too many deliveries of this entity wait. SchemaError, MessageTooLarge: the
+                arguments cannot be sent. Nothing is delivered then.
+        """
+        if not isinstance(call, Call):
+            raise ConfigError(
+                f"deliver takes a handler of a reference, not {type(call).__name__}",
+                hint="as in self.deliver(self.context.ref(Account, other).credit, 30)",
+            )
+        self.context._deliver(*call.as_delivery(args, kwargs))
 
     def unhandled(self, message: object) -> NoReturn:
         """Decline the message: it is counted, and its asker gets Unhandled, which is not definite,

@@ -35,10 +35,10 @@ PRODUCER_MAX = 400
 KEY_MAX = 200
 """Characters of the key of an ask."""
 
-Producer = Annotated[str, msgspec.Meta(max_length=PRODUCER_MAX)]
+ProducerName = Annotated[str, msgspec.Meta(max_length=PRODUCER_MAX)]
 
 
-class Kind(IntEnum):
+class NumberKind(IntEnum):
     """What a numbered message is for."""
 
     DELIVER = 0
@@ -47,11 +47,11 @@ class Kind(IntEnum):
     KEYED = 2
 
 
-class Number(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class DeliveryNumber(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A delivery: its number, and the arguments of its handler."""
 
     kind: int
-    producer: Producer
+    producer: ProducerName
     era: Uid
     seq: Uid
     before: Uid
@@ -65,7 +65,7 @@ class KeyedAsk(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field
     arguments: bytes
 
 
-class Code(IntEnum):
+class AnswerCode(IntEnum):
     """How a delivery was answered."""
 
     APPLIED = 0
@@ -81,7 +81,7 @@ class Code(IntEnum):
     """A keyed ask has been handled, and its result was not stored."""
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class DeliveryAnswer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The answer to a delivery."""
 
     code: int
@@ -90,30 +90,31 @@ class Answer(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_number = msgspec.msgpack.Decoder(Number).decode
+_decode_number = msgspec.msgpack.Decoder(DeliveryNumber).decode
 _decode_keyed = msgspec.msgpack.Decoder(KeyedAsk).decode
-_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+_decode_answer = msgspec.msgpack.Decoder(DeliveryAnswer).decode
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 encode_number = _encode
 APPLIED, REPEATED, STALE, LOST_RESULT = (
-    _encode(Answer(code)) for code in (Code.APPLIED, Code.REPEATED, Code.STALE, Code.LOST_RESULT)
+    _encode(DeliveryAnswer(code))
+    for code in (AnswerCode.APPLIED, AnswerCode.REPEATED, AnswerCode.STALE, AnswerCode.LOST_RESULT)
 )
-_KEYED_HEAD = (0x93, int(Kind.KEYED))
+_KEYED_HEAD = (0x93, int(NumberKind.KEYED))
 """The first bytes of a keyed ask."""
 
 
 def gap(done: int) -> bytes:
     """Return the answer to a delivery whose predecessor is missing."""
-    return _encode(Answer(Code.GAP, done))
+    return _encode(DeliveryAnswer(AnswerCode.GAP, done))
 
 
 def result(payload: bytes) -> bytes:
     """Return the answer to a keyed ask with this result."""
-    return _encode(Answer(Code.RESULT, 0, payload))
+    return _encode(DeliveryAnswer(AnswerCode.RESULT, 0, payload))
 
 
-def read_number(payload: bytes) -> Number | KeyedAsk:
+def read_number(payload: bytes) -> DeliveryNumber | KeyedAsk:
     """Decode a delivery.
 
     Raises:
@@ -127,10 +128,10 @@ def read_number(payload: bytes) -> Number | KeyedAsk:
         raise SchemaError(f"not a delivery: {error}") from None
 
 
-def read_answer(payload: bytes) -> Answer:
+def read_answer(payload: bytes) -> DeliveryAnswer:
     """Decode an answer. One of another form is that of a handler that has answered later, and
     counts as applied."""
     try:
         return _decode_answer(payload)
     except UNREADABLE:
-        return Answer(Code.APPLIED, 0, payload)
+        return DeliveryAnswer(AnswerCode.APPLIED, 0, payload)

@@ -67,7 +67,7 @@ class ProducerLimits:
     skips_poison: bool = True
 
 
-class Outcome(Enum):
+class SendOutcome(Enum):
     """What became of one sending of a delivery."""
 
     CONFIRMED = "confirmed"
@@ -80,7 +80,7 @@ class Outcome(Enum):
     STALE = "stale"
 
 
-class End(Enum):
+class DeliveryEnd(Enum):
     """How a delivery ended."""
 
     CONFIRMED = "confirmed"
@@ -92,7 +92,7 @@ class End(Enum):
     """The process ends."""
 
 
-class Stage(Enum):
+class DeliveryStage(Enum):
     """How far a delivery is."""
 
     WAITING = "waiting"
@@ -106,7 +106,7 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-IN_WINDOW = (Stage.READY, Stage.SENT, Stage.SKIPPING, Stage.SKIPPED)
+IN_WINDOW = (DeliveryStage.READY, DeliveryStage.SENT, DeliveryStage.SKIPPING, DeliveryStage.SKIPPED)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,10 +114,10 @@ class Delivery:
     """One delivery. `letter` is what the shell needs to send it; opaque here."""
 
     seq: int
-    line: Line
+    line: DeliveryLine
     letter: Any
     until: float
-    stage: Stage = Stage.WAITING
+    stage: DeliveryStage = DeliveryStage.WAITING
     failures: int = 0
     """Failures of its handler."""
     silences: int = 0
@@ -129,7 +129,7 @@ class Delivery:
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class DeliveryLine:
     """The deliveries to one entity, in order."""
 
     target: Target
@@ -145,9 +145,13 @@ class Line:
     gaps: int = 0
     """Gaps in a row without a confirmation."""
 
+    def numbers(self) -> set[int]:
+        """Return the numbers of its deliveries."""
+        return {*self.window, *(delivery.seq for delivery in self.waiting)}
+
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendDelivery:
     """Send a delivery, and report its outcome with `round`. `skips`: as a SKIP."""
 
     delivery: Delivery
@@ -158,23 +162,23 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class DeliveryEnded:
     """A delivery has ended. `error`: the last failure, None if it is confirmed."""
 
     delivery: Delivery
-    end: End
+    end: DeliveryEnd
     error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Resent:
+class RoundBegun:
     """A line begins a new round, in which that many deliveries are sent again."""
 
     reason: str
     count: int
 
 
-Effect = Send | Ended | Resent
+Effect = SendDelivery | DeliveryEnded | RoundBegun
 
 
 class Producer:
@@ -184,14 +188,14 @@ class Producer:
         self.limits = limits
         self.last = last
         """The number of the last delivery."""
-        self.lines: dict[Target, Line] = {}
+        self.lines: dict[Target, DeliveryLine] = {}
         self.window = 0
         """Deliveries in the windows of all lines."""
         self.waiting = 0
         """Deliveries behind the windows."""
-        self._held: dict[Line, None] = {}
+        self._held: dict[DeliveryLine, None] = {}
         """Lines with room in their own window that wait for room in that of the producer."""
-        self._resumes: list[tuple[float, int, Line]] = []
+        self._resumes: list[tuple[float, int, DeliveryLine]] = []
         """The pauses of lines, the first to end first."""
         self._pauses = 0
         self._sweeps_at: float | None = None
@@ -222,7 +226,7 @@ class Producer:
         self.last = max(self.last, seq)
         line = self.lines.get(target)
         if line is None:
-            line = self.lines[target] = Line(target)
+            line = self.lines[target] = DeliveryLine(target)
         delivery = Delivery(seq, line, letter, until)
         line.waiting.append(delivery)
         self.waiting += 1
@@ -236,7 +240,7 @@ class Producer:
         self,
         delivery: Delivery,
         round: int,
-        outcome: Outcome,
+        outcome: SendOutcome,
         now: float,
         error: BaseException | None = None,
     ) -> list[Effect]:
@@ -245,17 +249,17 @@ class Producer:
         line = delivery.line
         if delivery.stage not in IN_WINDOW:
             return effects
-        if outcome is Outcome.CONFIRMED or outcome is Outcome.REPEATED:
+        if outcome is SendOutcome.CONFIRMED or outcome is SendOutcome.REPEATED:
             line.pauses = line.gaps = 0
             skipped = delivery.skipped_from and round >= delivery.skipped_from
-            if skipped and outcome is Outcome.CONFIRMED:
-                self._end(delivery, End.POISON, delivery.error, effects)
+            if skipped and outcome is SendOutcome.CONFIRMED:
+                self._end(delivery, DeliveryEnd.POISON, delivery.error, effects)
             else:
-                self._end(delivery, End.CONFIRMED, None, effects)
-        elif outcome is Outcome.STALE:
+                self._end(delivery, DeliveryEnd.CONFIRMED, None, effects)
+        elif outcome is SendOutcome.STALE:
             self._end_all(error, effects)
-        elif outcome is Outcome.DEFINITE:
-            self._end(delivery, End.REFUSED, error, effects)
+        elif outcome is SendOutcome.DEFINITE:
+            self._end(delivery, DeliveryEnd.REFUSED, error, effects)
         elif round == line.round and line.resumes_at is None:
             self._fail(delivery, outcome, now, error, effects)
         return effects
@@ -289,10 +293,10 @@ class Producer:
             if delivery.until <= now
         ]
         for delivery in late:
-            self._end(delivery, End.EXPIRED, delivery.error, effects)
+            self._end(delivery, DeliveryEnd.EXPIRED, delivery.error, effects)
         self._sweeps_at = now + SWEEP_S if self.lines else None
 
-    def _admit(self, line: Line, effects: list[Effect]) -> None:
+    def _admit(self, line: DeliveryLine, effects: list[Effect]) -> None:
         """Let deliveries into the window while there is room, and send them if the line is open."""
         limits, waiting = self.limits, line.waiting
         while waiting and len(line.window) < limits.window:
@@ -303,32 +307,36 @@ class Producer:
             before = next(reversed(line.window)) if line.window else 0
             self.waiting -= 1
             self.window += 1
-            delivery.stage = Stage.READY
+            delivery.stage = DeliveryStage.READY
             line.window[delivery.seq] = delivery
             if line.resumes_at is None:
                 self._send(delivery, before, effects)
 
     def _send(self, delivery: Delivery, before: int, effects: list[Effect]) -> None:
         line, limits = delivery.line, self.limits
-        skips = delivery.stage is Stage.SKIPPING
-        delivery.stage = Stage.SKIPPED if skips else Stage.SENT
+        skips = delivery.stage is DeliveryStage.SKIPPING
+        delivery.stage = DeliveryStage.SKIPPED if skips else DeliveryStage.SENT
         if skips and not delivery.skipped_from:
             delivery.skipped_from = line.round
         timeout = min(limits.resend * 2**delivery.silences, limits.resend_max)
-        effects.append(Send(delivery, before, line.round, timeout, skips))
+        effects.append(SendDelivery(delivery, before, line.round, timeout, skips))
 
     def _end(
-        self, delivery: Delivery, end: End, error: BaseException | None, effects: list[Effect]
+        self,
+        delivery: Delivery,
+        end: DeliveryEnd,
+        error: BaseException | None,
+        effects: list[Effect],
     ) -> None:
         line = delivery.line
-        if delivery.stage is Stage.WAITING:
+        if delivery.stage is DeliveryStage.WAITING:
             line.waiting.remove(delivery)
             self.waiting -= 1
         else:
             del line.window[delivery.seq]
             self.window -= 1
-        delivery.stage = Stage.ENDED
-        effects.append(Ended(delivery, end, error))
+        delivery.stage = DeliveryStage.ENDED
+        effects.append(DeliveryEnded(delivery, end, error))
         if line.waiting:
             self._admit(line, effects)
         elif not line.window:
@@ -340,15 +348,15 @@ class Producer:
             self._admit(held, effects)
 
     def _end_all(self, error: BaseException | None, effects: list[Effect]) -> None:
-        """End every delivery, the last one of each line first: none enters the window."""
+        """DeliveryEnd every delivery, the last one of each line first: none enters the window."""
         for line in list(self.lines.values()):
             for delivery in (*reversed(line.waiting), *reversed(line.window.values())):
-                self._end(delivery, End.STALE, error, effects)
+                self._end(delivery, DeliveryEnd.STALE, error, effects)
 
     def _fail(
         self,
         delivery: Delivery,
-        outcome: Outcome,
+        outcome: SendOutcome,
         now: float,
         error: BaseException | None,
         effects: list[Effect],
@@ -356,18 +364,22 @@ class Producer:
         """Begin a new round of a line, at once or after a pause."""
         line, limits, pause = delivery.line, self.limits, 0.0
         delivery.error = error or delivery.error
-        delivery.silences = min(delivery.silences + 1, 30) if outcome is Outcome.NO_ANSWER else 0
-        if outcome is Outcome.GAP:
+        delivery.silences = (
+            min(delivery.silences + 1, 30) if outcome is SendOutcome.NO_ANSWER else 0
+        )
+        if outcome is SendOutcome.GAP:
             line.gaps += 1
             pause = self._pause(line.gaps - 1)
-        elif outcome is not Outcome.NO_ANSWER:
+        elif outcome is not SendOutcome.NO_ANSWER:
             line.pauses += 1
             pause = self._pause(line.pauses)
-        if outcome is Outcome.FAILED and delivery.stage is Stage.SENT:
+        if outcome is SendOutcome.FAILED and delivery.stage is DeliveryStage.SENT:
             delivery.failures += 1
             if delivery.failures >= limits.attempts:
                 pause = 0.0 if limits.skips_poison else limits.retry_max
-                delivery.stage = Stage.SKIPPING if limits.skips_poison else Stage.SENT
+                delivery.stage = (
+                    DeliveryStage.SKIPPING if limits.skips_poison else DeliveryStage.SENT
+                )
         line.round += 1
         if not pause:
             self._again(line, outcome.value, effects)
@@ -378,16 +390,18 @@ class Producer:
 
     def _pause(self, times: int) -> float:
         """Return the pause after that many failures in a row."""
-        return min(self.limits.retry * 2 ** min(times - 1, 30), self.limits.retry_max) * (times > 0)
+        if not times:
+            return 0.0
+        return min(self.limits.retry * 2.0 ** min(times - 1, 30), self.limits.retry_max)
 
-    def _again(self, line: Line, reason: str, effects: list[Effect]) -> None:
+    def _again(self, line: DeliveryLine, reason: str, effects: list[Effect]) -> None:
         """Send the window of a line again, in order."""
         if line.window:
-            effects.append(Resent(reason, len(line.window)))
+            effects.append(RoundBegun(reason, len(line.window)))
         before = 0
         for delivery in line.window.values():
             if delivery.skipped_from:
-                delivery.stage = Stage.SKIPPING
+                delivery.stage = DeliveryStage.SKIPPING
             self._send(delivery, before, effects)
             before = delivery.seq
 
@@ -399,10 +413,10 @@ class Producer:
             assert line.window or line.waiting
             assert [*line.window] == sorted(line.window), "out of order"
             assert all(one.stage in IN_WINDOW for one in line.window.values())
-            assert all(one.stage is Stage.WAITING for one in line.waiting)
+            assert all(one.stage is DeliveryStage.WAITING for one in line.waiting)
             assert len(line.window) <= self.limits.window
             if line.resumes_at is None:
-                sent = (Stage.SENT, Stage.SKIPPED)
+                sent = (DeliveryStage.SENT, DeliveryStage.SKIPPED)
                 assert all(one.stage in sent for one in line.window.values())
             if line.waiting and len(line.window) < self.limits.window:
                 assert line in self._held

@@ -40,7 +40,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shardbus.bounds import Uid
-from shardbus.deliveries.numbers import UNREADABLE, Number, Producer
+from shardbus.deliveries.numbers import UNREADABLE, DeliveryNumber, ProducerName
 from shardbus.errors import BufferFull
 
 PENDING_MAX = 100
@@ -54,7 +54,7 @@ RESULT_KEPT_S = 24 * 3600
 """Seconds for which a result is kept."""
 
 
-class Decision(Enum):
+class ReceiverDecision(Enum):
     """What the receiver does with a delivery."""
 
     HANDLE = "handle"
@@ -63,7 +63,7 @@ class Decision(Enum):
     STALE = "stale"
 
 
-class Done(NamedTuple):
+class DoneRow(NamedTuple):
     """What is done of one producer. `used`: seconds since 1970."""
 
     era: int
@@ -105,13 +105,13 @@ class PendingDelivery(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class _Sends(msgspec.Struct, array_like=True, gc=False):
-    producer: Producer
+    producer: ProducerName
     last: Uid
     pending: list[PendingDelivery]
 
 
 class _Stored(msgspec.Struct, array_like=True, gc=False):
-    done: dict[Producer, tuple[Uid, Uid, Uid]]
+    done: dict[ProducerName, tuple[Uid, Uid, Uid]]
     results: dict[Annotated[str, msgspec.Meta(max_length=400)], KeptResult] = {}
     sends: _Sends | None = None
 
@@ -126,7 +126,7 @@ class DeliveryRecord:
     __slots__ = ("done", "forgotten", "last", "pending", "producer", "results")
 
     def __init__(self) -> None:
-        self.done: dict[str, Done] = {}
+        self.done: dict[str, DoneRow] = {}
         """By producer, the least recently used one first."""
         self.results: dict[str, KeptResult] = {}
         """By key, the oldest first."""
@@ -144,26 +144,26 @@ class DeliveryRecord:
 
     # ---- deliveries to the entity
 
-    def decide(self, number: Number) -> Decision:
+    def decide(self, number: DeliveryNumber) -> ReceiverDecision:
         """Return what to do with a delivery. Changes nothing."""
         row = self.done.get(number.producer)
         era, done = (number.era, 0) if row is None else (row.era, row.seq)
         if number.era < era:
-            return Decision.STALE
+            return ReceiverDecision.STALE
         if number.seq <= done:
-            return Decision.REPEATED
-        return Decision.GAP if number.before > done else Decision.HANDLE
+            return ReceiverDecision.REPEATED
+        return ReceiverDecision.GAP if number.before > done else ReceiverDecision.HANDLE
 
     def done_of(self, producer: str) -> int:
         """Return the number of the last delivery of a producer that is done; 0 for none."""
         row = self.done.get(producer)
         return 0 if row is None else row.seq
 
-    def mark(self, number: Number, now: int) -> None:
+    def mark(self, number: DeliveryNumber, now: int) -> None:
         """Note that a delivery is done. It never takes a row back."""
         row = self.done.pop(number.producer, None)
         era, seq = (0, 0) if row is None else (row.era, row.seq)
-        self.done[number.producer] = Done(max(era, number.era), max(seq, number.seq), now)
+        self.done[number.producer] = DoneRow(max(era, number.era), max(seq, number.seq), now)
 
     # ---- keyed asks
 
@@ -212,7 +212,7 @@ class DeliveryRecord:
 
     def _forget(
         self,
-        rows: dict[str, Done] | dict[str, KeptResult],
+        rows: dict[str, DoneRow] | dict[str, KeptResult],
         names: Iterable[str],
         since: float,
         most: int,
@@ -225,7 +225,7 @@ class DeliveryRecord:
             del rows[name]
             self.forgotten += 1
 
-    def stored(self, number: Number | None = None, key: str = "", now: int = 0) -> bytes:
+    def stored(self, number: DeliveryNumber | None = None, key: str = "", now: int = 0) -> bytes:
         """Return the record as it is stored; with `number`, as it is once that delivery is done,
         with `key`, once the handler of that keyed ask has saved."""
         done: dict[str, tuple[int, int, int]] = dict(self.done)
@@ -256,7 +256,7 @@ class DeliveryRecord:
         except UNREADABLE as error:
             raise ValueError(f"its record of deliveries: {error}") from None
         ordered = sorted(stored.done.items(), key=lambda item: item[1][2])
-        record.done = {producer: Done(*row) for producer, row in ordered}
+        record.done = {producer: DoneRow(*row) for producer, row in ordered}
         record.results = stored.results
         if (sends := stored.sends) is not None:
             record.producer, record.last = sends.producer, sends.last

@@ -44,15 +44,16 @@ from shardbus.deliveries.numbers import (
     MARK,
     REPEATED,
     STALE,
+    DeliveryNumber,
     KeyedAsk,
-    Kind,
-    Number,
+    NumberKind,
     gap,
     read_number,
     result,
 )
-from shardbus.deliveries.record import Decision, DeliveryRecord, ResultForm
+from shardbus.deliveries.record import DeliveryRecord, ReceiverDecision, ResultForm
 from shardbus.entities.activation import Activation, Shard
+from shardbus.entities.entity_sends import EntitySends, not_declared
 from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.unfinished_work import finish, is_unfinished
 from shardbus.error_text import is_a
@@ -78,7 +79,7 @@ class Handling:
     """A delivery that a handler works on."""
 
     activation: Activation
-    number: Number | None
+    number: DeliveryNumber | None
     key: str
     """Of a keyed ask; else empty."""
     stored: bool = False
@@ -86,7 +87,7 @@ class Handling:
 
 
 HANDLING: ContextVar[Handling | None] = ContextVar("shardbus delivery", default=None)
-Message = tuple[Number | KeyedAsk, tuple[Any, ...]]
+Message = tuple[DeliveryNumber | KeyedAsk, tuple[Any, ...]]
 """A delivery, and the arguments of its handler."""
 
 
@@ -99,20 +100,6 @@ def record_of(activation: Activation) -> DeliveryRecord:
     return record
 
 
-def load_record(activation: Activation, data: bytes | None) -> None:
-    """Take the record of what an entity with state has loaded, in the place of any other.
-
-    Raises:
-        ValueError: it is none.
-    """
-    record = split_record(data)[0] if data else b""
-    records = activation.shard.records
-    if record:
-        records[activation.key] = DeliveryRecord.of(record)
-    elif records:
-        records.pop(activation.key, None)
-
-
 class EntityDeliveries:
     """Deliveries to the entities of one type on one node. `wall_clock` returns the seconds since
     1970."""
@@ -121,9 +108,12 @@ class EntityDeliveries:
         self, kind: EntityType, settings: DeliverySettings, wall_clock: Callable[[], float]
     ) -> None:
         self._kind, self._settings, self._wall_clock = kind, settings, wall_clock
+        self.sends: EntitySends | None = None
+        """What the entities deliver themselves, of a class that does."""
         self.decisions: Counter[str] = Counter()
         """Deliveries that were not handled, by decision, and rows that were forgotten."""
-        self.invokers: Mapping[str, Invoker] = self._invokers()
+        self.invokers: Mapping[str, Invoker] = {**kind.invokers, **self._invokers()}
+        """By method, of plain messages and of deliveries."""
 
     # ---- invokers
 
@@ -172,7 +162,7 @@ class EntityDeliveries:
 
     # ---- handling
 
-    def _decide(self, activation: Activation, number: Number | KeyedAsk) -> bytes | None:
+    def _decide(self, activation: Activation, number: DeliveryNumber | KeyedAsk) -> bytes | None:
         """Return the answer to a delivery that is not to be handled; None if it is.
 
         Raises:
@@ -188,12 +178,12 @@ class EntityDeliveries:
                 raise decode_rejection(*_read_refusal(kept.payload))
             return LOST_RESULT if kept.form == ResultForm.UNKNOWN else result(kept.payload)
         decision = record.decide(number)
-        if decision is Decision.HANDLE:
+        if decision is ReceiverDecision.HANDLE:
             return None
         self.decisions[decision.value] += 1
-        if decision is Decision.GAP:
+        if decision is ReceiverDecision.GAP:
             return gap(record.done_of(number.producer))
-        return REPEATED if decision is Decision.REPEATED else STALE
+        return REPEATED if decision is ReceiverDecision.REPEATED else STALE
 
     def _handle_plain(self, invoker: Invoker, entity: Any, message: Message) -> bytes:
         """Handle a delivery to an entity without state, by a function that returns a value."""
@@ -202,7 +192,7 @@ class EntityDeliveries:
         answer = self._decide(activation, number)
         if answer is not None:
             return answer
-        if number.__class__ is Number and number.kind == Kind.SKIP:
+        if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
             return self._done(activation, number, None)
         try:
             value = invoker.function(entity, *arguments)
@@ -220,13 +210,11 @@ class EntityDeliveries:
         answer = self._decide(activation, number)
         if answer is not None:
             return answer
-        keyed = isinstance(number, KeyedAsk)
-        handling = (
-            Handling(activation, None, number.key)
-            if isinstance(number, KeyedAsk)
-            else Handling(activation, number, "")
-        )
-        skips = not keyed and number.kind == Kind.SKIP
+        if isinstance(number, KeyedAsk):
+            keyed, skips, handling = True, False, Handling(activation, None, number.key)
+        else:
+            keyed, skips = False, number.kind == NumberKind.SKIP
+            handling = Handling(activation, number, "")
         token = None if self._kind.states is None else HANDLING.set(handling)
         try:
             value = None
@@ -261,7 +249,7 @@ class EntityDeliveries:
     def _done(
         self,
         activation: Activation,
-        number: Number | KeyedAsk,
+        number: DeliveryNumber | KeyedAsk,
         answered: tuple[Invoker, Any] | None,
     ) -> bytes:
         """Note that a handler has returned, and return the answer."""
@@ -277,7 +265,7 @@ class EntityDeliveries:
         return APPLIED
 
     def _refused(
-        self, activation: Activation, number: Number | KeyedAsk, error: BaseException
+        self, activation: Activation, number: DeliveryNumber | KeyedAsk, error: BaseException
     ) -> None:
         """Note that a handler has refused."""
         record, now = record_of(activation), int(self._wall_clock())
@@ -288,7 +276,7 @@ class EntityDeliveries:
             self._mark(activation, record, number, now)
 
     def _mark(
-        self, activation: Activation, record: DeliveryRecord, number: Number, now: int
+        self, activation: Activation, record: DeliveryRecord, number: DeliveryNumber, now: int
     ) -> None:
         new = number.producer not in record.done
         record.mark(number, now)
@@ -305,7 +293,48 @@ class EntityDeliveries:
             del records[next(iter(records))]
             self.decisions["forgotten"] += 1
 
+    # ---- loads
+
+    def loaded(self, activation: Activation, data: bytes | None) -> None:
+        """Take the record of what an entity with state has loaded, in the place of any other, and
+        send what is pending in it.
+
+        Raises:
+            ValueError: it is none.
+        """
+        stored, alone = split_record(data) if data else (b"", b"")
+        records = activation.shard.records
+        if not stored:
+            if records:
+                records.pop(activation.key, None)
+            return
+        record = records[activation.key] = DeliveryRecord.of(stored)
+        if self.sends is not None:
+            self.sends.loaded(activation, record, alone or None)
+
+    # ---- deliveries of an entity
+
+    def deliver(
+        self, activation: Activation, target: tuple[str, str], method: str, payload: bytes
+    ) -> None:
+        """Add a delivery of an entity to its record. It is sent once a save has stored it.
+
+        Raises:
+            ConfigError: the entity cannot keep it. BufferFull: too many are pending.
+        """
+        if self.sends is None:
+            raise not_declared(self._kind.name)
+        record = record_of(activation)
+        if not record.producer:
+            record.producer = next(self.sends.names)
+        record.add(*target, method, payload, int(self._wall_clock()))
+
     # ---- saves
+
+    async def before_save(self, activation: Activation) -> None:
+        """Prepare what a save needs. Raises StoreUnavailable: nothing was saved."""
+        if self.sends is not None:
+            await self.sends.before_save(activation, activation.shard.records[activation.key])
 
     def begin_save(self, activation: Activation, data: bytes | None) -> tuple[bytes, Saving]:
         """Return the stored form of a state, with the record as it is once this save has ended, and
@@ -317,11 +346,21 @@ class EntityDeliveries:
         number = None if handling is None else handling.number
         key = "" if handling is None else handling.key
         stored = with_record(record.stored(number, key, now), data)
-        return stored, (record, handling, record.last)
+        if self.sends is not None:
+            self.sends.begins(activation)
+        return stored, (record, handling, record.last, data)
+
+    def fail_save(self, activation: Activation) -> None:
+        """Note that the store may not have what `begin_save` returned."""
+        if self.sends is not None:
+            self.sends.ended(activation)
 
     def end_save(self, activation: Activation, saving: Saving) -> None:
         """Note that the store has what `begin_save` returned."""
-        record, handling, _ = saving
+        record, handling, last, data = saving
+        if self.sends is not None:
+            self.sends.ended(activation)
+            self.sends.saved(activation, record, last, data)
         if handling is None:
             return
         handling.stored = True
@@ -350,13 +389,15 @@ class EntityDeliveries:
             return
         record = hosted.records.setdefault(entity_id, DeliveryRecord())
         for producer, row in came.done.items():
-            number = Number(Kind.DELIVER, producer, row.era, row.seq, 0, b"")
+            number = DeliveryNumber(NumberKind.DELIVER, producer, row.era, row.seq, 0, b"")
             record.mark(number, row.used)
         for key, kept in came.results.items():
             record.results.setdefault(key, kept)
 
 
-Saving = tuple[DeliveryRecord, Handling | None, int]
+Saving = tuple[DeliveryRecord, Handling | None, int, bytes | None]
+"""The record, the delivery at work, the number of the last delivery of the entity, and its state,
+as they were when a save began."""
 
 
 def _as_it_is(answer: bytes) -> bytes:
@@ -367,7 +408,7 @@ def _read(invoker: Invoker, payload: bytes) -> Message:
     """Decode a delivery and the arguments of its handler. Raises anything."""
     number = read_number(payload)
     body = number.arguments
-    if number.__class__ is Number and number.kind == Kind.SKIP:
+    if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
         return number, ()
     if invoker.one is not None:
         return number, (invoker.one(body),)

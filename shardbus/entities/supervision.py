@@ -47,7 +47,6 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep, Message
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.dead_letters import KeepLetter
-from shardbus.entities.deliveries import load_record
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.failures import ON_START, HandlerFailures
 from shardbus.entities.state_sizes import StateSizes
@@ -390,7 +389,7 @@ class Supervisor:
             self.sizes.note(activation, data)
         activation.entity.state = states.cls() if data is None else states.read(key, data)
         try:
-            load_record(activation, data)
+            shard.host.deliveries.loaded(activation, data)
         except ValueError as error:
             raise states.unreadable(key, 0, error) from error
 

@@ -202,7 +202,10 @@ class Node:
         """None unless this node's pod gets a deletion cost."""
         self.tracer = self._make_tracer()
         self.deliverer = DeliverySender(
-            str(self.me), self.settings.delivery, DeliveryCounts(), self.loop
+            str(self.me),
+            self.settings.delivery,
+            DeliveryCounts(self.letters.undelivered),
+            self.loop,
         )
         """What this process delivers."""
         """None unless tracing is enabled."""

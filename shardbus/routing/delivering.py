@@ -21,27 +21,27 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from shardbus.config.settings import DeliverySettings
 from shardbus.deliveries.numbers import (
     MARK,
-    Code,
+    AnswerCode,
+    DeliveryNumber,
     KeyedAsk,
-    Kind,
-    Number,
+    NumberKind,
     encode_number,
     read_answer,
 )
 from shardbus.deliveries.producer import (
     Delivery,
-    End,
-    Ended,
-    Outcome,
+    DeliveryEnd,
+    DeliveryEnded,
     Producer,
     ProducerLimits,
-    Resent,
-    Send,
+    RoundBegun,
+    SendDelivery,
+    SendOutcome,
 )
 from shardbus.error_text import text_of
 from shardbus.errors import (
@@ -90,19 +90,19 @@ def limits_of(settings: DeliverySettings) -> ProducerLimits:
     )
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: BaseException) -> SendOutcome:
     """Return what an error says about a sending of a delivery."""
     if isinstance(error, Rejection):
-        return Outcome.CONFIRMED
+        return SendOutcome.CONFIRMED
     if isinstance(error, DEFINITE):
-        return Outcome.DEFINITE
+        return SendOutcome.DEFINITE
     if isinstance(error, AskTimeout):
-        return Outcome.NO_ANSWER
+        return SendOutcome.NO_ANSWER
     if isinstance(error, Unhandled) or (
         isinstance(error, EntityFailed) and error.type not in NOT_READY
     ):
-        return Outcome.FAILED
-    return Outcome.NOT_NOW
+        return SendOutcome.FAILED
+    return SendOutcome.NOT_NOW
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +113,7 @@ class Letter:
     entity_id: str
     method: str
     payload: bytes
-    ended: Callable[[End, BaseException | None], object]
+    ended: Callable[[DeliveryEnd, BaseException | None], object]
     rejection: Rejection | None = None
     """The answer of a handler that has refused."""
 
@@ -135,13 +135,13 @@ class Attempt:
         """Report an answer."""
         self._over = True
         code = value.code
-        outcome = Outcome.CONFIRMED
-        if code == Code.REPEATED:
-            outcome = Outcome.REPEATED
-        elif code == Code.GAP:
-            outcome = Outcome.GAP
-        elif code == Code.STALE:
-            outcome = Outcome.STALE
+        outcome = SendOutcome.CONFIRMED
+        if code == AnswerCode.REPEATED:
+            outcome = SendOutcome.REPEATED
+        elif code == AnswerCode.GAP:
+            outcome = SendOutcome.GAP
+        elif code == AnswerCode.STALE:
+            outcome = SendOutcome.STALE
         self._deliveries.report(self._delivery, self._round, outcome, None)
 
     def set_exception(self, error: BaseException) -> None:
@@ -152,12 +152,31 @@ class Attempt:
         self._deliveries.report(self._delivery, self._round, outcome_of(error), error)
 
 
-class DeliveryCounts:
-    """What became of deliveries, for metrics."""
+class KeepUndelivered(Protocol):
+    """Keeps a delivery that is given up as a dead letter."""
 
-    def __init__(self) -> None:
+    def __call__(
+        self,
+        name: str,
+        reason: str,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        sender: str,
+        /,
+    ) -> None: ...
+
+
+class DeliveryCounts:
+    """What became of the deliveries of a process and of its entities. `keep`: what keeps those that
+    are given up."""
+
+    def __init__(self, keep: KeepUndelivered | None = None) -> None:
         self.ended: Counter[str] = Counter()
+        """By `DeliveryEnd`."""
         self.resent: Counter[str] = Counter()
+        """By `SendOutcome`, or `pause`."""
+        self.keep = keep
 
 
 class DeliverySender:
@@ -176,7 +195,7 @@ class DeliverySender:
         self.producer = Producer(limits_of(settings), last)
         self._loop = loop
         self._timer = MachineTimer(self.producer.deadline, self._tick)
-        self._reports: deque[tuple[Delivery, int, Outcome, BaseException | None]] = deque()
+        self._reports: deque[tuple[Delivery, int, SendOutcome, BaseException | None]] = deque()
         self._acting = False
         self._closed = False
 
@@ -207,11 +226,11 @@ class DeliverySender:
             )
         future: asyncio.Future[None] = self._loop.create_future()
 
-        def ended(end: End, error: BaseException | None) -> None:
+        def ended(end: DeliveryEnd, error: BaseException | None) -> None:
             if future.done():
                 return
             rejected = letter.rejection
-            if end is End.CONFIRMED and rejected is None:
+            if end is DeliveryEnd.CONFIRMED and rejected is None:
                 future.set_result(None)
             else:
                 set_error(future, rejected or failure_of(end, target, error))
@@ -256,17 +275,22 @@ class DeliverySender:
         return self.producer.unconfirmed
 
     def close(self, error: BaseException) -> None:
-        """End every delivery with this error: the process ends."""
+        """DeliveryEnd every delivery with this error: the process ends."""
         self._closed = True
         self._timer.stop()
         for line in list(self.producer.lines.values()):
             for delivery in (*line.window.values(), *line.waiting):
-                delivery.letter.ended(End.CLOSED, error)
+                delivery.letter.ended(DeliveryEnd.CLOSED, error)
+
+    def abandon(self) -> None:
+        """Send nothing any more, and report nothing: who goes on has the same numbers."""
+        self._closed = True
+        self._timer.stop()
 
     # ---- the machine
 
     def report(
-        self, delivery: Delivery, round: int, outcome: Outcome, error: BaseException | None
+        self, delivery: Delivery, round: int, outcome: SendOutcome, error: BaseException | None
     ) -> None:
         """Take the outcome of a sending."""
         if self._acting:  # a message may be refused while it is sent
@@ -293,12 +317,16 @@ class DeliverySender:
             self._acting = False
         self._timer.arm()
 
-    def _perform(self, effect: Send | Ended | Resent) -> None:
+    def _perform(self, effect: SendDelivery | DeliveryEnded | RoundBegun) -> None:
         match effect:
-            case Send(delivery=delivery, before=before, round=round, timeout=timeout, skips=skips):
+            case SendDelivery(
+                delivery=delivery, before=before, round=round, timeout=timeout, skips=skips
+            ):
                 letter: Letter = delivery.letter
-                kind, body = (Kind.SKIP, b"") if skips else (Kind.DELIVER, letter.payload)
-                number = Number(kind, self.name, self.era, delivery.seq, before, body)
+                kind, body = (
+                    (NumberKind.SKIP, b"") if skips else (NumberKind.DELIVER, letter.payload)
+                )
+                number = DeliveryNumber(kind, self.name, self.era, delivery.seq, before, body)
                 attempt = Attempt(self, delivery, round)
                 sender = letter.sender
                 try:
@@ -308,18 +336,25 @@ class DeliverySender:
                 except Exception as error:
                     if not attempt.done():
                         attempt.set_exception(error)
-            case Ended(delivery=delivery, end=end, error=error):
+            case DeliveryEnded(delivery=delivery, end=end, error=error):
                 self.counts.ended[end.value] += 1
-                delivery.letter.ended(end, error)
-            case Resent(reason=reason, count=count):
+                letter = delivery.letter
+                if end is not DeliveryEnd.CONFIRMED and self.counts.keep is not None:
+                    name, entity_id = delivery.line.target
+                    body, reason = letter.payload, end.value
+                    self.counts.keep(name, reason, entity_id, letter.method, body, self.name)
+                letter.ended(end, error)
+            case RoundBegun(reason=reason, count=count):
                 self.counts.resent[reason] += count
 
 
-def failure_of(end: End, target: tuple[str, str], error: BaseException | None) -> BaseException:
+def failure_of(
+    end: DeliveryEnd, target: tuple[str, str], error: BaseException | None
+) -> BaseException:
     """Return the error of a delivery that has failed."""
-    if end is End.REFUSED and error is not None:
+    if end is DeliveryEnd.REFUSED and error is not None:
         return error
-    if end is End.CLOSED and error is not None:
+    if end is DeliveryEnd.CLOSED and error is not None:
         return error
     return DeliveryFailed(
         f"a delivery to {target[0]} {target[1]!r:.100} is given up: {end.value}",
@@ -327,7 +362,7 @@ def failure_of(end: End, target: tuple[str, str], error: BaseException | None) -
         entity_id=target[1],
         reason=end.value,
         why="" if error is None else text_of(error),
-        definite=end is End.POISON,
+        definite=end is DeliveryEnd.POISON,
     )
 
 
@@ -369,9 +404,9 @@ class KeyedCall:
 
     def _read(self, payload: bytes) -> Any:
         answer = read_answer(payload)
-        if answer.code == Code.RESULT:
+        if answer.code == AnswerCode.RESULT:
             return self._decode(answer.result)
-        if answer.code == Code.LOST_RESULT:
+        if answer.code == AnswerCode.LOST_RESULT:
             raise LookupError("it has been handled, and its result was not stored")
         return self._decode(payload)
 
@@ -386,15 +421,15 @@ class KeyedCall:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        """Send it again after a pause, if a node or a store may have lost it, or it has no room."""
+        """Send it again after a pause, if it may be lost, or has no room."""
         outcome = outcome_of(error)
-        again = outcome in (Outcome.NO_ANSWER, Outcome.NOT_NOW) and isinstance(
+        again = outcome in (SendOutcome.NO_ANSWER, SendOutcome.NOT_NOW) and isinstance(
             error, (AskTimeout, NodeLost, BufferFull, MailboxFull, EntityFailed)
         )
         self._pauses += 1
         settings = self._settings
         pause = min(settings.retry * 2 ** min(self._pauses - 1, 30), settings.retry_max)
-        pause = 0.0 if outcome is Outcome.NO_ANSWER else pause
+        pause = 0.0 if outcome is SendOutcome.NO_ANSWER else pause
         if not again or self._loop.time() + pause >= self._until:
             set_error(self.answer, error)
         else:

@@ -186,6 +186,15 @@ class Call(Addressed):
             sender, self._id, self._method.name, payload, seconds, waits=False
         )
 
+    def as_delivery(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, str], str, bytes]:
+        """Return the receiver, the method and the arguments of a delivery, for an entity that keeps
+        it. Raises as `deliver`."""
+        payload, sender = self._pack(args, kwargs), self._sender
+        _ = sender.deliverer  # a type that takes no deliveries says so
+        return (sender.interface.name, self._id), self._method.name, payload
+
     def ask(self, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
         """Ask, as a call does. With `key` the handler runs once for this key, however often it is
         asked: the entity keeps the result with its state for a day, and the ask is repeated until

@@ -163,9 +163,8 @@ class RegionShell:
             self._start_elsewhere,
             node.gate,
             node.deliverer.settings,
+            node.deliverer.counts,
         )
-        self._invokers = {**entity_type.invokers, **self.host.deliveries.invokers}
-        self.deliverer = node.deliverer
         self.host.passes_on, self.host.tracer = True, node.tracer
         drop, name = node.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
@@ -213,6 +212,11 @@ class RegionShell:
             self.router.rows.here, self.router.rows.sender_name = node.me, str(node.me)
         self.sender = sender_of(self.router)
 
+    @property
+    def deliverer(self) -> DeliverySender:
+        """What delivers for this node."""
+        return self._node.deliverer
+
     def set_zones(self, zones: Mapping[NodeId, str]) -> None:
         """Use these zones of the members that have one, to find the nearest instance."""
         if self.router.rows is not None:
@@ -253,12 +257,12 @@ class RegionShell:
         """Deliver tells, to which no sender waits for an answer."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker = self._invokers.get(run.method)
+        invoker = self.host.deliveries.invokers.get(run.method)
         via = session.mark or self._node.drops.mark(session)
         counts = self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
-                if part.method in self._invokers:
+                if part.method in self.host.deliveries.invokers:
                     self.on_tells(session, part)
                 else:
                     counts.accepted += len(part.ids)
@@ -293,10 +297,10 @@ class RegionShell:
         """Deliver asks, whose senders wait for an answer."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker, counts = self._invokers.get(run.method), self.host.counts
+        invoker, counts = self.host.deliveries.invokers.get(run.method), self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
-                if part.method in self._invokers:
+                if part.method in self.host.deliveries.invokers:
                     self.on_asks(session, part)
                 else:
                     counts.accepted += len(part.ids)
@@ -360,10 +364,10 @@ class RegionShell:
         """Deliver a message that another node, or this node's router, forwards."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker = self._invokers.get(message.method)
+        invoker = self.host.deliveries.invokers.get(message.method)
         if invoker is None:
             message = handler_call(message, self.entity_type)
-            invoker = self._invokers.get(message.method)
+            invoker = self.host.deliveries.invokers.get(message.method)
         local = session is self._node.loopback
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
