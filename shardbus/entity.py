@@ -66,6 +66,22 @@ class Called(Protocol[P, R_co]):
     def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send a message without an answer. Raise BufferFull instead of waiting."""
 
+    def deliver(
+        self, *args: Any, within: float | str | None = None, **kwargs: Any
+    ) -> Awaitable[None]:
+        """Deliver a message: it is sent until it is confirmed, and takes effect once."""
+        ...
+
+    def deliver_nowait(
+        self, *args: Any, within: float | str | None = None, **kwargs: Any
+    ) -> Awaitable[None]:
+        """Deliver a message. Raise BufferFull instead of waiting for room."""
+        ...
+
+    def ask(self, *args: Any, key: str | None = None, **kwargs: Any) -> Awaitable[R_co]:
+        """Ask the entity. With a key the handler runs once for this key."""
+        ...
+
 
 class Handler(Generic[P, R]):
     """A method that references can call. Inside its own entity it is the plain method. For type
@@ -89,6 +105,18 @@ class Handler(Generic[P, R]):
 
         def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
             """Send a message without an answer. Raise BufferFull instead of waiting."""
+
+        def deliver(self, *args: Any, within: float | str | None = None, **kwargs: Any) -> None:
+            """Deliver a message: it is sent until it is confirmed, and takes effect once."""
+
+        def deliver_nowait(
+            self, *args: Any, within: float | str | None = None, **kwargs: Any
+        ) -> None:
+            """Deliver a message. Raise BufferFull instead of waiting for room."""
+
+        def ask(self, *args: Any, key: str | None = None, **kwargs: Any) -> R:
+            """Ask the entity. With a key the handler runs once for this key."""
+            ...
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Take the note of the handlers from a protocol, of which it would be a member."""
