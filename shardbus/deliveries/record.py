@@ -123,7 +123,7 @@ _decode = msgspec.msgpack.Decoder(_Stored).decode
 class DeliveryRecord:
     """The record of one entity. Times are in whole seconds of the wall clock."""
 
-    __slots__ = ("done", "forgotten", "last", "pending", "producer", "results")
+    __slots__ = ("done", "forgotten", "last", "last_stored", "pending", "producer", "results")
 
     def __init__(self) -> None:
         self.done: dict[str, DoneRow] = {}
@@ -134,6 +134,8 @@ class DeliveryRecord:
         """The name under which the entity itself delivers; empty if it never did."""
         self.last = 0
         """The number of its last delivery."""
+        self.last_stored = 0
+        """The number of its last delivery that a save has stored."""
         self.pending: dict[int, PendingDelivery] = {}
         """Its deliveries without a confirmation, by number."""
         self.forgotten = 0
@@ -260,5 +262,6 @@ class DeliveryRecord:
         record.results = stored.results
         if (sends := stored.sends) is not None:
             record.producer, record.last = sends.producer, sends.last
+            record.last_stored = sends.last
             record.pending = {one.seq: one for one in sends.pending}
         return record

@@ -358,6 +358,7 @@ class EntityDeliveries:
     def end_save(self, activation: Activation, saving: Saving) -> None:
         """Note that the store has what `begin_save` returned."""
         record, handling, last, data = saving
+        record.last_stored = max(record.last_stored, last)
         if self.sends is not None:
             self.sends.ended(activation)
             self.sends.saved(activation, record, last, data)
