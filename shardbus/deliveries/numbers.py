@@ -100,6 +100,7 @@ APPLIED, REPEATED, STALE, LOST_RESULT = (
     _encode(DeliveryAnswer(code))
     for code in (AnswerCode.APPLIED, AnswerCode.REPEATED, AnswerCode.STALE, AnswerCode.LOST_RESULT)
 )
+_APPLIED = DeliveryAnswer(AnswerCode.APPLIED)
 _KEYED_HEAD = (0x93, int(NumberKind.KEYED))
 """The first bytes of a keyed ask."""
 
@@ -131,6 +132,8 @@ def read_number(payload: bytes) -> DeliveryNumber | KeyedAsk:
 def read_answer(payload: bytes) -> DeliveryAnswer:
     """Decode an answer. One of another form is that of a handler that has answered later, and
     counts as applied."""
+    if payload == APPLIED:
+        return _APPLIED
     try:
         return _decode_answer(payload)
     except UNREADABLE:

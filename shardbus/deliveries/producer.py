@@ -33,7 +33,7 @@ instead, with the longest pause, and what follows waits.
 era are never used again, since numbers only grow.
 
 Bounds: `window` for a line, `window_all` for the producer. What waits behind them is bounded by
-`waiting_max`. A line without deliveries is forgotten at once.
+`waiting_max`. A line without deliveries is forgotten within a second.
 
 Source: docs/how-to/deliver.md.
 """
@@ -41,15 +41,19 @@ Source: docs/how-to/deliver.md.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
 from typing import Any
 
+import msgspec
+
 Target = tuple[str, str]
 """Entity type and id."""
 SWEEP_S = 1.0
-"""Between two looks for deliveries whose time is over."""
+"""Between two looks for deliveries whose time is over, and for lines that are idle."""
+LINES_MAX = 1000
+"""Lines without deliveries that are kept until the next look, besides the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +113,7 @@ class DeliveryStage(Enum):
 IN_WINDOW = (DeliveryStage.READY, DeliveryStage.SENT, DeliveryStage.SKIPPING, DeliveryStage.SKIPPED)
 
 
-@dataclass(slots=True, eq=False)
-class Delivery:
+class Delivery(msgspec.Struct, eq=False):
     """One delivery. `letter` is what the shell needs to send it; opaque here."""
 
     seq: int
@@ -128,14 +131,13 @@ class Delivery:
     """The last failure."""
 
 
-@dataclass(slots=True, eq=False)
-class DeliveryLine:
+class DeliveryLine(msgspec.Struct, eq=False):
     """The deliveries to one entity, in order."""
 
     target: Target
-    window: dict[int, Delivery] = field(default_factory=dict)
+    window: dict[int, Delivery] = {}
     """By number."""
-    waiting: deque[Delivery] = field(default_factory=deque)
+    waiting: deque[Delivery] = msgspec.field(default_factory=deque)
     """Behind the window."""
     round: int = 1
     resumes_at: float | None = None
@@ -145,13 +147,17 @@ class DeliveryLine:
     gaps: int = 0
     """Gaps in a row without a confirmation."""
 
+    @property
+    def is_idle(self) -> bool:
+        """True if it has no delivery. A pause has no delivery to end for."""
+        return not self.window and not self.waiting
+
     def numbers(self) -> set[int]:
         """Return the numbers of its deliveries."""
         return {*self.window, *(delivery.seq for delivery in self.waiting)}
 
 
-@dataclass(frozen=True, slots=True)
-class SendDelivery:
+class SendDelivery(msgspec.Struct, frozen=True, eq=False):
     """Send a delivery, and report its outcome with `round`. `skips`: as a SKIP."""
 
     delivery: Delivery
@@ -161,8 +167,7 @@ class SendDelivery:
     skips: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryEnded:
+class DeliveryEnded(msgspec.Struct, frozen=True, eq=False):
     """A delivery has ended. `error`: the last failure, None if it is confirmed."""
 
     delivery: Delivery
@@ -170,8 +175,7 @@ class DeliveryEnded:
     error: BaseException | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RoundBegun:
+class RoundBegun(msgspec.Struct, frozen=True, eq=False):
     """A line begins a new round, in which that many deliveries are sent again."""
 
     reason: str
@@ -294,6 +298,8 @@ class Producer:
         ]
         for delivery in late:
             self._end(delivery, DeliveryEnd.EXPIRED, delivery.error, effects)
+        for target in [target for target, line in self.lines.items() if line.is_idle]:
+            del self.lines[target]
         self._sweeps_at = now + SWEEP_S if self.lines else None
 
     def _admit(self, line: DeliveryLine, effects: list[Effect]) -> None:
@@ -340,8 +346,9 @@ class Producer:
         if line.waiting:
             self._admit(line, effects)
         elif not line.window:
-            del self.lines[line.target]
             self._held.pop(line, None)
+            if len(self.lines) > LINES_MAX:
+                del self.lines[line.target]
         while self._held and self.window < self.limits.window_all:
             held = next(iter(self._held))
             del self._held[held]
@@ -410,7 +417,6 @@ class Producer:
         window = waiting = 0
         for target, line in self.lines.items():
             assert line.target == target
-            assert line.window or line.waiting
             assert [*line.window] == sorted(line.window), "out of order"
             assert all(one.stage in IN_WINDOW for one in line.window.values())
             assert all(one.stage is DeliveryStage.WAITING for one in line.waiting)

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shardbus.config.settings import DeliverySettings
@@ -71,6 +69,9 @@ NOT_READY = frozenset({
     "StoreUnavailable", "StaleFence", "StaleActivation", "StoreError", "CancelledError",
 })  # fmt: skip
 """Failures of an entity that are none of its handler."""
+_DELIVER, _SKIP = int(NumberKind.DELIVER), int(NumberKind.SKIP)
+"""A look-up of a global costs less than one in an enumeration."""
+_CONFIRMED = SendOutcome.CONFIRMED
 HEADER_BYTES = 512
 """Bytes, at most, of a delivery besides its arguments."""
 FOREVER = float("inf")
@@ -105,17 +106,33 @@ def outcome_of(error: BaseException) -> SendOutcome:
     return SendOutcome.NOT_NOW
 
 
-@dataclass(slots=True, eq=False)
 class Letter:
     """What it takes to send a delivery. `ended(end, error)` is called once."""
 
-    sender: LoopSender
-    entity_id: str
-    method: str
-    payload: bytes
-    ended: Callable[[DeliveryEnd, BaseException | None], object]
-    rejection: Rejection | None = None
-    """The answer of a handler that has refused."""
+    __slots__ = ("_end", "entity_id", "key", "payload", "rejection", "sender")
+
+    def __init__(
+        self, sender: LoopSender, entity_id: str, method: str, payload: bytes, end: Any
+    ) -> None:
+        self.sender, self.entity_id, self.payload = sender, entity_id, payload
+        self.key = sender.key(MARK + method)
+        self._end = end
+        """A future, or what is called."""
+        self.rejection: Rejection | None = None
+        """The answer of a handler that has refused."""
+
+    def ended(self, end: DeliveryEnd, error: BaseException | None) -> None:
+        """Give the outcome to the one that waits for it."""
+        answer = self._end
+        if not isinstance(answer, asyncio.Future):
+            answer(end, error)
+        elif answer.done():
+            return
+        elif end is DeliveryEnd.CONFIRMED and self.rejection is None:
+            answer.set_result(None)
+        else:
+            target = (self.key[0], self.entity_id)
+            set_error(answer, self.rejection or failure_of(end, target, error))
 
 
 class Attempt:
@@ -134,9 +151,10 @@ class Attempt:
     def set_result(self, value: Any) -> None:
         """Report an answer."""
         self._over = True
-        code = value.code
-        outcome = SendOutcome.CONFIRMED
-        if code == AnswerCode.REPEATED:
+        code, outcome = value.code, _CONFIRMED
+        if not code:
+            pass
+        elif code == AnswerCode.REPEATED:
             outcome = SendOutcome.REPEATED
         elif code == AnswerCode.GAP:
             outcome = SendOutcome.GAP
@@ -225,17 +243,7 @@ class DeliverySender:
                 hint="await deliver(...), which waits for room",
             )
         future: asyncio.Future[None] = self._loop.create_future()
-
-        def ended(end: DeliveryEnd, error: BaseException | None) -> None:
-            if future.done():
-                return
-            rejected = letter.rejection
-            if end is DeliveryEnd.CONFIRMED and rejected is None:
-                future.set_result(None)
-            else:
-                set_error(future, rejected or failure_of(end, target, error))
-
-        letter = Letter(sender, entity_id, method, payload, ended)
+        letter = Letter(sender, entity_id, method, payload, future)
         seconds = self.settings.within if within is None else within
         self.offer(letter, target, self._loop.time() + seconds if seconds else FOREVER)
         return future
@@ -318,34 +326,43 @@ class DeliverySender:
         self._timer.arm()
 
     def _perform(self, effect: SendDelivery | DeliveryEnded | RoundBegun) -> None:
-        match effect:
-            case SendDelivery(
-                delivery=delivery, before=before, round=round, timeout=timeout, skips=skips
-            ):
-                letter: Letter = delivery.letter
-                kind, body = (
-                    (NumberKind.SKIP, b"") if skips else (NumberKind.DELIVER, letter.payload)
-                )
-                number = DeliveryNumber(kind, self.name, self.era, delivery.seq, before, body)
-                attempt = Attempt(self, delivery, round)
-                sender = letter.sender
-                try:
-                    key, ms = sender.key(MARK + letter.method), int(timeout * 1000)
-                    payload = encode_number(number)
-                    sender.ask_for(attempt, key, letter.entity_id, payload, ms, read_answer)
-                except Exception as error:
-                    if not attempt.done():
-                        attempt.set_exception(error)
-            case DeliveryEnded(delivery=delivery, end=end, error=error):
-                self.counts.ended[end.value] += 1
-                letter = delivery.letter
-                if end is not DeliveryEnd.CONFIRMED and self.counts.keep is not None:
-                    name, entity_id = delivery.line.target
-                    body, reason = letter.payload, end.value
-                    self.counts.keep(name, reason, entity_id, letter.method, body, self.name)
-                letter.ended(end, error)
-            case RoundBegun(reason=reason, count=count):
-                self.counts.resent[reason] += count
+        kind = effect.__class__  # a `match` costs as much as the rest
+        if kind is SendDelivery:
+            self._send(effect)  # type: ignore[arg-type]
+        elif kind is DeliveryEnded:
+            self._end(effect)  # type: ignore[arg-type]
+        else:
+            assert isinstance(effect, RoundBegun)
+            self.counts.resent[effect.reason] += effect.count
+
+    def _send(self, effect: SendDelivery) -> None:
+        delivery = effect.delivery
+        letter: Letter = delivery.letter
+        kind, body = (_SKIP, b"") if effect.skips else (_DELIVER, letter.payload)
+        number = DeliveryNumber(kind, self.name, self.era, delivery.seq, effect.before, body)
+        attempt = Attempt(self, delivery, effect.round)
+        try:
+            letter.sender.ask_for(
+                attempt,
+                letter.key,
+                letter.entity_id,
+                encode_number(number),
+                int(effect.timeout * 1000),
+                read_answer,
+            )
+        except Exception as error:
+            if not attempt.done():
+                attempt.set_exception(error)
+
+    def _end(self, effect: DeliveryEnded) -> None:
+        delivery, end = effect.delivery, effect.end
+        self.counts.ended[end.value] += 1
+        letter: Letter = delivery.letter
+        if end is not DeliveryEnd.CONFIRMED and self.counts.keep is not None:
+            name, entity_id = delivery.line.target
+            body, reason = letter.payload, end.value
+            self.counts.keep(name, reason, entity_id, letter.key[1][1:], body, self.name)
+        letter.ended(end, effect.error)
 
 
 def failure_of(

@@ -34,9 +34,7 @@ class Payer:
             under_way.add(asyncio.ensure_future(ref.deposit.deliver(number, payee)))
             self.sent = number
             if len(under_way) >= 10:
-                done, under_way = await asyncio.wait(
-                    under_way, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
                 for confirmed in done:
                     confirmed.result()
             await asyncio.sleep(0.002)

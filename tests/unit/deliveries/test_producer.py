@@ -83,6 +83,7 @@ def test_a_confirmed_delivery_is_forgotten_and_no_longer_named() -> None:
     bench = Bench()
     first = sends(bench.offer()[1])[0]
     assert shown(bench.outcome(first, SendOutcome.CONFIRMED)) == [(1, DeliveryEnd.CONFIRMED)]
+    bench.wait(SWEEP_S)
     assert bench.producer.lines == {}
     assert shown(bench.offer()[1]) == [(2, 0)]
     assert bench.outcome(first, SendOutcome.FAILED) == []
