@@ -19,7 +19,7 @@ ShardBusError
 └── RequestError           a tell or an ask failed; `.definite`: no handler of it has begun
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
         │             MessageTooLarge  StateUnreadable (an EntityFailed)
-        └── not: AskTimeout  NodeLost  EntityFailed
+        └── not: AskTimeout  NodeLost  EntityFailed  DeliveryFailed (unless it is poison)
                  Rejection  the answer of a handler that refuses; applications subclass it
 """
 
@@ -309,6 +309,32 @@ class StateUnreadable(EntityFailed):
 
     def __str__(self) -> str:
         return self.message
+
+
+class DeliveryFailed(RequestError):
+    """A delivery is given up. `reason` is one of
+
+        poison    its handler has failed as often as `delivery.attempts` says; it is skipped, and
+                  definite: none of these attempts has stored anything
+        expired   it was not confirmed within its time; a copy of it may still be handled
+        stale     another process has opened the outbox; that one delivers it
+
+    `entity_type` and `entity_id` name the receiver, `why` has the text of the last error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entity_type: str = "",
+        entity_id: str = "",
+        reason: str = "",
+        why: str = "",
+        definite: bool = False,
+    ) -> None:
+        super().__init__(f"{message}: {why}" if why else message)
+        self.entity_type, self.entity_id = entity_type, entity_id
+        self.reason, self.why, self.definite = reason, why, definite
 
 
 def advice_of(error: RequestError) -> str:
