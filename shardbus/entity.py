@@ -24,7 +24,8 @@ from typing import (
 
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import BEHAVIOUR, StopReason, layers, may_wait
-from shardbus.errors import Unhandled
+from shardbus.errors import ConfigError, Unhandled
+from shardbus.routing.refs import Call
 from shardbus.wire.stored_state import StateCodec
 
 P = ParamSpec("P")
@@ -65,6 +66,22 @@ class Called(Protocol[P, R_co]):
     def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send a message without an answer. Raise BufferFull instead of waiting."""
 
+    def deliver(
+        self, *args: Any, within: float | str | None = None, **kwargs: Any
+    ) -> Awaitable[None]:
+        """Deliver a message: it is sent until it is confirmed, and takes effect once."""
+        ...
+
+    def deliver_nowait(
+        self, *args: Any, within: float | str | None = None, **kwargs: Any
+    ) -> Awaitable[None]:
+        """Deliver a message. Raise BufferFull instead of waiting for room."""
+        ...
+
+    def ask(self, *args: Any, key: str | None = None, **kwargs: Any) -> Awaitable[R_co]:
+        """Ask the entity. With a key the handler runs once for this key."""
+        ...
+
 
 class Handler(Generic[P, R]):
     """A method that references can call. Inside its own entity it is the plain method. For type
@@ -88,6 +105,18 @@ class Handler(Generic[P, R]):
 
         def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
             """Send a message without an answer. Raise BufferFull instead of waiting."""
+
+        def deliver(self, *args: Any, within: float | str | None = None, **kwargs: Any) -> None:
+            """Deliver a message: it is sent until it is confirmed, and takes effect once."""
+
+        def deliver_nowait(
+            self, *args: Any, within: float | str | None = None, **kwargs: Any
+        ) -> None:
+            """Deliver a message. Raise BufferFull instead of waiting for room."""
+
+        def ask(self, *args: Any, key: str | None = None, **kwargs: Any) -> R:
+            """Ask the entity. With a key the handler runs once for this key."""
+            ...
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Take the note of the handlers from a protocol, of which it would be a member."""
@@ -260,6 +289,24 @@ class Entity:
     def clear(self) -> Coroutine[Any, Any, None]:
         """Remove the stored state. Raises as `save` does."""
         return self.context._save(None)
+
+    def deliver(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Deliver a message to another entity, as in `self.deliver(ref.add, 2)`. Once a save of
+        this entity has stored it with the state, it is sent until the other one has handled it, and
+        takes effect once. Neither the end of a process nor a move loses it. A handler that fails
+        before it saves delivers nothing.
+
+        Raises:
+            ConfigError: the class has no `state`, or the call is no handler of a reference.
+            BufferFull: too many deliveries of this entity wait. SchemaError, MessageTooLarge: the
+                arguments cannot be sent. Nothing is delivered then.
+        """
+        if not isinstance(call, Call):
+            raise ConfigError(
+                f"deliver takes a handler of a reference, not {type(call).__name__}",
+                hint="as in self.deliver(self.context.ref(Account, other).credit, 30)",
+            )
+        self.context._deliver(*call.as_delivery(args, kwargs))
 
     def unhandled(self, message: object) -> NoReturn:
         """Decline the message: it is counted, and its asker gets Unhandled, which is not definite,

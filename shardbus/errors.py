@@ -11,6 +11,7 @@ ShardBusError
 │   ├── StaleEpoch           a newer coordinator wrote
 │   ├── StaleFence           a newer activation loaded or wrote
 │   │   └── StaleActivation    the activation is over on its own node; `.what` it tried
+│   ├── JournalConflict      an append comes after another entry than the journal's last
 │   └── StateTooLarge        a state above the limit, not sent to the store
 ├── Refused                the cluster refuses this node or client
 │   └── StateChanged         the stored state is not the one that the operator has read
@@ -18,7 +19,7 @@ ShardBusError
 └── RequestError           a tell or an ask failed; `.definite`: no handler of it has begun
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
         │             MessageTooLarge  StateUnreadable (an EntityFailed)
-        └── not: AskTimeout  NodeLost  EntityFailed
+        └── not: AskTimeout  NodeLost  EntityFailed  DeliveryFailed (unless it is poison)
                  Rejection  the answer of a handler that refuses; applications subclass it
 """
 
@@ -154,6 +155,20 @@ class StaleActivation(StaleFence):
         self.message = f"{what}: this activation of {entity_type!r} {entity_id!r:.100} has ended"
         self.hint = "await what a handler begins before it ends, or cancel it in on_stop"
         self.args = (self.message,)
+
+
+class JournalConflict(StoreError):
+    """The last entry of a journal is not the one that an append comes after. Nothing was written.
+
+    `after` is the number that the append names, `last` the journal's last one.
+    """
+
+    def __init__(self, kind: str, name: str, after: int, last: int) -> None:
+        super().__init__(
+            f"the journal {kind!r} {name!r:.100} ends with entry {last}, not {after}",
+            hint="read it again before the next append",
+        )
+        self.kind, self.name, self.after, self.last = kind, name, after, last
 
 
 class StateTooLarge(StoreError):
@@ -294,6 +309,32 @@ class StateUnreadable(EntityFailed):
 
     def __str__(self) -> str:
         return self.message
+
+
+class DeliveryFailed(RequestError):
+    """A delivery is given up. `reason` is one of
+
+        poison    its handler has failed as often as `delivery.attempts` says; it is skipped, and
+                  definite: none of these attempts has stored anything
+        expired   it was not confirmed within its time; a copy of it may still be handled
+        stale     another process has opened the outbox; that one delivers it
+
+    `entity_type` and `entity_id` name the receiver, `why` has the text of the last error.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        entity_type: str = "",
+        entity_id: str = "",
+        reason: str = "",
+        why: str = "",
+        definite: bool = False,
+    ) -> None:
+        super().__init__(f"{message}: {why}" if why else message)
+        self.entity_type, self.entity_id = entity_type, entity_id
+        self.reason, self.why, self.definite = reason, why, definite
 
 
 def advice_of(error: RequestError) -> str:

@@ -52,6 +52,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "stale_entities", "entity_type count"
     ),
     ("remembering", "%s shard %s: %s"): _event("remembered_list_failed", "entity_type shard error"),
+    ("remembering", "%s shard %s: a call for its remembered entities failed"): _event(
+        "remembered_call_failed", "entity_type shard"
+    ),
     ("remembering", "%s %r does not start elsewhere: %s"): _event(
         "relocation_failed", f"{_ENTITY} error"
     ),
@@ -105,8 +108,12 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "registration_failed", "error"
     ),
     ("membership_store", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),
+    ("membership_store", "the lease %s was not asked for"): _event("lease_call_failed", "lease"),
     ("membership_store", "the record of the cluster that has the store was not read: %s"): _event(
         "claim_record_not_read", "error"
+    ),
+    ("membership_store", "the record of the cluster that has the store was not read"): _event(
+        "claim_record_call_failed"
     ),
     (
         "membership_store",
@@ -115,6 +122,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("membership_store", "no answer about the nodes that use this store: %s"): _event(
         "registered_nodes_not_read", "error"
     ),
+    ("store_reach", "the store was not probed"): _event("store_not_probed"),
     (
         "store_reach",
         "this node cannot use the store, and %s can: the next oldest node takes over its"
@@ -196,6 +204,7 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("discovery", "looking for contacts works again"): _event("discovery_works"),
     ("leases", "the lease %r was not acquired"): _event("lease_not_acquired", "lease"),
     ("leases", "the lease %r was not renewed"): _event("lease_not_renewed", "lease"),
+    ("leases", "the lease %r was not released"): _event("lease_not_released", "lease"),
     ("overrides", "the overrides of %r cannot be read and are ignored: %s"): _event(
         "overrides_unreadable", "entity_type error"
     ),
@@ -206,10 +215,14 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("state_expiry", "%s: the sweep of idle states ended early: %s"): _event(
         "state_sweep_failed", "entity_type error"
     ),
+    ("state_expiry", "%s: the sweep of idle states ended early"): _event(
+        "state_sweep_not_done", "entity_type"
+    ),
     ("outage", "the store %s %s%s"): _event("store_away", "store error -"),
     ("outage", "the store %s works again, after %.0f s"): _event("store_works", "store seconds"),
     ("redis", "%s"): _event("store_settings"),
     ("server_watch", "%s"): _event("store_settings"),
+    ("server_watch", "the store %s was not probed"): _event("server_not_probed", "store"),
     ("server_watch", "the settings of the store %s are in order again"): _event(
         "store_settings_in_order", "store"
     ),

@@ -138,6 +138,22 @@ class NamedCluster:
             )
         return self.name_or_none
 
+    def mistaken_type(self, kind: str) -> str:
+        """Return a note that the application has no such entity type, with a similar one; "" if it
+        has it, or if there is no application to look into. A store may have states of types that
+        the application has no more, so this is a note and no error."""
+        from shardbus.config.options import closest
+
+        try:
+            bus = self.bus
+        except CommandFailure:
+            return ""
+        if bus is None or kind in bus.types:
+            return ""
+        near = closest(kind, list(bus.types))
+        hint = f"did you mean {near}?" if near else f"there is {', '.join(bus.types) or 'none'}"
+        return f"cluster {bus.name!r} has no entity type {kind!r}; {hint}"
+
     def stopped(self) -> str:
         """Return the cluster's name, if no node of it answers.
 

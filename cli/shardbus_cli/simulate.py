@@ -58,6 +58,9 @@ WithFailures = Annotated[
         help="With --sharding: the part of messages whose handler raises.",
     ),
 ]
+WithDeliveries = Annotated[
+    bool, typer.Option("--deliveries", help="With --sharding: deliveries, which take effect once.")
+]
 WithDiscovery = Annotated[
     bool,
     typer.Option("--discovery", help="Nodes start at once, and find each other by the store."),
@@ -118,6 +121,7 @@ def simulate(
     claims: WithClaims = False,
     kill_at: WithKills = "",
     failing_handlers: WithFailures = 0.0,
+    deliveries: WithDeliveries = False,
     links: WithLinks = "fair",
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
@@ -150,7 +154,8 @@ def simulate(
     drawn: list[Options | NodeOptions] = list(joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
-        drawn = [draw_node_options(number, *more, failing_handlers, links) for number in numbers]
+        draw_one = partial(draw_node_options, deliveries=deliveries)
+        drawn = [draw_one(number, *more, failing_handlers, links) for number in numbers]
     _report(drawn, jobs, as_json)
 
 

@@ -107,6 +107,8 @@ def list_(
     for row in rows:
         row["state"] = json.dumps(row["state"], ensure_ascii=False)[:SHOWN]
     output.table(("id", "version", "bytes", "state"), rows)
+    if not rows and (mistake := named.mistaken_type(kind)):
+        output.note(mistake)
     if len(found) > limit:
         output.note(f"there are more: --limit {10 * limit}, or --prefix")
 
@@ -140,12 +142,12 @@ def show(
 
     data = asyncio.run(_with_store(store, named.name, one))
     if data is None:
-        raise _no_state(kind, entity_id)
+        raise _no_state(kind, entity_id, named.mistaken_type(kind))
     output.data(json.dumps(_row(entity_id, data)))
 
 
-def _no_state(kind: str, entity_id: str) -> CommandFailure:
-    return CommandFailure(f"{kind} {entity_id!r} has no stored state", code=ExitCode.REFUSED)
+def _no_state(kind: str, entity_id: str, hint: str = "") -> CommandFailure:
+    return CommandFailure(f"{kind} {entity_id!r} has no stored state", hint, code=ExitCode.REFUSED)
 
 
 @app.command()

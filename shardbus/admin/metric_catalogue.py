@@ -174,6 +174,39 @@ ASKS_TIMED_OUT = _declare(
     COUNTER, Group.MESSAGES, "asks_timed_out", "", "asks without an answer in time"
 )
 
+# ---- deliveries
+
+DELIVERIES = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "deliveries",
+    "outcome",
+    "deliveries of this node and its entities that have ended: `confirmed`, `poison`, `expired`, "
+    "`refused`, `stale`",
+)
+REDELIVERIES = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "redeliveries",
+    "reason",
+    "deliveries of this node and its entities that were sent again: `no_answer`, `gap`, `failed`, "
+    "and `pause` after one",
+)
+UNCONFIRMED = _declare(
+    GAUGE,
+    Group.MESSAGES,
+    "unconfirmed",
+    "",
+    "deliveries of this node and its entities that are not confirmed",
+)
+DELIVERIES_NOT_HANDLED = _declare(
+    COUNTER,
+    Group.MESSAGES,
+    "deliveries_not_handled",
+    f"{_TYPE} decision",
+    "deliveries to entities here that no handler got: `repeated`, `gap`, `stale`; and records of "
+    "producers, and results, that were `forgotten`",
+)
 # ---- latencies
 
 HANDLER_DURATION = _declare(
@@ -223,8 +256,8 @@ ENTITIES_STARTED = _declare(
     Group.ENTITIES,
     "entities_started",
     f"{_TYPE} cause",
-    "entities started: `message`, `remembered`, `carried`, and `restart` after a failure or "
-    "for messages that waited",
+    "entities started: `message`, `remembered`, `carried`, `deliveries` that are pending, and "
+    "`restart` after a failure or for messages that waited",
 )
 ENTITIES_STOPPED = _declare(
     COUNTER,

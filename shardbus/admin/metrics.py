@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from shardbus.admin import metric_catalogue as catalogue
 from shardbus.admin.brief import drops_of
 from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
+from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
 from shardbus.node.node import Node
@@ -50,6 +51,7 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._messages()
+        yield from self._deliveries()
         yield from self._drops()
         yield from self._latencies()
         yield from self._entities()
@@ -83,6 +85,24 @@ class _Collector:
                 rerouted.add_metric([name], rows.rerouted)
         account_rows = [accepted, delivered, forwarded, buffered, waiting]
         return [sent, received, *account_rows, hedged, rerouted, pauses]
+
+    def _deliveries(self) -> Iterable[Metric]:
+        deliverer = self._node.deliverer
+        ended, again = _counter(catalogue.DELIVERIES), _counter(catalogue.REDELIVERIES)
+        for end in DeliveryEnd:
+            if end is not DeliveryEnd.CLOSED:
+                ended.add_metric([end.value], deliverer.counts.ended[end.value])
+        for reason in ("no_answer", "gap", "failed", "pause"):
+            again.add_metric([reason], deliverer.counts.resent[reason])
+        unhandled, unconfirmed = _counter(catalogue.DELIVERIES_NOT_HANDLED), deliverer.unconfirmed
+        for name, region in self._node.regions.items():
+            deliveries = region.host.deliveries
+            unconfirmed += 0 if deliveries.sends is None else deliveries.sends.unconfirmed
+            for decision, count in sorted(deliveries.decisions.items()):
+                unhandled.add_metric([name, decision], count)
+        gauge = _gauge(catalogue.UNCONFIRMED)
+        gauge.add_metric([], unconfirmed)
+        return [ended, again, gauge, unhandled]
 
     def _drops(self) -> Iterable[Metric]:
         endpoint = self._node.endpoint

@@ -249,10 +249,12 @@ class AsyncClient(Towards):
         return Region(known.interface, lambda: known, self.timeout_ms)
 
     @awaited
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
+    def tell(
+        self, kind: str | type, entity_id: str, message: object, *args: Any, ack: bool = False
+    ) -> Any:
         router = self.routers.get(kind) or self._regions.find(kind)
-        if router is None:
-            return super().tell(kind, entity_id, message, *args)
+        if router is None or ack:
+            return super().tell(kind, entity_id, message, *args, ack=ack)
         return tell(router, entity_id, message, args) if args else router.send(entity_id, message)
 
     tell.__doc__ = Towards.tell.__doc__

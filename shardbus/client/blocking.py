@@ -42,11 +42,18 @@ class BlockingTowards:
     def __init__(self, bridge: ThreadBridge, to: Towards, timeout_ms: int) -> None:
         self._bridge, self._to, self._timeout_ms = bridge, to, timeout_ms
 
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+    def tell(
+        self, kind: str | type, entity_id: str, message: object, *args: Any, ack: bool = False
+    ) -> None:
         """Send without an answer; blocks while the send buffer is full.
 
         The client's own thread sends it. An error at that moment (BufferFull, if there has been no
-        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`."""
+        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`.
+
+        With `ack` it is delivered, and this call returns once the entity has confirmed it."""
+        if ack:
+            self._run(lambda: self._to.tell(kind, entity_id, message, *args, ack=True))
+            return
         self._bridge.tell(self._item(kind, entity_id, message, args))
 
     def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:

@@ -21,7 +21,7 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from shardbus.client.unknown_types import UNKNOWN_TYPE, HeldMessage, UnknownTypes, not_described
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import DeliverySettings, ShardingSettings
 from shardbus.errors import (
     BufferFull,
     ConfigError,
@@ -31,6 +31,7 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.ids import NodeId, check_id
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender
 from shardbus.routing.instance_policies import NEAREST, POLICIES
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import described_within
@@ -96,6 +97,7 @@ class ClientRegion:
         if self.router.rows is not None:
             self.router.rows.sender_name = endpoint.name
         self.sender = sender_of(self.router)
+        self.deliverer = regions.deliverer
         self.dropped_messages: dict[str, int] = {}
 
     def adopt(self, interface: Interface) -> None:
@@ -162,6 +164,9 @@ class ClientRegions:
         self.endpoint, self.to_contact, self.tracer = endpoint, to_contact, tracer
         self.away = away
         self.settings = ShardingSettings()
+        self.deliverer = DeliverySender(
+            endpoint.name, DeliverySettings(), DeliveryCounts(), endpoint.loop
+        )
         self.routers: dict[str | type, LoopSender] = {}
         """What sends to the known types, by name and by class."""
         self._by_name: dict[str, ClientRegion] = {}
@@ -494,6 +499,7 @@ class ClientRegions:
     def close(self) -> None:
         """Stop the timers, and refuse what is buffered and what is sent later."""
         self._closed = True
+        self.deliverer.close(LocalProtocolError(CLOSED))
         for region in self._by_name.values():
             region.router.end(LocalProtocolError(CLOSED))
         self.unknown.close(LocalProtocolError(CLOSED))

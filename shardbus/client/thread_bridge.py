@@ -353,6 +353,53 @@ class ThreadBridge:
             self._room.notify_all()
 
 
+class ThreadDeliverer:
+    """Delivers by `sender` for threads, which wait for the confirmation."""
+
+    __slots__ = ("_bridge", "_deliverer", "_sender")
+
+    def __init__(self, bridge: ThreadBridge, sender: LoopSender) -> None:
+        self._bridge, self._sender, self._deliverer = bridge, sender, sender.deliverer
+
+    def deliver(
+        self,
+        sender: object,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        within: float | None = None,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Deliver a message, and wait for its confirmation; without `waits`, until it has room."""
+        deliver, by = self._deliverer.deliver, self._sender
+
+        async def begin() -> None:
+            confirmed = deliver(by, entity_id, method, payload, within, waits=waits)
+            if waits:
+                await confirmed
+
+        self._bridge.run(begin)
+
+    def ask_once(
+        self,
+        sender: object,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        once: str,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> Any:
+        """Ask, and wait for the answer. Raises a RequestError."""
+        ask, by = self._deliverer.ask_once, self._sender
+
+        async def begin() -> Any:
+            return await ask(by, entity_id, method, payload, once, timeout_ms, decode)
+
+        return self._bridge.run(begin, within=timeout_ms / 1000)
+
+
 class ThreadSender:
     """Sends by `sender` for threads: a tell waits while there is no room, an ask for its answer."""
 
@@ -375,6 +422,11 @@ class ThreadSender:
     def done(self) -> None:
         """What a tell returns: it has waited already."""
         return
+
+    @property
+    def deliverer(self) -> ThreadDeliverer:
+        """What delivers for threads. Raises ConfigError: the type takes no deliveries."""
+        return ThreadDeliverer(self._bridge, self._sender)
 
     def key(self, method: str) -> Key:
         """Return the key of a method; always the same object."""

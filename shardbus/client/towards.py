@@ -25,6 +25,7 @@ from shardbus.routing.refs import (
     cast,
     method_and_payload,
     milliseconds,
+    pack,
     start_entity,
     tell,
 )
@@ -53,13 +54,21 @@ class Towards:
         """What sends to the known types, by name and by class."""
 
     @awaited
-    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
+    def tell(
+        self, kind: str | type, entity_id: str, message: object, *args: Any, ack: bool = False
+    ) -> Any:
         """Send without an answer. Returns an awaitable that waits while the send buffer is full, or
         while the client does not know the type.
 
         With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
         MessageTooLarge or UnknownEntityType; the message was then not sent.
+
+        With `ack` it is delivered, as by `ref.add.deliver(2)`: it is sent until the entity confirms
+        that it has handled it, which the awaitable waits for, and takes effect once. Raises
+        DeliveryFailed, too, and a Rejection if the handler refuses.
         """
+        if ack:
+            return self._here(lambda: self._deliver(kind, entity_id, message, args))
         return self._here(lambda: tell(self._to(kind), entity_id, message, args))
 
     @awaited
@@ -132,6 +141,22 @@ class Towards:
         return self._by_choice(kind, await self._regions.learn(kind, wait_ms / 1000))
 
     # ---- in the loop's thread
+
+    def _deliver(
+        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
+    ) -> Awaitable[None]:
+        sender = self._known(kind)
+        if sender is None:
+            return asyncio.ensure_future(self._deliver_to_unknown(kind, entity_id, message, args))
+        key, payload = pack(sender, message, args)
+        outcome: Awaitable[None] = sender.deliverer.deliver(sender, entity_id, key[1], payload)
+        return outcome
+
+    async def _deliver_to_unknown(
+        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
+    ) -> None:
+        await self.router_of(kind)
+        await self._deliver(kind, entity_id, message, args)
 
     def _here(self, send: Callable[[], Awaitable[T]]) -> Sent[T]:
         """Send now; or if this is not the loop's thread, when the loop awaits the result."""

@@ -481,6 +481,37 @@ class ShardingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DeliverySettings:
+    """Messages that are delivered at least once, and take effect once."""
+
+    window: int = count(50, "unconfirmed deliveries of one producer to one entity", high=1000)
+    window_all: int = count(1000, "unconfirmed deliveries of one producer", high=100_000)
+    within: float = seconds(
+        3600.0, "for which a delivery is tried, if its caller names no time", off=True
+    )
+    resend: float = seconds(
+        10.0, "for an answer before a delivery is sent again; doubles up to resend_max"
+    )
+    resend_max: float = seconds(30.0, "for an answer, at most")
+    retry: float = seconds(
+        0.2, "between a failure and the next attempt; doubles up to retry_max", low=0.01
+    )
+    retry_max: float = seconds(30.0, "between a failure and the next attempt, at most")
+    attempts: int = count(10, "failures of a handler after which a delivery is poison", high=10_000)
+    on_poison: str = text(
+        "skip",
+        "skip gives a poison delivery up; stop tries it for ever, and what follows it waits",
+        choices=("skip", "stop"),
+    )
+    remember: float = seconds(
+        7 * 86_400.0, "for which an entity remembers a producer that does not use it"
+    )
+    producers: int = count(
+        1000, "producers that one entity remembers; then the least used is forgotten", high=100_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSettings:
     """The state store."""
 
@@ -602,6 +633,7 @@ class Settings:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)

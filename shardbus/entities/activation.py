@@ -248,6 +248,7 @@ class Shard:
         "fence",
         "host",
         "live",
+        "records",
         "returning",
         "shard",
         "stopping",
@@ -264,6 +265,9 @@ class Shard:
         self.activations: dict[str, Activation] = {}
         self.live = 0
         """Activations in memory."""
+        self.records: dict[str, Any] = {}
+        """By entity id, what was delivered to the entity (`entities.deliveries`), as far as it is
+        known here."""
         self.returning: set[str] = set()
         """Ids of remembered entities that stopped and start again after a backoff."""
         self.stopping: StopReason | None = None

@@ -16,6 +16,8 @@ What is carried must equal what the entity had last, so it counts only under the
 - It is for one fence: that of the new home in this very move.
 - It is forgotten once the entity has started, or saves. A start that fails has it again; an entity
   that cannot take it starts without it, from the store.
+- A record of deliveries goes with the state. An entity with a delivery of its own that no save has
+  stored carries nothing: it must not be sent before it is stored.
 - What no activation took when the shard moves on is carried on.
 
 Bounds: `CARRIED_BYTES_MAX` for an entity, `CARRY_MAX` for a shard. What exceeds them is not
@@ -40,6 +42,7 @@ from shardbus.errors import StaleActivation
 from shardbus.guarded_log import GuardedLog
 from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
 from shardbus.sharding.region.incoming_moves import CARRY_MAX
+from shardbus.wire.stored_state import with_record
 
 log = GuardedLog("shardbus.entity")
 
@@ -106,7 +109,9 @@ class CarriedStates:
         moves = activation.stopping in MOVES and hosted.stopping in MOVES
         if not moves or activation.state is LifeState.GONE:
             return
-        if activation in self._saves:
+        record = activation.shard.records.get(activation.key)
+        unsaved = record is not None and record.last > record.last_stored
+        if activation in self._saves or unsaved:
             self._count("save_unknown")
             return
         frozen = self._frozen(activation, entity)
@@ -129,6 +134,9 @@ class CarriedStates:
                 raise TypeError(f"dehydrate returned {type_name(data)}, not bytes")
             states = self._kind.states
             state = None if states is None else states.write(entity.state)  # type: ignore[attr-defined]
+            record = activation.shard.records.get(key)
+            if state is not None and record is not None:
+                state = with_record(record.stored(), state)
         except BaseException:
             log.exception("%s %r carries nothing: dehydrate failed", name, key)
             return None
@@ -180,6 +188,7 @@ class CarriedStates:
                 if carried.state is None:
                     raise ValueError("the old home carried no state")
                 entity.state = kind.states.read(activation.key, carried.state)
+                activation.shard.host.deliveries.loaded(activation, carried.state)
             entity.rehydrate(carried.data)
         except BaseException:
             log.exception("%s %r starts without what it carried", kind.name, activation.key)

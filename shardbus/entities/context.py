@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.deferred import DeferredWork
+from shardbus.entities.deliveries import EntityDeliveries
 from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
 from shardbus.entities.passivation import Passivator
 from shardbus.entities.passivation_settings import idle_timeout
@@ -59,6 +60,8 @@ class ContextHost(Protocol):
     passivator: Passivator
     wall_clock: Callable[[], float]
 
+    @property
+    def deliveries(self) -> EntityDeliveries: ...
     def save(
         self, context: Context, data: bytes | None, *, alone: bool = False
     ) -> Coroutine[Any, Any, None]: ...
@@ -173,6 +176,11 @@ class Context:
     def _save(self, data: bytes | None) -> Coroutine[Any, Any, None]:
         """Write these bytes as the entity's state. `Entity.save` calls it."""
         return self._host.save(self, data)
+
+    def _deliver(self, target: tuple[str, str], method: str, payload: bytes) -> None:
+        """Keep a delivery of this entity with its state. `Entity.deliver` calls it."""
+        activation = self._acting("deliver")
+        self._host.deliveries.deliver(activation, target, method, payload)
 
     def passivate(self, stop_message: object = None) -> None:
         """Stop this entity after its current message. Messages that wait for it start a new

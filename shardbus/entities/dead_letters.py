@@ -214,6 +214,14 @@ class DeadLetters:
                     answered=answered,
                 )
 
+    def undelivered(
+        self, name: str, reason: str, entity_id: str, method: str, payload: bytes, sender: str
+    ) -> None:
+        """Keep a delivery of this node, to an entity anywhere, that is given up."""
+        ring = self.rings.get(name, self._strangers)
+        if ring is not None:
+            self._keep(ring, name, reason, entity_id, method, payload, sender, answered=True)
+
     def _keep(
         self,
         ring: LetterRing,

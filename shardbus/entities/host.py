@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from shardbus.config.settings import ShardingSettings
+from shardbus.config.settings import DeliverySettings, ShardingSettings
 from shardbus.entities.activation import (
     AFTER_CURRENT,
     MOVES,
@@ -36,6 +36,8 @@ from shardbus.entities.activation import (
 from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, FirstContext, InstanceContext
 from shardbus.entities.deaf_entities import DeafEntities
+from shardbus.entities.deliveries import RECORD, EntityDeliveries
+from shardbus.entities.entity_sends import EntitySends, delivers
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.lost_attributes import watch_states
@@ -48,6 +50,7 @@ from shardbus.entities.state_changes import StateChange
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
+from shardbus.error_text import is_a
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -57,6 +60,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.routing.delivering import DeliveryCounts
 from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore, reminder_store
 from shardbus.transport.drop_reports import Origin
@@ -92,9 +96,14 @@ class Host:
         shard_of: Callable[[str], str],
         start_elsewhere: Callable[[str], Awaitable[None]],
         gate: SuspensionGate | None = None,
+        delivery: DeliverySettings | None = None,
+        delivered: DeliveryCounts | None = None,
     ) -> None:
         self.gate = gate or SuspensionGate()
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
+        self.deliveries = EntityDeliveries(
+            kind, delivery or DeliverySettings(), lambda: self.wall_clock()
+        )
         self._compresses = settings.state_compression != "none"
         self.name, self.ref = kind.name, ref
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
@@ -129,17 +138,10 @@ class Host:
         self.recovery = EntityRecovery(settings, loop, self._revive, self.gate)
         self.remembered: RememberedEntities | None = None
         if settings.remember:
-            remembered = self.remembered = RememberedEntities(
-                kind.name,
-                store,
-                loop,
-                pause_max=settings.shard_failure_backoff,
-                start=self._listed,
-                recover=self.recovery.put,
-                settled=self._maybe_down,
-            )
-            forget, again = remembered.forget, self._revive
-            self._relocation = EntityRelocation(kind.name, loop, start_elsewhere, forget, again)
+            self._remember(store, start_elsewhere)
+        if kind.states is not None and delivers(kind.cls):
+            counts = delivered or DeliveryCounts()
+            self._send_deliveries(delivery or DeliverySettings(), counts, store, start_elsewhere)
         self._attach(store)
 
     def _attach(self, store: StateStore) -> None:
@@ -152,13 +154,72 @@ class Host:
             reminding = Reminding(self, store, reminders, self._keeper, self.settings)
             self.runner.remind(reminding)
 
+    def _send_deliveries(
+        self,
+        delivery: DeliverySettings,
+        counts: DeliveryCounts,
+        store: StateStore,
+        start_elsewhere: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """Send what the entities deliver themselves."""
+        self.deliveries.sends = EntitySends(
+            self.kind,
+            self.node_name,
+            self.settings,
+            delivery,
+            counts,
+            self.loop,
+            self._keeper,
+            store,
+            self.gate,
+            self.ref,
+            self._start_pending,
+            self._maybe_down,
+            start_elsewhere,
+        )
+
+    def _remember(
+        self, store: StateStore, start_elsewhere: Callable[[str], Awaitable[None]]
+    ) -> None:
+        """Let entities run whenever their shard does."""
+        remembered = self.remembered = RememberedEntities(
+            self.name,
+            store,
+            self.loop,
+            pause_max=self.settings.shard_failure_backoff,
+            start=self._listed,
+            recover=self.recovery.put,
+            settled=self._maybe_down,
+        )
+        forget, again = remembered.forget, self._revive
+        self._relocation = EntityRelocation(self.name, self.loop, start_elsewhere, forget, again)
+
+    @property
+    def _lists(self) -> list[RememberedEntities]:
+        """Return the lists of entities that start with their shard."""
+        sends = self.deliveries.sends
+        lists = [] if self.remembered is None else [self.remembered]
+        return lists if sends is None else [*lists, sends.lists]
+
+    def _start_pending(self, hosted: Shard, entity_id: str) -> Activation | None:
+        """Start an entity with pending deliveries, if it does not run and its shard is here."""
+        sends = self.deliveries.sends
+        here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
+        if sends is None or not here or self.find(entity_id, hosted.shard) is not None:
+            return None
+        self.gate.close_if_due()
+        if self._shard_of(entity_id) != hosted.shard:
+            sends.relocation.move(hosted, entity_id)
+            return None
+        return self.activate(hosted, entity_id, "deliveries")
+
     # ---- shards
 
     def start_shard(self, shard: str, fence: int) -> None:
         """Host a shard. It admits no message until `set_arrivals` opens it."""
         hosted = self.shards[shard] = Shard(shard, fence, self)
-        if self.remembered is not None:
-            self.remembered.open(hosted)
+        for remembered in self._lists:
+            remembered.open(hosted)
         if self.runner.reminding is not None:
             self.runner.reminding.open(hosted)
         if self.carrying is not None and (waiting := self.carrying.waiting(shard, fence)):
@@ -253,22 +314,35 @@ class Host:
                 for activation in list(hosted.activations.values()):
                     activation.step(LifeStep.REFUSES)  # no new activation
                     self.stopper.cut_off(activation)
-                if self.remembered is not None:
-                    self.remembered.close(hosted)
+                for remembered in self._lists:
+                    remembered.close(hosted)
                 if self.runner.reminding is not None:
                     self.runner.reminding.close(hosted)
                 self._maybe_down(hosted)
 
     def _maybe_down(self, hosted: Shard) -> None:
         if hosted.stopping and not hosted.activations and self.shards.get(hosted.shard) is hosted:
-            if self.remembered is not None:
-                if self.remembered.busy(hosted):
-                    return
-                self.remembered.close(hosted)
+            if any(remembered.busy(hosted) for remembered in self._lists):
+                return
+            for remembered in self._lists:
+                remembered.close(hosted)
             if self.runner.reminding is not None:
                 self.runner.reminding.close(hosted)
             del self.shards[hosted.shard]
+            if hosted.records and self.passes_on and hosted.stopping in MOVES:
+                self._leave_records(hosted)
             self._on_down(hosted.shard)
+
+    def _leave_records(self, hosted: Shard) -> None:
+        """Leave records of deliveries to the shard's next home, ahead of its messages."""
+        invoker = self.deliveries.invokers[RECORD]
+        records = [
+            (entity_id, Message(invoker, record, None, Origin.UNREPORTED, 0))
+            for entity_id, record in self.deliveries.leave(hosted)
+        ]
+        self.counts.accepted += len(records)
+        if records:
+            self._left[hosted.shard] = records + self._left.get(hosted.shard, [])
 
     # ---- entities
 
@@ -377,6 +451,12 @@ class Host:
             self.carrying.ended(activation)
         if self.runner.reminding is not None:
             self.runner.reminding.gone(activation)
+        sends = self.deliveries.sends
+        if sends is not None and sends.gone(activation) and not hosted.stopping:
+            backoff = self.settings.entity_restart_backoff
+            self.loop.call_later(backoff, self._start_pending, hosted, entity_id)
+        if hosted.records and self.kind.states is not None:
+            hosted.records.pop(entity_id, None)
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
         refuses = refuses or not self._may_return(activation)
         activation.step(LifeStep.ENDS)
@@ -450,6 +530,8 @@ class Host:
             self._relocation.stop()
         if self.runner.reminding is not None:
             self.runner.reminding.stop()
+        if self.deliveries.sends is not None:
+            self.deliveries.sends.close()
         self.recovery.stop()
         self.deferred.close()
         self.runner.close()
@@ -505,7 +587,11 @@ class Host:
         key, shard, fence = activation.key, activation.shard.shard, activation.shard.fence
         if data is not None and (self._compresses or len(data) > self.settings.state_limit):
             data = self._checked(key, data)
-        reminding = self.runner.reminding
+        saving, reminding = None, self.runner.reminding
+        if not alone and key in activation.shard.records:
+            await self.deliveries.before_save(activation)
+            context._acting("save")
+            data, saving = self.deliveries.begin_save(activation, data)
         try:
             if reminding is not None and (alone or reminding.writes(activation, data)):
                 saved: Awaitable[None] = reminding.save(activation, data, alone=alone)
@@ -516,11 +602,14 @@ class Host:
             else:
                 with self.carrying.saving(activation):
                     await saved
-        except StaleActivation:
+        except BaseException as error:
+            if saving is not None:
+                self.deliveries.fail_save(activation)
+            if is_a(error, StaleFence) and not is_a(error, StaleActivation):
+                activation.stopping = activation.stopping or StopReason.FAILURE
             raise
-        except StaleFence:
-            activation.stopping = activation.stopping or StopReason.FAILURE
-            raise
+        if saving is not None:
+            self.deliveries.end_save(activation, saving)
         if not alone and self.state_sizes is not None and activation.state is not LifeState.GONE:
             self.state_sizes.note(activation, data)
         if self.gate.close_if_due():
@@ -561,6 +650,7 @@ class Host:
         """Save the state of an entity that does not run. Messages wait for it meanwhile."""
         activation = self.activate(hosted, entity_id, "operator", begins=False)
         try:
+            self.deliveries.loaded(activation, await self._load_stored(activation))
             await change.save(activation)
         except StaleActivation:
             text = f"shard {hosted.shard!r:.100} of {self.name} has moved meanwhile"
@@ -613,10 +703,11 @@ class Host:
         def unless_shut(sweep: Callable[[int], object]) -> Callable[[int], object]:
             return lambda tick: None if self.gate.closed else sweep(tick)
 
-        reminding = self.runner.reminding
+        reminding, sends = self.runner.reminding, self.deliveries.sends
         reminders = {} if reminding is None else {"reminders": unless_shut(reminding.sweep)}
         return {
             **reminders,
+            "deliveries": unless_shut(sends.sweep if sends is not None else lambda tick: None),
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
             "deaf entities": unless_shut(self.deaf.sweep),
             "stopping": unless_shut(self.stopper.sweep),

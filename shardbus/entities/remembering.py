@@ -232,7 +232,11 @@ class RememberedEntities:
             except StoreError as error:
                 log.warning("%s shard %s: %s", self.entity_type, shard_list.hosted.shard, error)
             except Exception:  # a defect must not end it: entities would wait for ever
-                log.exception("%s shard %s", self.entity_type, shard_list.hosted.shard)
+                log.exception(
+                    "%s shard %s: a call for its remembered entities failed",
+                    self.entity_type,
+                    shard_list.hosted.shard,
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._pause_max)
         raise ShardNotHosted

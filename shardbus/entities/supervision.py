@@ -407,6 +407,10 @@ class Supervisor:
         if self.sizes is not None:
             self.sizes.note(activation, data)
         activation.entity.state = states.cls() if data is None else states.read(key, data)
+        try:
+            shard.host.deliveries.loaded(activation, data)
+        except ValueError as error:
+            raise states.unreadable(key, 0, error) from error
 
     def _backoff(self, activation: Activation) -> float:
         """Return the seconds to wait: 0 unless this start failed more than once, then doubling

@@ -59,6 +59,7 @@ from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
 from shardbus.node.view_ages import ViewAges
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender
 from shardbus.routing.paths import ancestors
 from shardbus.routing.refs import ASK_TIMEOUT_MS, Ref
 from shardbus.routing.tracer import Tracer, open_tracing
@@ -201,6 +202,13 @@ class Node:
         self.pod_cost = self._make_pod_cost()
         """None unless this node's pod gets a deletion cost."""
         self.tracer = self._make_tracer()
+        self.deliverer = DeliverySender(
+            str(self.me),
+            self.settings.delivery,
+            DeliveryCounts(self.letters.undelivered),
+            self.loop,
+        )
+        """What this process delivers."""
         """None unless tracing is enabled."""
         self.rpc = NodeRpc(self.me, self._session_to, self._query_timeout, self._member_ids)
         self.rpc.register(LINK_TEST, lambda: True)
@@ -898,6 +906,7 @@ class Node:
             region.give_up_undelivered()
         # The report leaves ahead of the departure notice.
         self.drops.report(self.endpoint.clock.tick, last=True)
+        self.deliverer.close(NodeLost("the node of this process has ended"))
         for region in self.regions.values():
             region.close()
         ends = [singleton.end() for singleton in self.singletons.values()]

@@ -90,14 +90,14 @@ async def _hand_off(node: LeavingNode, progress: Progress) -> None:
     """Hand off every shard. Stop the shards here instead if the whole cluster stops, also if that
     becomes known meanwhile."""
     if not node.cluster_stops.done():
-        progress(f"handing off {_hosted(node)} shards")
+        progress(f"handing off {_hosted(node)}")
         drained = asyncio.gather(*(region.shutdown() for region in node.regions.values()))
         ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
             await _until(node, lambda: not _awaits_homes(node), longest_move(node))
             return
-    progress(f"the whole cluster stops: stopping {_hosted(node)} shards")
+    progress(f"the whole cluster stops: stopping {_hosted(node)}")
     await asyncio.gather(*(region.stop_here() for region in node.regions.values()))
 
 
@@ -182,8 +182,10 @@ async def _until(node: LeavingNode, condition: Callable[[], bool], seconds: floa
         await asyncio.sleep(POLL_S)
 
 
-def _hosted(node: LeavingNode) -> int:
-    return sum(len(r.host.shards) for r in node.regions.values() if r.table is r)
+def _hosted(node: LeavingNode) -> str:
+    """Return the number of shards here with its noun."""
+    shards = sum(len(r.host.shards) for r in node.regions.values() if r.table is r)
+    return "1 shard" if shards == 1 else f"{shards} shards"
 
 
 def _awaits_homes(node: LeavingNode) -> bool:

@@ -23,7 +23,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from shardbus.errors import AskTimeout, LocalProtocolError, NodeLost, RequestError
+from shardbus.errors import AskTimeout, ConfigError, LocalProtocolError, NodeLost, RequestError
 from shardbus.routing import instance_policies
 from shardbus.routing.instance_answers import AllAnswers, FirstAnswer
 from shardbus.routing.instance_policies import (
@@ -41,7 +41,7 @@ from shardbus.routing.instance_policies import (
 )
 from shardbus.routing.instance_routes import ShardRows, wire_id
 from shardbus.routing.pending_message import Binding, PendingMessage
-from shardbus.routing.router import LoopSender, Router
+from shardbus.routing.router import Deliverer, LoopSender, Router
 from shardbus.routing.shard_route import NO_ROUTE, ROUTES_MAX, ShardRoute, check_room
 from shardbus.routing.traced_sending import plain_sender
 from shardbus.sharding.region.route import Absence
@@ -87,6 +87,14 @@ class InstanceSender:
     def address(self) -> tuple[Any, ...]:
         """What two senders have in common that send alike."""
         return self.router, self.choice
+
+    @property
+    def deliverer(self) -> Deliverer:
+        """Raise ConfigError: a delivery is for one entity, and has one record."""
+        raise ConfigError(
+            f"{self.interface.name!r} has instances, which take no deliveries",
+            hint="tell it, or deliver to a type without instances",
+        )
 
     def by(self, choice: Choice) -> InstanceSender:
         """Return the sender to the same type by another router."""

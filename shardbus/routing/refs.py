@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NoReturn, Self, SupportsIndex
 
+from shardbus.config.options import TEN_YEARS, Option, ValueType, parse
+from shardbus.deliveries.numbers import KEY_MAX
 from shardbus.errors import ConfigError
 from shardbus.routing.instance_policies import choice_of
 from shardbus.routing.instance_sender import Picked
@@ -43,6 +45,8 @@ ASK_TIMEOUT_MS = 5000
 """The default deadline of an ask inside a node."""
 TIMEOUT_MAX_S = 3.1536e8
 """Ten years, as for settings."""
+
+DURATION = Option(ValueType.SECONDS, "for which a delivery is tried", "s", 0.001, TEN_YEARS, True)
 
 RESERVED = frozenset(
     {"tell", "ask", "entity_id", "entity_type", "within", "to", "tell_nowait", "start_entity"}
@@ -157,6 +161,56 @@ class Call(Addressed):
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
         self._sender.tell_nowait(self._key, self._id, self._pack(args, kwargs))
+
+    def deliver(self, *args: Any, within: float | str | None = None, **kwargs: Any) -> Any:
+        """Deliver: send it until the entity confirms that it has handled it, and let it take effect
+        once. Returns a future that ends with the confirmation; a reference of a thread blocks.
+
+        `within` is for how long, in seconds or as a duration such as "1h"; 0 is for ever.
+
+        Raises:
+            BufferFull: too many deliveries of this process wait. DeliveryFailed: it is given up.
+            SchemaError, UnknownEntityType, MessageTooLarge: it cannot be handled. Rejection: the
+            handler has refused it.
+        """
+        sender, payload = self._sender, self._pack(args, kwargs)
+        seconds = None if within is None else duration(within)
+        return sender.deliverer.deliver(sender, self._id, self._method.name, payload, seconds)
+
+    def deliver_nowait(self, *args: Any, within: float | str | None = None, **kwargs: Any) -> Any:
+        """Deliver as `deliver` does, or raise BufferFull if it would wait for room in the window of
+        unconfirmed deliveries. A reference of a thread does not wait for the confirmation."""
+        sender, payload = self._sender, self._pack(args, kwargs)
+        seconds = None if within is None else duration(within)
+        return sender.deliverer.deliver(
+            sender, self._id, self._method.name, payload, seconds, waits=False
+        )
+
+    def as_delivery(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, str], str, bytes]:
+        """Return the receiver, the method and the arguments of a delivery, for an entity that keeps
+        it. Raises as `deliver`."""
+        payload, sender = self._pack(args, kwargs), self._sender
+        _ = sender.deliverer  # a type that takes no deliveries says so
+        return (sender.interface.name, self._id), self._method.name, payload
+
+    def ask(self, *args: Any, key: str | None = None, **kwargs: Any) -> Any:
+        """Ask, as a call does. With `key` the handler runs once for this key, however often it is
+        asked: the entity keeps the result with its state for a day, and the ask is repeated until
+        its deadline while no answer comes."""
+        if key is None:
+            return self(*args, **kwargs)
+        sender, payload, method = self._sender, self._pack(args, kwargs), self._method
+        return sender.deliverer.ask_once(
+            sender,
+            self._id,
+            method.name,
+            payload,
+            check_key(key),
+            self._timeout_ms,
+            method.decode_result,
+        )
 
 
 class PickedCall(Call):
@@ -291,6 +345,26 @@ class Ref(Addressed):
     def ask(self, message: object) -> Any:
         """Ask `receive`."""
         return ask(self._sender, self.entity_id, message, (), self._timeout_ms)
+
+
+def duration(value: float | str) -> float:
+    """Return a length of time in seconds, given so or as a text such as "1h".
+
+    Raises:
+        ConfigError: it is none.
+    """
+    return float(parse(DURATION, value))
+
+
+def check_key(key: object) -> str:
+    """Return the key of an ask.
+
+    Raises:
+        ConfigError: it is no text of 1 to `KEY_MAX` characters.
+    """
+    if isinstance(key, str) and 0 < len(key) <= KEY_MAX:
+        return key
+    raise ConfigError(f"a key is a text of 1 to {KEY_MAX} characters, not {key!r:.60}")
 
 
 def milliseconds(timeout: float) -> int:

@@ -102,6 +102,39 @@ class Messages(Protocol):
         """Send an ask. Returns a future of its answer; the sender of a thread, the answer."""
 
 
+class Deliverer(Protocol):
+    """What delivers messages until they are confirmed: of the process, or for a thread."""
+
+    def deliver(
+        self,
+        sender: Any,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        within: float | None = None,
+        /,
+        *,
+        waits: bool = True,
+    ) -> Any:
+        """Deliver a message. Returns a future that ends with its confirmation; the deliverer of a
+        thread waits for that."""
+        ...
+
+    def ask_once(
+        self,
+        sender: Any,
+        entity_id: str,
+        method: str,
+        payload: bytes,
+        once: str,
+        timeout_ms: int,
+        decode: Decode,
+        /,
+    ) -> Any:
+        """Ask a handler that runs once for the key `once`. Returns as `Messages.ask`."""
+        ...
+
+
 class Sender(Messages, Protocol):
     """What sends to the entities of one type: a `Router`, or what picks, traces or waits and then
     uses one."""
@@ -114,6 +147,11 @@ class Sender(Messages, Protocol):
     @property
     def done(self) -> Any:
         """What a tell returns while there is room."""
+        ...
+
+    @property
+    def deliverer(self) -> Deliverer:
+        """What delivers messages by this sender. Raises ConfigError: nothing does."""
         ...
 
     def by(self, choice: Choice, /) -> Sender:
@@ -163,6 +201,8 @@ class Caller(Protocol):
 class RouterOwner(Protocol):
     """The services of a router's owner: the region's shell of a node, or a client."""
 
+    @property
+    def deliverer(self) -> Deliverer: ...
     def out_for(self, node: NodeId) -> SessionOutbox: ...
     def is_here(self, node: NodeId) -> bool: ...
     def ask_failed(self, entity_type: str, waited_s: float, /) -> None:
@@ -256,6 +296,11 @@ class Router:
     def address(self) -> tuple[Any, ...]:
         """What two senders have in common that send alike."""
         return (self,)
+
+    @property
+    def deliverer(self) -> Deliverer:
+        """What delivers for this process."""
+        return self._owner.deliverer
 
     def by(self, choice: Choice) -> LoopSender:
         """Raise ConfigError: the type has no instances."""

@@ -18,7 +18,7 @@ from typing import Any
 from shardbus.errors import BufferFull
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.pending_message import Binding
-from shardbus.routing.router import LoopSender, Router
+from shardbus.routing.router import Deliverer, LoopSender, Router
 from shardbus.routing.shard_route import ShardRoute, check_room
 from shardbus.routing.tracer import Tracer
 from shardbus.transport.asks import Key, set_error
@@ -44,6 +44,11 @@ class TracedSender:
     def address(self) -> tuple[Any, ...]:
         """What two senders have in common that send alike."""
         return self._router.address
+
+    @property
+    def deliverer(self) -> Deliverer:
+        """What delivers for this process."""
+        return self._router.deliverer
 
     def by(self, choice: Choice) -> LoopSender:
         """Raise ConfigError: the type has no instances."""

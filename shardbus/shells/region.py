@@ -26,6 +26,7 @@ from shardbus.config.options import closest
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
 from shardbus.entities.dead_letters import DeadLetters
+from shardbus.entities.deliveries import RECORD
 from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
@@ -36,6 +37,7 @@ from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, NodeLost, Refused, Unhandled, UnknownEntityType
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import NodeId
+from shardbus.routing.delivering import DeliverySender
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import ancestors
 from shardbus.routing.pending_message import PendingMessage
@@ -80,6 +82,7 @@ class RegionServices(Protocol):
     letters: DeadLetters
     gate: SuspensionGate
     tracer: Tracer | None
+    deliverer: DeliverySender
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
@@ -159,6 +162,8 @@ class RegionShell:
             lambda entity_id: self.router.shard_of(entity_id),
             self._start_elsewhere,
             node.gate,
+            node.deliverer.settings,
+            node.deliverer.counts,
         )
         self.host.passes_on, self.host.tracer = True, node.tracer
         drop, name = node.drops.drop, entity_type.name
@@ -207,6 +212,11 @@ class RegionShell:
             self.router.rows.here, self.router.rows.sender_name = node.me, str(node.me)
         self.sender = sender_of(self.router)
 
+    @property
+    def deliverer(self) -> DeliverySender:
+        """What delivers for this node."""
+        return self._node.deliverer
+
     def set_zones(self, zones: Mapping[NodeId, str]) -> None:
         """Use these zones of the members that have one, to find the nearest instance."""
         if self.router.rows is not None:
@@ -247,12 +257,12 @@ class RegionShell:
         """Deliver tells, to which no sender waits for an answer."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker = self.entity_type.invokers.get(run.method)
+        invoker = self.host.deliveries.invokers.get(run.method)
         via = session.mark or self._node.drops.mark(session)
         counts = self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
-                if part.method in self.entity_type.invokers:
+                if part.method in self.host.deliveries.invokers:
                     self.on_tells(session, part)
                 else:
                     counts.accepted += len(part.ids)
@@ -287,10 +297,10 @@ class RegionShell:
         """Deliver asks, whose senders wait for an answer."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker, counts = self.entity_type.invokers.get(run.method), self.host.counts
+        invoker, counts = self.host.deliveries.invokers.get(run.method), self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
-                if part.method in self.entity_type.invokers:
+                if part.method in self.host.deliveries.invokers:
                     self.on_asks(session, part)
                 else:
                     counts.accepted += len(part.ids)
@@ -354,10 +364,10 @@ class RegionShell:
         """Deliver a message that another node, or this node's router, forwards."""
         if self._check_leases is not None:
             self._check_leases()
-        invoker = self.entity_type.invokers.get(message.method)
+        invoker = self.host.deliveries.invokers.get(message.method)
         if invoker is None:
             message = handler_call(message, self.entity_type)
-            invoker = self.entity_type.invokers.get(message.method)
+            invoker = self.host.deliveries.invokers.get(message.method)
         local = session is self._node.loopback
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
@@ -383,6 +393,8 @@ class RegionShell:
             invoker = self.host.traced(invoker, message.trace, asked=asker is not None)
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
+        if message.method == RECORD and self._adopts(session, message):
+            return
         self._node.gate.close_if_due()  # a start looks at the last check only
         activation = self.host.active.get(message.id) or self._enter(
             session, message.id, message.chain
@@ -395,6 +407,16 @@ class RegionShell:
                 self._mailbox_limits.handed_out()
         else:
             self._forward(session, message.id, arrived, message.hops)
+
+    def _adopts(self, session: Session, message: Relayed) -> bool:
+        """Take the record of deliveries that the shard's former home has left, if the shard is
+        here. Returns True if it is."""
+        hosted = self.host.shards.get(self.router.shard_of(message.id))
+        if hosted is None or not hosted.lets_in(session, session is self._node.loopback):
+            return False
+        self.host.deliveries.adopt(hosted, message.id, message.payload)
+        self.host.counts.begun += 1
+        return True
 
     def _enter(self, session: Session, entity_id: str, chain: Chain = ()) -> Activation | None:
         """The activation of the entity, started if need be; None if its shard does not run here or

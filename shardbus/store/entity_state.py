@@ -13,14 +13,32 @@ from time import perf_counter
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
 from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
-from shardbus.store.protocol import Reminders, StateStore
+from shardbus.store.journal_protocol import journals_of
+from shardbus.store.journals import Journals
+from shardbus.store.protocol import HasLanes, Reminders, StateStore
 from shardbus.tasks.batch_answer import BatchAnswer
 
-LOAD, SAVE = "load", "save"
+LOAD, SAVE, APPEND = "load", "save", "append"
 OUTCOME_S = 1.0
 """Seconds, beyond the time that a batch takes at most, for which a load waits for its outcome."""
 MARKS = 6
 """Marks by which recent latencies are known: one in ten seconds makes a minute."""
+
+
+class _Appends:
+    """Takes the figures of appends, which count beside loads and saves."""
+
+    def __init__(self, states: EntityStates) -> None:
+        self._states = states
+
+    def saved(self, entity_type: str, seconds: Sequence[float]) -> None:
+        self._states.latencies(entity_type, APPEND).observe_all(seconds)
+
+    def failed(self, error: Exception) -> None:
+        self._states.failed(error)
+
+    def backed_up(self) -> None:
+        self._states.backed_up()
 
 
 class EntityStates:
@@ -38,20 +56,27 @@ class EntityStates:
         self._store, self.backed_up = store, backed_up
         ids = op_ids(uid)
         self._group = SaveGroup(store, ids, self, within=within)
-        self._lane: Callable[[str, str], int] | None = getattr(store, "lane", None)
+        self._lane = store.lane if isinstance(store, HasLanes) else None
         self._groups: dict[int, SaveGroup] = defaultdict(
             lambda: SaveGroup(store, ids, self, within=within)
         )
         """The groups of a store of several servers, which answer each at its own time."""
         self.save = self._group.save if self._lane is None else self._save_in_lane
         """Writes a state (`SaveGroup.save`), None for `data` to remove it."""
+        journals = journals_of(store)
+        self.journals: Journals | None = None
+        """The journals of the store, None if it has none."""
+        if journals is not None:
+            self.journals = Journals(
+                journals, uid, observer=_Appends(self), lane=self._lane, within=within
+            )
         self.errors = 0
         self._patience = within + within / ATTEMPTS + OUTCOME_S
         self._silent_at: float | None = None
         self.silent_because = ""
         """The last failure of the store, with the remedy."""
         self.durations: dict[tuple[str, str], Histogram] = {}
-        """Of calls that have ended, by entity type and `load` or `save`."""
+        """Of calls that have ended, by entity type and `load`, `save` or `append`."""
         self._window = HistogramWindow[tuple[str, str]](MARKS)
 
     async def load(self, entity_type: str, shard: str, entity_id: str, fence: int) -> bytes | None:
@@ -110,8 +135,11 @@ class EntityStates:
 
     @property
     def backlog(self) -> tuple[int, float]:
-        """Return the saves that wait for a round trip, and for how many seconds the oldest has."""
+        """Return the saves and appends that wait for a round trip, and the age of the oldest in
+        seconds."""
         waiting = [group.backlog for group in (self._group, *self._groups.values())]
+        if self.journals is not None:
+            waiting.append(self.journals.backlog)
         return sum(count for count, _ in waiting), max(age for _, age in waiting)
 
     @property
@@ -154,5 +182,7 @@ class EntityStates:
 
     @property
     def longest_save(self) -> float:
-        """Seconds for which the oldest save under way has had no answer; 0 without one."""
-        return max(group.longest_wait for group in (self._group, *self._groups.values()))
+        """Seconds for which the oldest save or append under way has had no answer; 0 without
+        one."""
+        saves = max(group.longest_wait for group in (self._group, *self._groups.values()))
+        return saves if self.journals is None else max(saves, self.journals.longest_append)

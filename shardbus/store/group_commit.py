@@ -16,6 +16,8 @@ While every writer has a batch in flight, further handlers only take memory. So 
 another `AT_ONCE` saves wait, the group tells its observer, and the node lets the store's answers
 come before further messages: handlers end before others begin, which takes a tenth less time.
 
+Appends to journals are writes like saves, and have groups of their own.
+
 A batch is bounded in number and bytes. Of an entity there is at most one save in flight, so that to
 repeat a batch is safe.
 
@@ -42,11 +44,12 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from shardbus.errors import StaleActivation, StoreUnavailable
 from shardbus.store.clock import machine_clock
-from shardbus.store.protocol import Reminders, Save, StateStore
+from shardbus.store.journal_protocol import Append
+from shardbus.store.protocol import Reminders, Save
 from shardbus.task_set import TaskSet
 from shardbus.tasks.batch_answer import BatchAnswer, settle_soon
 
@@ -65,8 +68,11 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 Entity = tuple[str, str, str]
 """Its type, shard and id."""
-_Waiting = tuple[Save, BatchAnswer, float, Entity]
-"""A save, the answer to its caller, when the caller asked, and for which entity."""
+Write = Save | Append
+"""A write of one row: a state or a journal. Both have type, shard, name and fence in the first four
+places, and the operation id in the sixth."""
+_Waiting = tuple[Write, BatchAnswer, float, Entity]
+"""A write, the answer to its caller, when the caller asked, and for which entity."""
 _made = tuple.__new__
 """Makes a named tuple in half the time that its class takes."""
 
@@ -79,9 +85,24 @@ _Sent = tuple[_Outcomes, float]
 SavesEnded = Callable[[_Outcomes | None], None]
 """Told the end of a batch: None if the store has it all, else what returns the outcomes, or raises,
 as `save_states` does."""
-BeginSaves = Callable[[Sequence[Save], SavesEnded], bool]
+BeginSaves = Callable[[Sequence[Any], SavesEnded], bool]
 """Sends a batch at once, and calls `ended` later in a callback of the loop. Returns False, and does
 nothing, if the batch must wait for something."""
+
+
+@runtime_checkable
+class BeginsSaves(Protocol):
+    """A store that may send a batch without a task for it."""
+
+    begin_saves: BeginSaves | None
+    """None if it cannot, which a store may only see at its start."""
+
+
+class BatchStore(Protocol):
+    """What a group writes batches to: a `StateStore`, or the journals of one. It may offer
+    `begin_saves`."""
+
+    async def save_states(self, saves: Sequence[Any], /) -> Sequence[Exception | None]: ...
 
 
 class SaveObserver(Protocol):
@@ -101,7 +122,7 @@ class SaveGroup:
 
     def __init__(
         self,
-        store: StateStore,
+        store: BatchStore,
         op_ids: Iterator[int],
         observer: SaveObserver,
         *,
@@ -150,9 +171,21 @@ class SaveGroup:
         entity = (entity_type, shard, entity_id)
         op_id = next(self._op_ids)
         save = _made(Save, (entity_type, shard, entity_id, fence, data, op_id, reminders))
+        return self._put(save, entity)
+
+    def append(
+        self, kind: str, shard: str, name: str, fence: int, after: int, entries: tuple[bytes, ...]
+    ) -> BatchAnswer:
+        """Return a future that is done once a journal has these entries. Its errors are those of
+        `save`, and JournalConflict: its last number is not `after`."""
+        append = Append(kind, shard, name, fence, entries, next(self._op_ids), after)
+        return self._put(append, (kind, shard, name))
+
+    def _put(self, write: Write, entity: Entity) -> BatchAnswer:
+        """Let a write wait for a round trip; begin one if it is worth it."""
         loop = self._loop or self._first()
         answer = BatchAnswer.of(loop)
-        self._waiting.append((save, answer, perf_counter(), entity))
+        self._waiting.append((write, answer, perf_counter(), entity))
         idle, waiting = self._idle_writers, len(self._waiting)
         if not idle or (idle < self._writers and waiting < ALONGSIDE):
             if not waiting % AT_ONCE:
@@ -187,8 +220,8 @@ class SaveGroup:
     def _first(self) -> asyncio.AbstractEventLoop:
         """Note what the first save knows: the loop of the callers, and what a started store can."""
         self._loop = asyncio.get_running_loop()
-        self._begin_saves = getattr(self._store, "begin_saves", None)
-        if self._begin_saves is not None:
+        if isinstance(self._store, BeginsSaves) and self._store.begin_saves is not None:
+            self._begin_saves = self._store.begin_saves
             self._writers = self._idle_writers = QUICK_WRITERS
         return self._loop
 
@@ -307,7 +340,7 @@ class SaveGroup:
             if answer.settled:
                 continue
             if refused and save[5] <= refused.get(entity, -1):
-                error = StaleActivation(save.entity_type, save.entity_id, save.fence, "save")
+                error = StaleActivation(save[0], save[2], save.fence, "save")
                 settle_soon(asyncio.get_running_loop(), [answer], [error])
                 continue
             if entity in in_flight:
@@ -315,7 +348,7 @@ class SaveGroup:
                 break
             in_flight.add(entity)
             batch.append(one)
-            size += len(save[4] or b"")
+            size += save.size if isinstance(save, Append) else len(save[4] or b"")
         return batch
 
     def _forget_refused(self) -> None:
@@ -327,7 +360,7 @@ class SaveGroup:
                 return
             del self._refused[entity]
 
-    async def _save(self, saves: Sequence[Save], sent: _Sent | None) -> list[Exception | None]:
+    async def _save(self, saves: Sequence[Write], sent: _Sent | None) -> list[Exception | None]:
         """Write saves, and those again whose server did not answer. `sent`: they have begun."""
         if sent is None:
             sent = self._store.save_states(saves), self._clock()
@@ -349,7 +382,7 @@ class SaveGroup:
                     outcome.definite = outcome.definite and before.definite
         return outcomes
 
-    async def _try(self, saves: Sequence[Save], answer: _Outcomes) -> list[Exception | None]:
+    async def _try(self, saves: Sequence[Write], answer: _Outcomes) -> list[Exception | None]:
         """Return the outcome of each save, StoreUnavailable for one without an answer."""
         try:
             outcomes: list[Exception | None] = list(await answer)

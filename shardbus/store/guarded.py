@@ -29,14 +29,31 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import isawaitable
+from operator import attrgetter
 from threading import Thread
 from typing import Any, cast
 
 from shardbus.error_text import described, is_a, shown, text_of, type_name, written
 from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
+from shardbus.store.guarded_journals import GuardedJournals
+from shardbus.store.journal_protocol import HasJournals
 from shardbus.store.outage import Outage
-from shardbus.store.protocol import Due, Lease, Save, StateStore, StoredTable, reminder_store
+from shardbus.store.placement import PlacingStore
+from shardbus.store.protocol import (
+    Due,
+    HasLanes,
+    Lease,
+    MeetsServers,
+    Save,
+    StateStore,
+    StoredTable,
+    clock_offset_of,
+    on_new_server,
+    problems_of,
+    reminder_store,
+)
+from shardbus.store.unended_writes import UnendedWrites
 
 PATIENCE_S = 1.0
 """Seconds beyond the store's own timeout after which a call has failed."""
@@ -49,8 +66,6 @@ CALLS_MAX = 10_000
 LATE = "has not returned"
 HINT = "the store is a plug-in: docs/how-to/own-store.md says what it must do"
 
-_Key = tuple[str, str]
-"""An entity: its type and id."""
 _Fits = Callable[[Any], bool]
 """Checks an answer."""
 
@@ -87,14 +102,15 @@ class GuardedStore:
         self._store, self._url, self._seconds = store, url, timeout + PATIENCE_S
         self._name = type_name(store)
         self._thread: StoreThread | None = None
-        self._saving: dict[_Key, int] = {}
-        """Saves that have not ended in the store."""
-        self._awaited: dict[_Key, list[asyncio.Future[None]]] = {}
-        """Loads that wait for them."""
+        self._writes = UnendedWrites(url, lambda: self._seconds, HINT)
+        """Saves that have not ended in the store. Loads wait for them."""
         self._outage = Outage(url)
-        if hasattr(store, "lane"):
+        if isinstance(store, HasJournals):
+            appends = UnendedWrites(url, lambda: self._seconds, HINT)
+            self.journals = GuardedJournals(self._call, self._outcome, appends)
+        if isinstance(store, HasLanes):
             self.lane = self._lane_of
-        if hasattr(store, "placed"):
+        if isinstance(store, PlacingStore):
             self.placed, self.placement = self._placed, self._placement
         if reminder_store(store) is not None:
             self.load_reminders = self._load_reminders
@@ -160,7 +176,7 @@ class GuardedStore:
     async def _run(self, method: str, args: tuple[object, ...]) -> object:
         """Call a method, in the thread of the store."""
         try:
-            answer = getattr(self._store, method)(*args)
+            answer = attrgetter(method)(self._store)(*args)
             if not isawaitable(answer):
                 raise TypeError("it is no coroutine function")
             return await answer
@@ -194,7 +210,7 @@ class GuardedStore:
             await self._call("close", _anything)
         thread, self._thread = self._thread, None
         thread.end()
-        self._saving.clear()
+        self._writes.clear()
 
     async def identity(self, known: str = "") -> str:
         """Return the text that names the store."""
@@ -229,50 +245,27 @@ class GuardedStore:
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> bytes | None:
         """Return the state of an entity, once its saves have ended."""
-        if (entity_type, entity_id) in self._saving:
-            await self._until_saved((entity_type, entity_id))
+        if (entity_type, entity_id) in self._writes:
+            await self._writes.wait((entity_type, entity_id))
         args = (entity_type, shard, entity_id, fence)
         return cast("bytes | None", await self._call("load_state", _or_none(_is_bytes), *args))
-
-    async def _until_saved(self, key: _Key) -> None:
-        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._awaited.setdefault(key, []).append(saved)
-        try:
-            async with asyncio.timeout(self._seconds):
-                await saved
-        except TimeoutError:
-            text = f"{self._url}: an earlier save of {key[0]} {key[1]!r:.100} has not ended"
-            raise StoreUnavailable(text, hint=HINT, definite=True) from None
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         """Write states. What the store answers of a save besides None or a StoreError is a fault
         of that save."""
         keys = [(save.entity_type, save.entity_id) for save in saves]
-        for key in keys:
-            self._saving[key] = self._saving.get(key, 0) + 1
+        self._writes.begin(keys)
         fits = _list_of(lambda one: True, len(saves))
-        answers = await self._call("save_states", fits, saves, then=lambda: self._saved(keys))
-        outcomes = [self._outcome(answer) for answer in answers]
-        if None in outcomes:
+        answers = await self._call("save_states", fits, saves, then=lambda: self._writes.end(keys))
+        return [self._outcome("save_states", answer) for answer in answers]
+
+    def _outcome(self, method: str, answer: object) -> StoreError | None:
+        """Return what a store answers to one write of several."""
+        if answer is None:
             self._outage.answered()
-        return outcomes
-
-    def _saved(self, keys: Sequence[_Key]) -> None:
-        """Record that these saves have ended."""
-        for key in keys:
-            left = self._saving.get(key, 1) - 1
-            if left:
-                self._saving[key] = left
-                continue
-            self._saving.pop(key, None)
-            for saved in self._awaited.pop(key, ()):
-                if not saved.done():
-                    saved.set_result(None)
-
-    def _outcome(self, answer: object) -> StoreError | None:
         if answer is None or isinstance(answer, StoreError):
             return answer
-        return self._fault("save_states", f"answered a save with a {type_name(answer)}")
+        return self._fault(method, f"answered a save with a {type_name(answer)}")
 
     async def page_stored(
         self, entity_type: str, prefix: str, cursor: str | None, limit: int
@@ -335,27 +328,24 @@ class GuardedStore:
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the settings of the store's server."""
         try:
-            return tuple(written(problem) for problem in getattr(self._store, "problems", ()))
+            return tuple(written(problem) for problem in problems_of(self._store))
         except Exception as error:
             return (f"{self._name}.problems raised {described(error, 500)}",)
 
     @property
     def clock_offset(self) -> float | None:
         """How far the clock of the store's server is ahead."""
-        offset: float | None = getattr(self._store, "clock_offset", None)
-        return offset
+        return clock_offset_of(self._store)
 
     @property
     def on_new_server(self) -> Callable[[], None]:
-        """Called in the node's loop when the store meets another server; absent if the store does
-        not report that."""
-        found: Callable[[], None] = cast("Any", self._store).on_new_server
-        return found
+        """Called in the node's loop when the store meets another server."""
+        return self._store.on_new_server if isinstance(self._store, MeetsServers) else lambda: None
 
     @on_new_server.setter
     def on_new_server(self, call: Callable[[], None]) -> None:
         here = asyncio.get_running_loop()
-        cast("Any", self._store).on_new_server = lambda: _post(here, call)
+        on_new_server(self._store, lambda: _post(here, call))
 
     def _lane_of(self, entity_type: str, shard: str) -> int:
         """Return the server of a shard; all shards are in one lane if the store does not say it."""

@@ -24,6 +24,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.ids import NodeId
+from shardbus.store.memory_journals import MemoryJournalRows, MemoryJournals
 from shardbus.store.protocol import Due, Lease, Reminders, Save, StoredTable, new_identity
 from shardbus.store.rows import epoch_of, fence_of, table_of
 
@@ -96,6 +97,7 @@ class MemoryData:
     remembered: dict[tuple[str, str], _Remembered] = field(default_factory=dict)
     leases: dict[str, _Lease] = field(default_factory=dict)
     reminders: dict[str, ReminderIndex] = field(default_factory=dict)
+    journals: MemoryJournalRows = field(default_factory=dict)
     identity: str = field(default_factory=new_identity)
 
 
@@ -108,6 +110,7 @@ class MemoryStore:
         self._held = MemoryData() if data is None else data
         self._clock = clock
         self._open = False
+        self.journals = MemoryJournals(lambda: self._data().journals)
 
     async def start(self) -> None:
         self._open = True

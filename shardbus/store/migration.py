@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from shardbus.errors import StoreError
 from shardbus.store.placement import UNFINISHED, shard_function
@@ -82,6 +82,7 @@ class Migration:
 CURRENT = "2"
 
 
+@runtime_checkable
 class MigratableStore(Protocol):
     """What a store offers besides `StateStore` if its states have places."""
 
@@ -110,7 +111,7 @@ class MigratableStore(Protocol):
 
 def migratable(store: StateStore) -> MigratableStore | None:
     """Return the store as one whose states have places, None if they have none."""
-    return store if hasattr(store, "migrate") else None  # type: ignore[return-value]
+    return store if isinstance(store, MigratableStore) else None
 
 
 def settle(entity_type: str, found: TypeStates, table: str, given: Declared | None) -> bool:

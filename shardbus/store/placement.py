@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from shardbus.ids import shard_of
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
@@ -31,6 +31,7 @@ UNFINISHED = "on the way to "
 _LAYOUT = re.compile(r"crc32/([1-9][0-9]{0,9})(~N)?((?: within .+)?)", re.DOTALL)
 
 
+@runtime_checkable
 class PlacingStore(Protocol):
     """What a store offers besides `StateStore` if it places states by their shards."""
 
@@ -50,7 +51,7 @@ class PlacingStore(Protocol):
 
 def placing(store: StateStore) -> PlacingStore | None:
     """Return the store as one that places states by their shards, None if it does not."""
-    return store if hasattr(store, "placed") else None  # type: ignore[return-value]
+    return store if isinstance(store, PlacingStore) else None
 
 
 def shard_function(layout: str) -> Callable[[str], str] | None:

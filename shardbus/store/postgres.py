@@ -30,6 +30,7 @@ from shardbus.store.clock import machine_clock
 from shardbus.store.load_group import Load, Loaded, LoadGroup
 from shardbus.store.postgres_check import REPEAT_S, check_server, prepare
 from shardbus.store.postgres_errors import trouble_of
+from shardbus.store.postgres_journals import PostgresJournals
 from shardbus.store.postgres_link import CREATE_S, PostgresLink, close_connection
 from shardbus.store.postgres_urls import PostgresConnection, PostgresUrl
 from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
@@ -78,6 +79,7 @@ class PostgresStore:
             connections=parsed.connections,
         )
         self._loads = LoadGroup(self._load_all)
+        self.journals = PostgresJournals(self._link, cluster, self._contended)
 
     async def start(self) -> None:
         await self._check(create=True)

@@ -21,6 +21,8 @@ import asyncpg  # type: ignore[import-untyped]
 
 from shardbus.errors import ConfigError
 from shardbus.store import postgres_statements as sql
+from shardbus.store.postgres_journal_statements import TABLES as JOURNAL_TABLES
+from shardbus.store.postgres_journals import prepare_journals
 from shardbus.store.postgres_urls import PostgresConnection
 
 OLDEST = 120_000
@@ -42,6 +44,7 @@ async def prepare(
             known = await connection.fetch(sql.HAS_SCHEMA, schema)
             create = "" if known else f'{sql.CREATE_SCHEMA}"{schema}";'
             await connection.execute((sql.CREATE % create).replace("@", f'"{schema}".'))
+            await prepare_journals(connection, schema)
         except asyncpg.InsufficientPrivilegeError as error:
             raise ConfigError(
                 f"store.url: {shown} refuses to create the tables: {error}",
@@ -54,6 +57,7 @@ async def prepare(
             f" {sql.SCHEMA_VERSION}",
             hint="upgrade shardbus, or name another schema: ?schema=NAME",
         )
+    await prepare_journals(connection, schema)
     return False
 
 
@@ -100,7 +104,7 @@ async def check_server(
     """
     [row] = await connection.fetch(sql.SETTINGS.source, schema)
     judge(row, shown, durability)
-    lacks = await connection.fetch(sql.RIGHTS.source, schema, list(sql.TABLES))
+    lacks = await connection.fetch(sql.RIGHTS.source, schema, [*sql.TABLES, *JOURNAL_TABLES])
     if lacks:
         raise ConfigError(
             f"store.url: {shown} refuses this user {lacks[0]['may']} on {lacks[0]['name']}",

@@ -24,7 +24,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from shardbus.errors import StoreError
 from shardbus.ids import NodeId
@@ -276,24 +276,55 @@ def new_identity() -> str:
     return secrets.token_hex(8)
 
 
+# ---- abilities that some stores have besides
+
+
+@runtime_checkable
+class MeetsServers(Protocol):
+    """A store whose server may become another one, which may have lost what the former one had
+    acknowledged, or may lose its data."""
+
+    on_new_server: Callable[[], None]
+    """Called in the store's event loop when that has happened."""
+
+
+@runtime_checkable
+class ComparesClocks(Protocol):
+    """A store whose server has a clock."""
+
+    clock_offset: float | None
+    """By how many seconds that clock is ahead of this machine's, as seen last; None before."""
+
+
+@runtime_checkable
+class WatchesSettings(Protocol):
+    """A store that watches the settings of its server."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with them now, each with the remedy."""
+        ...
+
+
+@runtime_checkable
+class HasLanes(Protocol):
+    """A store of several servers, which answer each at its own time."""
+
+    lane: Callable[[str, str], int] | None
+    """Returns the number of the server of an entity type's shard; None if there is one server."""
+
+
 def on_new_server(store: StateStore, call: Callable[[], None]) -> None:
-    """Have `call` called, in the store's event loop, whenever the store meets another server than
-    before, which may have lost what the former one had acknowledged, or one that has lost its data.
-    A store that has one server for ever, or cannot tell, never calls it."""
-    if hasattr(store, "on_new_server"):
-        cast("Any", store).on_new_server = call
+    """Have `call` called whenever the store meets another server (`MeetsServers`)."""
+    if isinstance(store, MeetsServers):
+        store.on_new_server = call
 
 
 def clock_offset_of(store: StateStore) -> float | None:
-    """Return by how many seconds the clock of the store's server is ahead of this machine's, as
-    seen last. None if the store has no clock of its own, or was not asked yet. A store that
-    compares them has it as `clock_offset`."""
-    offset: float | None = getattr(store, "clock_offset", None)
-    return offset
+    """Return the `clock_offset` of the store, None if it has no clock of its own."""
+    return store.clock_offset if isinstance(store, ComparesClocks) else None
 
 
 def problems_of(store: StateStore) -> tuple[str, ...]:
-    """Return what is wrong with the settings of the store's server now, each with the remedy. A
-    store that watches them has it as `problems`."""
-    problems: tuple[str, ...] = getattr(store, "problems", ())
-    return problems
+    """Return the `problems` of the store, none if it does not look for them."""
+    return store.problems if isinstance(store, WatchesSettings) else ()

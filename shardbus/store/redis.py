@@ -51,10 +51,12 @@ from shardbus.store.placement import UNFINISHED, UNRECORDED, shard_function
 from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_cluster import ClusterLink, ClusterMap
+from shardbus.store.redis_journals import RedisJournals
 from shardbus.store.redis_keys import PLAIN, VERSION, RedisKeys, quoted, slot_of
 from shardbus.store.redis_link import Durability, RedisClient, RedisLink, RedisSession
 from shardbus.store.redis_migration import RedisMigration
 from shardbus.store.redis_packing import Value
+from shardbus.store.redis_parts import CHUNK_BYTES, CHUNK_WRITES, cut, rounds, settle
 from shardbus.store.redis_scan import KeyScan
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH, Script
 from shardbus.store.redis_urls import RedisUrl
@@ -76,10 +78,8 @@ _REMINDERS = itemgetter(Save._fields.index("reminders"))
 
 LANES = 32
 """Lanes of loads and saves in a cluster."""
-CHUNK_SAVES = 128
 CHUNK_KEYS = 1000
 """Keys of entities in one step of a repair."""
-CHUNK_BYTES = 512 * 1024
 READ_KEYS = 100
 """Entities whose states are read in one step."""
 
@@ -147,6 +147,9 @@ class RedisStore:
         self._shard_of: dict[str, Callable[[str], str] | None] = {}
         """The shard functions by which states are placed, None if unknown."""
         self._accepts_older = False
+        self.journals = RedisJournals(
+            self._keys, self._free_link, self.page_keys, by_slot=self._map is not None
+        )
 
     async def start(self) -> None:
         fsync = False
@@ -173,6 +176,7 @@ class RedisStore:
                 link.open(durable if fsync or self._replicas else None)
                 if not fsync and not self._replicas:
                     self.begin_saves = self._begin_saves
+                    self.journals.answer_at_once()
         await self._check_version()
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
@@ -379,7 +383,7 @@ class RedisStore:
             check_fence(fence)
         keys = self._keys_of(saves)
         answers: list[StoreError | None] = [None] * len(saves)
-        for once in _rounds(keys):
+        for once in rounds(keys):
             await self._save_once(saves, keys, once, answers)
         return answers
 
@@ -387,7 +391,7 @@ class RedisStore:
         """Send saves of different entities at once, as `group_commit.BeginSaves` says."""
         reminded = any(map(_REMINDERS, saves))
         script = scripts.SAVE_REMINDED if reminded else scripts.SAVE_STATES
-        if len(saves) > CHUNK_SAVES or script.size(saves) >= CHUNK_BYTES:
+        if len(saves) > CHUNK_WRITES or script.size(saves) >= CHUNK_BYTES:
             return False
         if reminded and not all(map(_REMINDERS, saves)):
             return False
@@ -453,12 +457,16 @@ class RedisStore:
             groups = by_slot.values()
         if any(map(_REMINDERS, saves)):
             groups = [part for group in groups for part in _by_script(group, saves)]
-        parts = [part for group in groups for part in _parts(group, saves)]
-        if len(parts) == 1:
-            await save(parts[0])
+        if len(once) <= CHUNK_WRITES and scripts.size_of_data(saves) < CHUNK_BYTES:
+            chunks = list(groups)
+        else:
+            sizes = [len(save.data or b"") for save in saves]
+            chunks = [part for group in groups for part in cut(group, sizes)]
+        if len(chunks) == 1:
+            await save(chunks[0])
             return
-        outcomes = await asyncio.gather(*map(save, parts), return_exceptions=True)
-        _settle(parts, outcomes, answers)
+        outcomes = await asyncio.gather(*map(save, chunks), return_exceptions=True)
+        settle(chunks, outcomes, answers)
 
     async def _by_slot(
         self,
@@ -477,7 +485,7 @@ class RedisStore:
         parts = list(groups.values())
         outcomes = await asyncio.gather(*map(call, parts), return_exceptions=True)
         if answers is not None:
-            _settle(parts, outcomes, answers)
+            settle(parts, outcomes, answers)
             return
         for failed in filter(None, outcomes):
             raise failed
@@ -778,59 +786,6 @@ def _by_script(places: Sequence[int], saves: Sequence[Save]) -> list[Sequence[in
     plain = [i for i in places if saves[i].reminders is None]
     reminded = [i for i in places if saves[i].reminders is not None]
     return [part for part in (plain, reminded) if part]
-
-
-def _rounds(keys: Sequence[Value]) -> Iterator[Sequence[int]]:
-    """Yield the places of keys in order, in rounds that have each key once."""
-    if len(set(keys)) == len(keys):
-        if keys:
-            yield range(len(keys))
-        return
-    seen: set[Value] = set()
-    first = 0
-    for i, key in enumerate(keys):
-        if key in seen:
-            yield range(first, i)
-            first, seen = i, set()
-        seen.add(key)
-    yield range(first, len(keys))
-
-
-def _parts(places: Sequence[int], saves: Sequence[Save]) -> Iterator[Sequence[int]]:
-    """Cut the places of these saves into parts for one script each, bounded in number and bytes."""
-    if len(places) <= CHUNK_SAVES and scripts.size_of_data(saves) < CHUNK_BYTES:
-        yield places
-        return
-    first = size = 0
-    for n, i in enumerate(places):
-        if n - first == CHUNK_SAVES or size >= CHUNK_BYTES:
-            yield places[first:n]
-            first, size = n, 0
-        size += len(saves[i].data or b"")
-    yield places[first:]
-
-
-def _settle(
-    parts: Sequence[Sequence[int]], outcomes: Sequence[BaseException | None], answers: list[Any]
-) -> None:
-    """Give the error of each part that failed to each of its members. If all failed, raise."""
-    failed = [outcome for outcome in outcomes if outcome is not None]
-    for error in failed:
-        if not isinstance(error, StoreUnavailable):
-            raise error
-    if failed and len(failed) == len(parts):
-        definite = all(isinstance(one, StoreUnavailable) and one.definite for one in failed)
-        raise _again(failed[0], definite)
-    for part, outcome in zip(parts, outcomes, strict=True):
-        for i in part if outcome is not None else ():
-            answers[i] = _again(outcome, None)
-
-
-def _again(error: BaseException | None, definite: bool | None) -> StoreUnavailable:
-    """Return another error that says the same."""
-    assert isinstance(error, StoreUnavailable)
-    sure = error.definite if definite is None else definite
-    return StoreUnavailable(error.message, hint=error.hint, definite=sure)
 
 
 def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:

@@ -39,6 +39,14 @@ class EntityKey(NamedTuple):
     entity_id: str
 
 
+class JournalKey(NamedTuple):
+    """The parts of the key of a journal."""
+
+    kind: str
+    shard: str
+    name: str
+
+
 class RedisKeys:
     """The keys of one cluster of nodes, which begin with `prefix`."""
 
@@ -50,6 +58,7 @@ class RedisKeys:
         """What `entities` has returned, by type and shard."""
         self._slots: dict[tuple[str, str], int] = {}
         self._entity = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)(?:/([^}}]*))?}}:entity:(.*)")
+        self._journal = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)/([^}}]*)}}:journal:(.*)")
 
     def table(self, entity_type: str) -> tuple[str, str]:
         """Return the keys of a type's table: its numbers, and its homes."""
@@ -108,6 +117,19 @@ class RedisKeys:
         entity_type, shard, entity_id = found.groups()
         place = None if shard is None else unquote(shard)
         return EntityKey(unquote(entity_type), place, unquote(entity_id))
+
+    def journal(self, kind: str, shard: str, name: str) -> str:
+        """Return the key of a journal."""
+        return f"{self._tag(kind, shard)}:journal:{quoted(name)}"
+
+    def all_journals(self, kind: str) -> str:
+        """Return the pattern of the keys of a kind's journals."""
+        return f"{self._prefix}:{{{quoted(kind)}/*}}:journal:*"
+
+    def parse_journal(self, key: str) -> JournalKey | None:
+        """Return the parts of the key of a journal, None if it is another key."""
+        parts = self._journal.fullmatch(key)
+        return None if parts is None else JournalKey(*map(unquote, parts.groups()))
 
     def lease(self, name: str) -> str:
         """Return the key of a lease."""

@@ -18,6 +18,7 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:{<type>/<shard>}:due` | sorted set | entity ids, by milliseconds |
 | `<prefix>:{<type>/<shard>}:list` | hash | `v` = fence, signature of the shard's list |
 | `<prefix>:{<type>/<shard>}:remembered` | sorted set | entity ids, in the order of their bytes |
+| `<prefix>:{<kind>/<shard>}:journal:<name>` | hash | a journal; see `redis_journal_scripts` |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
 | `<prefix>:probe` | hash | `identity`; `keys`, the version of this table; `mark` of one server |
 | `<prefix>:{probe/<n>}` | hash | `mark` and `sequence` of a master of a cluster |
@@ -132,7 +133,7 @@ def _stale_places(answers: list[Any]) -> list[Any]:
 
 
 # `signed` is the session and sequence of an earlier write. True if this command is older than it.
-_LATE = """
+LATE = """
 local session, seq = ARGV[1], ARGV[2]
 local function late(signed)
   return signed and signed:sub(1, 10) == session and signed:sub(11, 25) > seq
@@ -141,7 +142,7 @@ end
 
 # KEYS table, homes; ARGV 3 epoch, 4 layout
 CLAIM_EPOCH = Script(
-    _LATE
+    LATE
     + """
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout', 'claimer')
 local epoch, layout, claimer = t[1], t[2], t[3]
@@ -169,7 +170,7 @@ return {'ok', t[1], t[2], redis.call('HGETALL', KEYS[2])}
 
 # KEYS table, homes; ARGV 3 epoch, 4 op, then shard and home in turn, the home empty for none
 WRITE_HOMES = Script(
-    _LATE
+    LATE
     + """
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'op', 'sign', 'claimer')
 if t[2] == ARGV[4] then return {'ok'} end
@@ -194,7 +195,7 @@ REMOVE_TABLE = Script("return redis.call('DEL', KEYS[2])")
 # written, so that `late` means that none was written. Answers the data of each, or a list with the
 # fence of one that is stale.
 LOAD_STATES = Script(
-    _LATE
+    LATE
     + """
 local found, answers = {}, {}
 for i, key in ipairs(KEYS) do
@@ -225,7 +226,7 @@ return answers
 # keeps the save out, unless it is of the same operation. Most differ in the last byte of that, so
 # that the texts need not be cut.
 SAVE_STATES = Script(
-    _LATE
+    LATE
     + """
 local keys, args, call, byte = KEYS, ARGV, redis.call, string.byte
 local skipped, stale = nil, {}
@@ -270,7 +271,7 @@ return stale
 # reminder is due, or 0; the record of its reminders; the id. Otherwise as SAVE_STATES. A list with
 # a higher fence refuses the save as well.
 SAVE_REMINDED = Script(
-    _LATE
+    LATE
     + """
 local keys, args, call = KEYS, ARGV, redis.call
 local skipped, stale = {}, {}
@@ -377,7 +378,7 @@ ADD_LIST = Script("return redis.call('HSET', KEYS[1], ARGV[3], '1')")
 
 # KEYS list, remembered; ARGV 3 fence, 4 '1' to add or '0' to remove, then entity ids
 REMEMBER = Script(
-    _LATE
+    LATE
     + """
 local v = redis.call('HGET', KEYS[1], 'v')
 if v then

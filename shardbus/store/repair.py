@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT, FENCE_MAX
 from shardbus.errors import ConfigError, StoreError
@@ -71,6 +71,7 @@ class RawFence(NamedTuple):
     value: object
 
 
+@runtime_checkable
 class RepairableStore(Protocol):
     """What a store offers besides `StateStore` if its numbers can be repaired. Each write is one
     atomic step."""
@@ -125,9 +126,9 @@ def repairable(store: StateStore) -> RepairableStore:
     Raises:
         StoreError: it offers no repair.
     """
-    if not hasattr(store, "raw_table"):
+    if not isinstance(store, RepairableStore):
         raise StoreError("this store cannot be repaired by shardbus", hint="restore it from a copy")
-    return store  # type: ignore[return-value]
+    return store
 
 
 async def repair(store: RepairableStore, entity_type: str, *, write: bool) -> Damage:

@@ -18,6 +18,7 @@ from shardbus.ids import NodeId
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Due, Lease, Save, StoredTable, new_identity
 from shardbus.store.repair import RawFence, RawTable
+from shardbus.store.sqlite_journals import SqliteJournals
 from shardbus.store.sqlite_worker import SqliteWorker
 
 PAGE = 10_000
@@ -41,6 +42,7 @@ class SqliteStore:
         self._worker = SqliteWorker(
             Path(path), cluster, secrets.token_hex(8), full_sync=full_sync, timeout=timeout
         )
+        self.journals = SqliteJournals(self._worker)
 
     async def start(self) -> None:
         self._worker.start()

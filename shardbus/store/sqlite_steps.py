@@ -50,8 +50,16 @@ IDLE = """CREATE TABLE IF NOT EXISTS idle (entity INTEGER PRIMARY KEY, fence INT
 """By the row number of an entity: its fence and operation when it was found idle. A row is void
 once one of them has changed, so only a load under the same fence must remove it.
 
-`IDENTITY`, `IDLE` and `REMINDER` are not in `SCHEMA`: files of an earlier version get them when
-they are opened, and an earlier version can still use them."""
+`IDENTITY`, `IDLE`, `JOURNALS` and `REMINDER` are not in `SCHEMA`: files of an earlier version get
+them when they are opened, and an earlier version can still use them."""
+JOURNALS = (
+    """CREATE TABLE IF NOT EXISTS journal (cluster INTEGER, kind TEXT, name TEXT,
+       shard TEXT NOT NULL, fence INTEGER NOT NULL, op_id INTEGER, last INTEGER NOT NULL,
+       trimmed INTEGER NOT NULL, PRIMARY KEY (cluster, kind, name)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS journal_entry (cluster INTEGER, kind TEXT, name TEXT,
+       number INTEGER, data BLOB NOT NULL, PRIMARY KEY (cluster, kind, name, number))""",
+)
+"""Heads and entries; see `sqlite_journals`."""
 REMINDER = (
     """CREATE TABLE IF NOT EXISTS reminder (cluster INTEGER, type TEXT, id TEXT,
        shard TEXT NOT NULL, due INTEGER NOT NULL, record BLOB NOT NULL,
@@ -109,9 +117,7 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    db.execute(IDENTITY)
-    db.execute(IDLE)
-    for statement in REMINDER:
+    for statement in (IDENTITY, IDLE, *JOURNALS, *REMINDER):
         db.execute(statement)
 
 

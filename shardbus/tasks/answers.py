@@ -3,9 +3,10 @@
 An ask is sent when it is called, so a forgotten `await` fails silently: the handler runs, and its
 answer or its error is dropped. A loop in debug mode (`PYTHONASYNCIODEBUG=1`, `python -X dev`,
 `asyncio.run(..., debug=True)`) and the loops of the test kit make a `WatchedAnswer` for each ask.
-It keeps the line of the call, and warns if it has an outcome and nothing has used it: when it is
-collected, or when a test cluster ends. Any other loop makes plain futures of asyncio, exactly as
-without this module: messages pay nothing.
+It keeps the line of the call, and warns if it has an outcome and nothing has used it when it is
+collected, or if nothing has used it when a test cluster ends: a test often ends before a forgotten
+ask does. Any other loop makes plain futures of asyncio, exactly as without this module: messages
+pay nothing.
 
 Source: docs/how-to/send.md.
 """
@@ -70,7 +71,12 @@ class WatchedAnswer(asyncio.Future[Any]):
 
     def warn_if_unused(self) -> None:
         """Warn once if it has an outcome that nothing has used."""
-        if self.done() and not self.cancelled() and not self._used:
+        if self.done():
+            self.warn_at_end()
+
+    def warn_at_end(self) -> None:
+        """Warn once if nothing has used it, with or without an outcome."""
+        if not self.cancelled() and not self._used:
             self._used = True
             warnings.warn_explicit(TEXT, RuntimeWarning, self._file, self._line)
 

@@ -45,6 +45,7 @@ order of a set, or dice of its own. A failure names the seed.
     store             `cluster.store`: read it, break it
     probe             `EntityProbe`: one entity
     store_suite       `StoreSuite`: what every store must do
+    journal_suite     `JournalSuite`: what the journals of a store must do
     allocation_suite  `AllocationSuite`: what every allocation strategy must do
 
 Source: docs/simulation.md.
@@ -60,12 +61,14 @@ from shardbus.testing.store import ClusterStore
 
 if TYPE_CHECKING:
     from shardbus.testing.allocation_suite import AllocationSuite
+    from shardbus.testing.journal_suite import JournalSuite
     from shardbus.testing.store_suite import StoreSuite
 
 __all__ = [
     "AllocationSuite",
     "ClusterStore",
     "EntityProbe",
+    "JournalSuite",
     "StoreSuite",
     "TestCluster",
     "TestNode",
@@ -78,6 +81,10 @@ def __getattr__(name: str) -> Any:
         from shardbus.testing.allocation_suite import AllocationSuite
 
         return AllocationSuite
+    if name == "JournalSuite":
+        from shardbus.testing.journal_suite import JournalSuite
+
+        return JournalSuite
     if name == "StoreSuite":
         from shardbus.testing.store_suite import StoreSuite
 

@@ -205,4 +205,4 @@ class ClusterWorld(NodeWorld):
         for bus in self.applications:
             bus.attach(None)
         for answer in list(self.answers or ()):
-            answer.warn_if_unused()
+            answer.warn_at_end()

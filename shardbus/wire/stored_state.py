@@ -3,6 +3,11 @@
     version 1          the value in MessagePack
     version n above 1  the byte 0xC1, which begins no value; n in two bytes; the value
     compressed         the same with 65535 as n; 1, which is zlib; one of the above, compressed
+    with a record      the same with 65535 as n; 2; the record's length in four bytes; the record;
+                       one of the above, or nothing if the entity has no state
+
+A record is what shardbus itself keeps with the state and writes by the same save: the deliveries
+that are in the state (`deliveries.record`). It is opaque here.
 
 A class declares its version (`state_version`). A value of an older version goes, as plain dicts and
 lists, through one migration for each version between (`bus.migrate`), and is then decoded as the
@@ -11,8 +16,8 @@ class of today. It is written in the version of the class with its next save, no
 A field that is added with a default, or removed, needs no version: the decoder fills in what is
 missing and ignores what it does not know.
 
-A reader that knows no compression takes a compressed state for one of a newer version, and refuses
-it. What is inflated has a bound, for a few bytes may stand for gigabytes.
+A reader that knows no compression, or no records, takes such a state for one of a newer version,
+and refuses it. What is inflated has a bound, for a few bytes may stand for gigabytes.
 
 What cannot be read is StateUnreadable, with the entity, the version and the field: it has a newer
 version, or needs a migration that is not declared or raises, or does not fit the class.
@@ -46,6 +51,10 @@ COMPRESSED = VERSION_MAX + 1
 """Stands in the place of a version."""
 ZLIB = 1
 """The one way of compressing, after which others may come."""
+WITH_RECORD = 2
+"""Stands in the place of a way of compressing."""
+NO_FIELDS = encode_value({})
+"""The value of a state whose fields have their defaults."""
 COMPRESSED_MIN = 1024
 """Bytes of a state that are worth the time."""
 INFLATED_MAX = 64 * 2**20
@@ -57,6 +66,9 @@ Migration = Callable[[Any], Any]
 
 _HEAD = struct.Struct(">BH")
 _COMPRESSED_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((ZLIB,))
+_RECORD_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((WITH_RECORD,))
+_LENGTH = struct.Struct(">I")
+_RECORD_AT = len(_RECORD_HEAD) + _LENGTH.size
 _FIELD = re.compile(r"at `\$\.?([^`]*)`")
 
 
@@ -143,12 +155,15 @@ class StateCodec:
         """
         version = 0
         try:
-            version, data = split(data)
+            alone = split_record(data)[1]
+            if data and not alone:
+                return self.cls()
+            version, data = _split(alone)
             if version == self.version:
                 return self.decode(data)
             return self.decode(encode_value(self._migrated(version, decode_value(data))))
         except BaseException as error:
-            raise self._unreadable(entity_id, version, error) from error
+            raise self.unreadable(entity_id, version, error) from error
 
     def _migrated(self, version: int, value: Any) -> Any:
         if version > self.version:
@@ -159,7 +174,8 @@ class StateCodec:
             value = self.migrations[older](value)
         return value
 
-    def _unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
+    def unreadable(self, entity_id: str, version: int, error: BaseException) -> StateUnreadable:
+        """Return the error for a stored state that this error keeps from being read."""
         found = _FIELD.search(text_of(error))
         named = type(error) is LookupError
         why = text_of(error) if named else f"{type_name(error)}: {text_of(error)}"
@@ -193,19 +209,49 @@ def revision_of(data: bytes | None) -> str:
     return NO_STATE if data is None else hashlib.sha256(data).hexdigest()[:32]
 
 
-def split(data: bytes) -> tuple[int, bytes]:
-    """Return the version of a stored state and its value.
+def with_record(record: bytes, data: bytes | None) -> bytes:
+    """Return the stored form of a state with this record. `data`: the state alone, None without
+    one."""
+    return b"".join((_RECORD_HEAD, _LENGTH.pack(len(record)), record, data or b""))
+
+
+def split_record(data: bytes) -> tuple[bytes, bytes]:
+    """Return the record of a stored state, empty without one, and the state alone, empty if there
+    is only a record.
 
     Raises:
-        ValueError: the version is cut off, or the state is compressed in a way that is not known,
-            or inflates to more than `INFLATED_MAX` bytes.
+        ValueError: the record is cut off.
     """
-    version, value = _split(data)
+    if not data.startswith(_RECORD_HEAD):
+        return b"", data
+    if len(data) < _RECORD_AT:
+        raise ValueError("the length of its record is cut off")
+    end = _RECORD_AT + _LENGTH.unpack_from(data, len(_RECORD_HEAD))[0]
+    if len(data) < end:
+        raise ValueError("its record is cut off")
+    return data[_RECORD_AT:end], data[end:]
+
+
+def split(data: bytes) -> tuple[int, bytes]:
+    """Return the version of a stored state and its value, without its record; a value without
+    fields if there is only a record.
+
+    Raises:
+        ValueError: the version or the record is cut off, or the state is compressed in a way that
+            is not known, or inflates to more than `INFLATED_MAX` bytes.
+    """
+    alone = split_record(data)[1]
+    return (1, NO_FIELDS) if data and not alone else _split(alone)
+
+
+def _split(data: bytes) -> tuple[int, bytes]:
+    """Split a stored state without a record."""
+    version, value = _head(data)
     if version == COMPRESSED:
         if value[:1] != bytes((ZLIB,)):
             raise ValueError(f"it is compressed in way {value[:1].hex() or 'none'}, not in way 01")
         try:
-            version, value = _split(inflate(value[1:], INFLATED_MAX, "compressed state"))
+            version, value = _head(inflate(value[1:], INFLATED_MAX, "compressed state"))
         except RemoteProtocolError as error:
             raise ValueError(error.message) from None
         if version == COMPRESSED:
@@ -213,7 +259,7 @@ def split(data: bytes) -> tuple[int, bytes]:
     return version, value
 
 
-def _split(data: bytes) -> tuple[int, bytes]:
+def _head(data: bytes) -> tuple[int, bytes]:
     if data[:1] != bytes((VERSIONED,)):
         return 1, data
     if len(data) < _HEAD.size:

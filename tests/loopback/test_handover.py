@@ -33,7 +33,7 @@ from tests.ports import free_port
 from tests.unit.declaring import Anything
 from tests.waiting import until
 
-GRACEFUL = "this node has the coordinator: the oldest, and no older one rules"
+GRACEFUL = "this node has the coordinator: the oldest member, and no other node has it"
 PATIENT = replace(QUICK, singleton=SingletonSettings(silence_timeout=60.0, hand_over_timeout=60.0))
 """A busy machine may let a node wait for seconds."""
 REIGNS = (CoordinatorState.RULING, CoordinatorState.RETIRING)

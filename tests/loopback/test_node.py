@@ -559,7 +559,7 @@ async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(
     [node] = await nodes.cluster(application()[0], 1, shard_region_query_timeout=600.0)
     dead = NodeId("127.0.0.1", free_port(), 1)
     asking = asyncio.ensure_future(node.rpc.ask(dead, "stats"))
-    await until(lambda: node.endpoint.session_to(dead.address).outstanding, "the question")
+    await until(lambda: node.endpoint.session_to(dead.address).link.outstanding, "the question")
     node.endpoint.remove(dead, NodeLost("it died"))
     with pytest.raises(NodeLost, match="it died"):
         await asyncio.wait_for(asking, PATIENCE_S)

@@ -196,7 +196,7 @@ async def test_S319_a_type_with_instances_takes_no_places(nodes: Nodes) -> None:
 async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
     nodes: Nodes,
 ) -> None:
-    first, second = await nodes.cluster(application(), 2)
+    first, second = await nodes.cluster(application(), 2, shard_region_query_timeout=600.0)
     await touch(nodes, range(SHARDS))
     assert len(hosts(nodes.all, "counter")) == SHARDS
     answer = await shard_pages.stop(Administration(second), "counter", ("3", "4", "4", "5"))

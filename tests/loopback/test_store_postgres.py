@@ -419,7 +419,10 @@ async def test_a_standby_is_passed_over_and_followed_when_it_is_promoted(
             await store.save_states([save("a", 1, b"sent", 1)])
 
             async def has_it() -> bool:
-                rows = await standby.ask(f"SELECT data FROM {schema}.entity WHERE id = 'a'")
+                try:
+                    rows = await standby.ask(f"SELECT data FROM {schema}.entity WHERE id = 'a'")
+                except asyncpg.UndefinedTableError:
+                    return False  # it has not come that far
                 return bool(rows)
 
             await until(has_it)

@@ -63,8 +63,8 @@ class SingletonState(Enum):
 class SingletonTrigger(Enum):
     """What causes a transition."""
 
-    NEXT = "the oldest that stays; an older one may still rule"
-    CLEAR = "the oldest, and no older one rules"
+    NEXT = "the oldest member that stays; an older one may still have it"
+    CLEAR = "the oldest member, and no other node has it"
     LATE = "waited for long enough"
     PASSED = "not to rule after all"
     LEAVING = "leaves, another one is next"

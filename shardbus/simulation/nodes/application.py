@@ -31,6 +31,7 @@ from shardbus.errors import RequestError
 from shardbus.sharding.handoff_modes import MODES, HandoffMode
 from shardbus.simulation.membership.options import ROLE
 from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
+from shardbus.simulation.nodes.delivering import DELIVERED, EffectsChecker, declare
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.reminders import (
     REMINDED,
@@ -97,6 +98,8 @@ class SimApplication:
         self.checker: DeliveryChecker
         self.reminders = ReminderChecker(load.seed) if reminds else None
         """Of a run with entities that set reminders."""
+        self.effects: EffectsChecker
+        """Set in runs with deliveries."""
         self.dice = Random(f"stage {load.seed}")
         self.on_ask: Callable[[SentMessage, SimProcess], object] = lambda message, by: None
         """Called with each ask that is sent, and its process."""
@@ -189,6 +192,10 @@ class SimApplication:
             spread = entity(SPREAD, instances=load.instances, router="random", handoff="buffer")
             classes[SPREAD] = spread(own)  # direct moves do not keep instances apart
             modes[SPREAD] = MODES["buffer"]
+        if load.deliveries:
+            check = partial(getattr, self, "effects")
+            classes[DELIVERED] = declare(self.bus, check, load.shards, other)
+            modes[DELIVERED] = MODES[other]
         if load.on_role:
             of_role = type("OnRole", (plain,), {})
             classes[ON_ROLE] = entity(ON_ROLE, role=ROLE, handoff=mode)(of_role)

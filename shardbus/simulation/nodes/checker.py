@@ -138,6 +138,10 @@ class DeliveryChecker:
         world.store.on_stale = lambda what: self._broken("I1", what)
         world.store.on_claimed = self.on_claimed
 
+    def broken(self, rule: str, detail: str) -> Violation:
+        """Keep a violation of a rule that another part checks."""
+        return self._broken(rule, detail)
+
     def _broken(self, rule: str, detail: str) -> Violation:
         """Keep the violation: the code it is raised in may catch it."""
         self.violation = self.violation or Violation(rule, detail)

@@ -129,6 +129,8 @@ class NodeOptions:
     """How nodes learn where shards live: the setting `sharding.homes`."""
     instances: int = 0
     """Instances of the entities of a fourth type; 0: there is no such type."""
+    deliveries: bool = False
+    """Each process delivers to entities that deliver themselves, too."""
     kill_at: str = ""
     """The phase of a move and the victim of each kill at a phase, as in `stopping/old-home`, or
     `any`."""
@@ -179,6 +181,7 @@ class NodeOptions:
         rows = f" --instances {self.instances}" if self.instances else ""
         kills = f" --kill-at {self.kill_at}" if self.kill_at else ""
         own = f" --sharding --load {self.density}{forced}{mode}{homes}{rows}{kills}"
+        own += " --deliveries" if self.deliveries else ""
         own += f" --failing-handlers {self.failing_handlers:g}" if self.failing_handlers else ""
         return self.faults.command() + own
 
@@ -196,10 +199,13 @@ def draw_node_options(
     kill_at: str = "",
     failing_handlers: float = 0.0,
     links: str = "fair",
+    *,
+    deliveries: bool = False,
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
     there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
-    way of homes, the number of instances and the part of handlers that fail change no other option;
+    way of homes, the number of instances, the part of handlers that fail, and deliveries change no
+    other option;
     with a direct mode, shards move more often. With kills at phases, most runs have no other fault
     that ends, separates or stops nodes."""
     dice = Random(f"load {seed}")
@@ -238,6 +244,7 @@ def draw_node_options(
     if handoff != "buffer":
         thin = _moving(thin, handoff)
     thin = replace(thin, homes=homes, instances=instances, failing_handlers=failing_handlers)
+    thin = replace(thin, deliveries=deliveries)
     if kill_at:
         thin = _killing(thin, kill_at, at_least=KILLS_NODES if nodes is None else 1)
     if links == "unfair":

@@ -50,6 +50,7 @@ from shardbus.simulation.membership.run import (
 )
 from shardbus.simulation.nodes.application import SPREAD, SimApplication, SimSender
 from shardbus.simulation.nodes.checker import DeliveryChecker, unbalanced, waiting
+from shardbus.simulation.nodes.delivering import DELIVERED, EffectsChecker, SimDeliverer
 from shardbus.simulation.nodes.faults import NodeFaults
 from shardbus.simulation.nodes.move_kills import MoveKills
 from shardbus.simulation.nodes.options import NodeOptions
@@ -84,6 +85,10 @@ class NodeRun:
         self.checker = self.application.checker = DeliveryChecker(self.world, modes, (SPREAD,))
         if self.application.reminders is not None:
             self.application.reminders.attach(self.world, self.checker)
+        if load.deliveries:
+            dice = Random(f"effects {load.seed}")
+            effects = EffectsChecker(self.world, self.checker.broken, dice)
+            self.application.effects = effects
         self.world.on_start = self._on_start
         self._checks = Checks(self.world, gentle=False)
         self.fairness = Fairness(self.world, load.faults)
@@ -91,7 +96,7 @@ class NodeRun:
         self.world.on_step = self._after
         if load.faults.troubles and load.faults.strategy not in UNDECIDED:
             self.application.on_ask = self._undisturbed.on_ask
-        self.senders: list[SimSender] = []
+        self.senders: list[SimSender | SimDeliverer] = []
         self.kills: MoveKills | None = None
         self.settled_s: float | None = None
         self._marks: dict[Session, int] | None = {} if load.homes == "gossip" else None
@@ -218,6 +223,10 @@ class NodeRun:
         dice = Random(f"sender {self.load.seed} {name}")
         sender = SimSender(name, home, self.application, dice, self.load)
         self.senders.append(sender)
+        if self.load.deliveries:
+            dice, cls = Random(f"deliverer {self.load.seed} {name}"), DELIVERED
+            effects, kinds = self.application.effects, self.application.classes
+            self.senders.append(SimDeliverer(home, effects, kinds[cls], dice))
 
     # ---- the quiet
 
@@ -258,7 +267,20 @@ class NodeRun:
             return f"{pending} senders wait for answers"
         if (reminders := self.application.reminders) and (why := reminders.missing()):
             return why
+        if self.load.deliveries and (why := self._undelivered()):
+            return why
         return self.checker.missing_remembered()
+
+    def _undelivered(self) -> str:
+        """Return what is not delivered, or not paid (D4, D6)."""
+        states = self.application.bus.types[DELIVERED].states
+        assert states is not None
+        stored = {
+            entity_id: states.read(entity_id, state.data)
+            for (name, entity_id), state in self.world.store.data.states.items()
+            if name == DELIVERED and state.data is not None
+        }
+        return self.application.effects.unfinished(stored)
 
     def _disagreement(self, name: str, working: list[SimNode]) -> str:
         """Return where coordinator, table, store and regions disagree (I6, I7)."""

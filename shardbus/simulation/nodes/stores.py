@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from shardbus.errors import StoreError, StoreUnavailable
 from shardbus.ids import NodeId
+from shardbus.simulation.nodes.journals import SimJournals
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.store.memory import MemoryData, MemoryStore
@@ -94,6 +95,7 @@ class StoreServer:
         held = self.data
         held.tables, held.states = data.tables, data.states
         held.remembered, held.leases = data.remembered, data.leases
+        held.journals = data.journals
         self.generation += 1
         for client in self.clients:
             self.timeline.later(self.rng.uniform(0.0, PROBE_S), client.probe)
@@ -102,6 +104,14 @@ class StoreServer:
         """Record that a state was loaded or saved under this fence. Report it if a higher fence had
         access."""
         key = (entity_type, entity_id)
+        highest = self._fences.get(key, 0)
+        if fence < highest:
+            self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
+        self._fences[key] = max(fence, highest)
+
+    def record_journal(self, what: str, kind: str, name: str, fence: int) -> None:
+        """Record that a journal was opened or appended to, as `record_access`."""
+        key = (f"journal {kind}", name)
         highest = self._fences.get(key, 0)
         if fence < highest:
             self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
@@ -156,6 +166,9 @@ class SimStore:
         """Of loads and saves, in the order in which they are sent."""
         self._executed: dict[tuple[str, str], int] = {}
         """By entity, the last number that the server has carried out."""
+        self.journals = SimJournals(
+            self._store.journals, self._ask, self._order_of, server.record_journal
+        )
         server.clients.append(self)
 
     async def start(self) -> None:
@@ -269,6 +282,12 @@ class SimStore:
         if any(self._executed.get(entity, 0) > number for entity in entities):
             raise StoreUnavailable("late", definite=True)
         self._executed.update(dict.fromkeys(entities, number))
+
+    def _order_of(self, journals: Sequence[tuple[str, str]]) -> Callable[[], None]:
+        """Return what is called when the server carries out a request of these journals that is
+        sent now; it raises as `_pass` does."""
+        number = next(self._numbers)
+        return lambda: self._pass([(f"journal {kind}", name) for kind, name in journals], number)
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
         batch, number = list(saves), next(self._numbers)

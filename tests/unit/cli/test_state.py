@@ -294,6 +294,19 @@ def test_a_project_names_the_cluster(
     assert "a/1" in capsys.readouterr().out
 
 
+def test_a_mistyped_type_without_states_is_named(
+    url: str, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["state", "list", "crat", "--store", url]) == 0
+    assert "has no entity type 'crat'; did you mean cart?" in capsys.readouterr().err
+    assert run(["state", "show", "crat", "a/2", "--store", url]) == ExitCode.REFUSED
+    said = capsys.readouterr().err
+    assert "crat 'a/2' has no stored state; cluster " in said
+    assert "did you mean cart?" in said
+    assert run(["state", "show", "cart", "nobody", "--store", url]) == ExitCode.REFUSED
+    assert "entity type" not in capsys.readouterr().err
+
+
 def test_the_default_store_of_a_project_is_read_while_no_node_answers(
     url: str, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,10 @@ def test_an_ask_that_has_expired_while_it_was_held_reaches_no_handler() -> None:
     shell: Any = SimpleNamespace(
         _check_leases=None,
         entity_type=SimpleNamespace(invokers={"hit": object()}),
-        host=SimpleNamespace(counts=SimpleNamespace(accepted=0)),
+        host=SimpleNamespace(
+            counts=SimpleNamespace(accepted=0),
+            deliveries=SimpleNamespace(invokers={"hit": object()}),
+        ),
         _lost_run=lambda reason, run, sender: lost.append((reason, run.ids)),
     )
     session: Any = SimpleNamespace(name="client")

@@ -15,7 +15,7 @@ from shardbus.errors import ConfigError, StaleFence, StoreError, StoreUnavailabl
 from shardbus.store import guarded
 from shardbus.store.guarded import GuardedStore
 from shardbus.store.memory import MemoryData, MemoryStore
-from shardbus.store.protocol import Save, StateStore
+from shardbus.store.protocol import Save, StateStore, on_new_server
 from shardbus.testing import StoreSuite
 from tests.waiting import PATIENCE_S, until
 
@@ -311,7 +311,8 @@ async def test_a_store_that_hangs_is_closed_all_the_same(own: Own) -> None:
 async def test_what_a_store_has_besides_is_passed_on(own: Own) -> None:
     assert not hasattr(GuardedStore(own, URL, 1.0), "lane")
     assert not hasattr(GuardedStore(own, URL, 1.0), "placed")
-    assert not hasattr(GuardedStore(own, URL, 1.0), "on_new_server")
+    on_new_server(GuardedStore(own, URL, 1.0), lambda: None)
+    assert not hasattr(own, "on_new_server")
     more: Any = own
     more.lane = lambda entity_type, shard: int(shard)
     more.on_new_server = None

@@ -10,9 +10,8 @@ import fakeredis
 import pytest
 
 from shardbus.errors import StaleFence
-from shardbus.store import redis as redis_module
 from shardbus.store.protocol import Save
-from shardbus.store.redis import RedisStore, _parts, _rounds
+from shardbus.store.redis import RedisStore
 
 LEASE_MS = 10_000
 ROWS = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"2")]
@@ -65,23 +64,6 @@ async def test_saves_of_one_entity_in_one_call_keep_their_order(
     assert await store.save_states(saves) == [None] * len(ROWS)
     assert await store.read_states("counter", ["a", "b"]) == [b"3", b"2"]
     await store.close()
-
-
-def test_a_round_has_each_key_once_and_rounds_keep_the_order() -> None:
-    assert [*_rounds([])] == []
-    assert [*_rounds(["a", "b"])] == [range(2)]
-    assert [*_rounds(["a", "b", "a", "a", "b"])] == [range(2), range(2, 3), range(3, 5)]
-
-
-def test_parts_for_one_script_are_bounded_in_number_and_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(redis_module, "CHUNK_SAVES", 4)
-    monkeypatch.setattr(redis_module, "CHUNK_BYTES", 100)
-    saves = [Save("cart", "1", "e", 1, data, 1) for data in [b"x"] * 5 + [b"x" * 99] * 3]
-    assert [*_parts(range(5), saves)] == [range(4), range(4, 5)]
-    assert [*_parts([7, 6, 5, 0], saves)] == [[7, 6], [5, 0]]
-    assert [*_parts(range(4), saves[:4])] == [range(4)]
 
 
 OP = 0x1D

@@ -89,6 +89,25 @@ async def test_an_ask_without_an_outcome_does_not_warn(
         gc.collect()
 
 
+@pytest.mark.parametrize("use", [awaited, cancelled])
+async def test_at_the_end_only_an_ask_that_is_used_or_cancelled_does_not_warn(
+    loop: asyncio.AbstractEventLoop, use: Callable[[Answer], Awaitable[None]]
+) -> None:
+    forgotten, answer = answers_of(loop)(), answers_of(loop)()
+    assert isinstance(forgotten, WatchedAnswer)
+    assert isinstance(answer, WatchedAnswer)
+    with pytest.warns(RuntimeWarning, match="was never awaited") as warned:
+        forgotten.warn_at_end()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        forgotten.warn_at_end()  # once
+        using = asyncio.ensure_future(use(answer))
+        await asyncio.sleep(0)
+        answer.warn_at_end()
+        using.cancel()
+    assert len(warned) == 1
+
+
 async def test_without_debug_mode_the_futures_are_those_of_asyncio() -> None:
     loop = asyncio.get_running_loop()
     assert type(answers_of(loop)()) is asyncio.Future

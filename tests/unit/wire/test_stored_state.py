@@ -26,6 +26,8 @@ from shardbus.wire.stored_state import (
     StateCodec,
     compressed,
     split,
+    split_record,
+    with_record,
 )
 
 
@@ -152,7 +154,7 @@ def test_a_compressed_state_that_cannot_be_read_says_why() -> None:
     bomb = short[:4] + zlib.compress(bytes(INFLATED_MAX + 1))
     twice = short[:4] + zlib.compress(short)
     for data, why in (
-        (short[:3] + b"\x02" + short[4:], "compressed in way 02, not in way 01"),
+        (short[:3] + b"\x03" + short[4:], "compressed in way 03, not in way 01"),
         (short[:3], "compressed in way none"),
         (short[:-5], f"compressed state over {INFLATED_MAX} bytes, or cut off"),
         (short[:4] + b"nonsense", "malformed compressed state"),
@@ -207,3 +209,37 @@ def test_a_moment_in_the_hour_that_a_clock_repeats_can_be_stored() -> None:
     at = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
     assert at != at.astimezone(UTC)
     assert states.read("7", states.write(Visit(at))).at == at.astimezone(UTC)
+
+
+@pytest.mark.parametrize("record", [b"", b"r", b"\xc1" * 300])
+def test_a_record_stands_beside_any_state_and_is_not_a_part_of_it(record: bytes) -> None:
+    cart = Cart({f"item {n}": n for n in range(500)})
+    plain = codec().write(cart)
+    for data in (plain, compressed(plain)):
+        stored = with_record(record, data)
+        assert split_record(stored) == (record, data)
+        assert codec().read("7", stored) == cart
+        assert split(stored) == split(data)
+
+
+def test_a_state_without_a_record_is_stored_as_ever() -> None:
+    for data in (codec().write(Cart()), compressed(codec().write(Cart({"x" * 2000: 1})))):
+        assert split_record(data) == (b"", data)
+
+
+def test_a_record_alone_is_a_state_of_defaults() -> None:
+    stored = with_record(b"record", None)
+    assert split_record(stored) == (b"record", b"")
+    assert codec().read("7", stored) == Cart()
+    assert split(stored) == (1, encode_value({}))
+
+
+def test_a_record_that_is_cut_off_is_refused() -> None:
+    stored = with_record(b"record", None)
+    for data, why in (
+        (stored[:6], "the length of its record is cut off"),
+        (stored[:-1], "its record is cut off"),
+        (with_record(b"a", stored), "compressed in way 02, not in way 01"),
+    ):
+        with pytest.raises(StateUnreadable, match=why):
+            codec().read("7", data)

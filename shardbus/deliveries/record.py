@@ -1,0 +1,267 @@
+"""The record of an entity: which deliveries have taken effect, of each producer.
+
+An entity keeps, for each producer, the number of the last delivery that is done. The record is
+written with the state, by the same save, so a delivery is done exactly if its effect is stored.
+
+    number of a delivery            decision
+    era below the stored one        STALE      another opener has taken the producer over
+    seq up to `done`                REPEATED   confirmed again, not handled
+    before above `done`             GAP        the producer sends again from there
+    otherwise                       HANDLE
+
+`before` is 0 if the producer has no unconfirmed delivery to this entity before this one. So a
+producer whose row was forgotten needs nothing: its next delivery is handled. If an earlier delivery
+is unconfirmed and there is no row, that one was not handled, and the next is a gap and not taken
+for the first. So no delivery passes a failed one of its producer.
+
+A delivery that is *done* is one whose number a save has stored; for an entity without state, one
+whose handler has returned. One that was handled and not stored leaves the record as it is, and is
+handled again.
+
+**Keyed asks** keep their result for a time, and their key from the first save of their handler on.
+If that was stored and the result was not, a repeated ask is not handled: it gets LOST_RESULT.
+
+**Deliveries of the entity itself** wait in the record until they are confirmed, with the numbers
+that they are sent under. Their producer is named once, so its numbers never return.
+
+Bounds: rows of producers and results that were not used for a time, and the least used above a
+number, are forgotten. A delivery that is repeated after that may be handled twice. Pending
+deliveries are bounded in number and bytes; the next one is refused.
+
+Source: docs/how-to/deliver.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from shardbus.bounds import Uid
+from shardbus.deliveries.numbers import UNREADABLE, DeliveryNumber, ProducerName
+from shardbus.errors import BufferFull
+
+PENDING_MAX = 100
+"""Deliveries of one entity that wait for their confirmation."""
+PENDING_BYTES_MAX = 256 * 1024
+RESULTS_MAX = 1000
+"""Results of keyed asks that one entity keeps."""
+RESULTS_BYTES_MAX = 256 * 1024
+"""Bytes of the results that one entity keeps. A larger one is answered and not kept."""
+RESULT_KEPT_S = 24 * 3600
+"""Seconds for which a result is kept."""
+
+
+class ReceiverDecision(Enum):
+    """What the receiver does with a delivery."""
+
+    HANDLE = "handle"
+    REPEATED = "repeated"
+    GAP = "gap"
+    STALE = "stale"
+
+
+class DoneRow(NamedTuple):
+    """What is done of one producer. `used`: seconds since 1970."""
+
+    era: int
+    seq: int
+    used: int
+
+
+class KeptResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The result of a keyed ask. `form`: as `ResultForm`; `used`: seconds since 1970."""
+
+    used: Uid
+    form: int
+    payload: bytes
+
+
+class ResultForm:
+    """How the result of a keyed ask is kept."""
+
+    UNKNOWN = 0
+    """The handler has saved; its result was not stored."""
+    VALUE = 1
+    REJECTION = 2
+
+
+class PendingDelivery(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A delivery of an entity that is not confirmed. `at`: seconds since 1970."""
+
+    seq: Uid
+    entity_type: str
+    entity_id: str
+    method: str
+    payload: bytes
+    at: Uid
+
+    @property
+    def size(self) -> int:
+        """The bytes that it counts."""
+        return len(self.payload) + len(self.entity_id) + len(self.method) + 32
+
+
+class _Sends(msgspec.Struct, array_like=True, gc=False):
+    producer: ProducerName
+    last: Uid
+    pending: list[PendingDelivery]
+
+
+class _Stored(msgspec.Struct, array_like=True, gc=False):
+    done: dict[ProducerName, tuple[Uid, Uid, Uid]]
+    results: dict[Annotated[str, msgspec.Meta(max_length=400)], KeptResult] = {}
+    sends: _Sends | None = None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Stored).decode
+
+
+class DeliveryRecord:
+    """The record of one entity. Times are in whole seconds of the wall clock."""
+
+    __slots__ = ("done", "forgotten", "last", "last_stored", "pending", "producer", "results")
+
+    def __init__(self) -> None:
+        self.done: dict[str, DoneRow] = {}
+        """By producer, the least recently used one first."""
+        self.results: dict[str, KeptResult] = {}
+        """By key, the oldest first."""
+        self.producer = ""
+        """The name under which the entity itself delivers; empty if it never did."""
+        self.last = 0
+        """The number of its last delivery."""
+        self.last_stored = 0
+        """The number of its last delivery that a save has stored."""
+        self.pending: dict[int, PendingDelivery] = {}
+        """Its deliveries without a confirmation, by number."""
+        self.forgotten = 0
+        """Rows of producers, and results, that were forgotten."""
+
+    def __bool__(self) -> bool:
+        return bool(self.done or self.results or self.producer)
+
+    # ---- deliveries to the entity
+
+    def decide(self, number: DeliveryNumber) -> ReceiverDecision:
+        """Return what to do with a delivery. Changes nothing."""
+        row = self.done.get(number.producer)
+        era, done = (number.era, 0) if row is None else (row.era, row.seq)
+        if number.era < era:
+            return ReceiverDecision.STALE
+        if number.seq <= done:
+            return ReceiverDecision.REPEATED
+        return ReceiverDecision.GAP if number.before > done else ReceiverDecision.HANDLE
+
+    def done_of(self, producer: str) -> int:
+        """Return the number of the last delivery of a producer that is done; 0 for none."""
+        row = self.done.get(producer)
+        return 0 if row is None else row.seq
+
+    def mark(self, number: DeliveryNumber, now: int) -> None:
+        """Note that a delivery is done. It never takes a row back."""
+        row = self.done.pop(number.producer, None)
+        era, seq = (0, 0) if row is None else (row.era, row.seq)
+        self.done[number.producer] = DoneRow(max(era, number.era), max(seq, number.seq), now)
+
+    # ---- keyed asks
+
+    def keep(self, key: str, form: int, payload: bytes, now: int) -> None:
+        """Keep the result of a keyed ask. One over the bound is kept without its payload."""
+        if len(payload) > RESULTS_BYTES_MAX:
+            form, payload = ResultForm.UNKNOWN, b""
+        self.results.pop(key, None)
+        self.results[key] = KeptResult(now, form, payload)
+
+    # ---- deliveries of the entity
+
+    def add(
+        self, entity_type: str, entity_id: str, method: str, payload: bytes, now: int
+    ) -> PendingDelivery:
+        """Add a delivery of the entity, which is sent once a save has stored it.
+
+        Raises:
+            BufferFull: too many wait, or too many bytes. Nothing was added.
+        """
+        pending = PendingDelivery(self.last + 1, entity_type, entity_id, method, payload, now)
+        size = pending.size + sum(one.size for one in self.pending.values())
+        if len(self.pending) >= PENDING_MAX or size > PENDING_BYTES_MAX:
+            raise BufferFull(
+                f"{len(self.pending)} deliveries of this entity wait for their confirmation",
+                hint=f"at most {PENDING_MAX}, with {PENDING_BYTES_MAX} bytes",
+            )
+        self.last += 1
+        self.pending[pending.seq] = pending
+        return pending
+
+    def settle(self, seq: int) -> None:
+        """Forget a delivery of the entity that is confirmed, or given up."""
+        self.pending.pop(seq, None)
+
+    # ---- bounds and storage
+
+    def age(self, now: int, remember: float, producers_max: int) -> None:
+        """Forget rows and results that were not used for a time, and the oldest above a number."""
+        self._forget(self.done, (p for p, row in self.done.items()), now - remember, producers_max)
+        self._forget(self.results, iter(self.results), now - RESULT_KEPT_S, RESULTS_MAX)
+        size = sum(len(kept.payload) for kept in self.results.values())
+        while size > RESULTS_BYTES_MAX:
+            size -= len(self.results.pop(next(iter(self.results))).payload)
+            self.forgotten += 1
+
+    def _forget(
+        self,
+        rows: dict[str, DoneRow] | dict[str, KeptResult],
+        names: Iterable[str],
+        since: float,
+        most: int,
+    ) -> None:
+        """Forget the first rows that are too old or too many: rows are in the order of their
+        use."""
+        for name in list(names):
+            if len(rows) <= most and rows[name].used >= since:
+                return
+            del rows[name]
+            self.forgotten += 1
+
+    def stored(self, number: DeliveryNumber | None = None, key: str = "", now: int = 0) -> bytes:
+        """Return the record as it is stored; with `number`, as it is once that delivery is done,
+        with `key`, once the handler of that keyed ask has saved."""
+        done: dict[str, tuple[int, int, int]] = dict(self.done)
+        if number is not None:
+            row = self.done.get(number.producer)
+            era, seq = (0, 0) if row is None else (row.era, row.seq)
+            done[number.producer] = (max(era, number.era), max(seq, number.seq), now)
+        results = self.results
+        if key and key not in results:
+            results = {**results, key: KeptResult(now, ResultForm.UNKNOWN, b"")}
+        sends = None
+        if self.producer:
+            sends = _Sends(self.producer, self.last, list(self.pending.values()))
+        return _encode(_Stored(done, results, sends))
+
+    @classmethod
+    def of(cls, data: bytes) -> DeliveryRecord:
+        """Return the record that `stored` has written.
+
+        Raises:
+            ValueError: it is none.
+        """
+        record = cls()
+        if not data:
+            return record
+        try:
+            stored = _decode(data)
+        except UNREADABLE as error:
+            raise ValueError(f"its record of deliveries: {error}") from None
+        ordered = sorted(stored.done.items(), key=lambda item: item[1][2])
+        record.done = {producer: DoneRow(*row) for producer, row in ordered}
+        record.results = stored.results
+        if (sends := stored.sends) is not None:
+            record.producer, record.last = sends.producer, sends.last
+            record.last_stored = sends.last
+            record.pending = {one.seq: one for one in sends.pending}
+        return record

@@ -1,0 +1,416 @@
+"""Deliveries at their entity: the shell of `deliveries.record`.
+
+Each handler has a second invoker, under its name with `MARK`. It reads the number of the delivery,
+asks the record what to do, calls the handler, and answers when the delivery is done:
+
+    entity with state       a save that the handler awaits stores the record with the state; if it
+                            has not saved, this invoker does, after it has returned
+    entity without state    the handler has returned; the record is in the memory of the shard
+
+So the confirmation is never ahead of the save, and the effect is never stored without the number.
+Which save belongs to the delivery follows from a context variable: a task of an earlier message may
+save while the handler runs, and must not make its delivery done.
+
+A handler that raises before a save leaves nothing behind: the entity starts again with its stored
+state and record. After a save the delivery is done, and its sender gets the error once. A rejection
+is an answer: done.
+
+**Moves.** The record of an entity with state is loaded with it. The records of a type without state
+go ahead of the messages that a shard leaves for its next home, as messages (`RECORD`).
+
+**Deliveries of an entity** (`Entity.deliver`) are in its record until they are confirmed. They are
+sent once a save has stored them; a new activation finds them there and sends them again, under the
+same numbers. An entity is listed in the store before its first pending delivery is stored, so that
+the next home of its shard starts it; it leaves the list when nothing has been pending for a while.
+
+Source: docs/how-to/deliver.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from shardbus.config.settings import DeliverySettings
+from shardbus.deliveries.numbers import (
+    APPLIED,
+    LOST_RESULT,
+    MARK,
+    REPEATED,
+    STALE,
+    DeliveryNumber,
+    KeyedAsk,
+    NumberKind,
+    gap,
+    read_number,
+    result,
+)
+from shardbus.deliveries.record import DeliveryRecord, ReceiverDecision, ResultForm
+from shardbus.entities.activation import Activation, Shard
+from shardbus.entities.entity_sends import EntitySends, not_declared
+from shardbus.entities.entity_type import EntityType, Invoker
+from shardbus.entities.unfinished_work import finish, is_unfinished
+from shardbus.error_text import is_a
+from shardbus.errors import Rejection, SchemaError
+from shardbus.routing.refs import START
+from shardbus.wire.rejections import decode_rejection, encode_rejection
+from shardbus.wire.schema import decode_value
+from shardbus.wire.stored_state import split_record, with_record
+
+RECORD = MARK + "$record"
+"""The method of a record that goes to the next home of its shard."""
+RECORDS_MAX = 100_000
+"""Records of entities without state that one node keeps for one type."""
+RECORDS_MOVED_MAX = 1000
+"""Records of entities without state that go to the next home of one shard: the latest."""
+_Refusal = tuple[str, str, bytes]
+_write_refusal = msgspec.msgpack.Encoder().encode
+_read_refusal = msgspec.msgpack.Decoder(_Refusal).decode
+
+
+@dataclass(slots=True, eq=False)
+class Handling:
+    """A delivery that a handler works on."""
+
+    activation: Activation
+    number: DeliveryNumber | None
+    key: str
+    """Of a keyed ask; else empty."""
+    stored: bool = False
+    """A save has stored that it is done."""
+
+
+HANDLING: ContextVar[Handling | None] = ContextVar("shardbus delivery", default=None)
+Message = tuple[DeliveryNumber | KeyedAsk, tuple[Any, ...]]
+"""A delivery, and the arguments of its handler."""
+
+
+def record_of(activation: Activation) -> DeliveryRecord:
+    """Return the record of an entity, made if there is none."""
+    records = activation.shard.records
+    record = records.get(activation.key)
+    if record is None:
+        record = records[activation.key] = DeliveryRecord()
+    return record
+
+
+class EntityDeliveries:
+    """Deliveries to the entities of one type on one node. `wall_clock` returns the seconds since
+    1970."""
+
+    def __init__(
+        self, kind: EntityType, settings: DeliverySettings, wall_clock: Callable[[], float]
+    ) -> None:
+        self._kind, self._settings, self._wall_clock = kind, settings, wall_clock
+        self.sends: EntitySends | None = None
+        """What the entities deliver themselves, of a class that does."""
+        self.decisions: Counter[str] = Counter()
+        """Deliveries that were not handled, by decision, and rows that were forgotten."""
+        self.invokers: Mapping[str, Invoker] = {**kind.invokers, **self._invokers()}
+        """By method, of plain messages and of deliveries."""
+
+    # ---- invokers
+
+    def _invokers(self) -> dict[str, Invoker]:
+        """Return the invokers of deliveries, by method."""
+        invokers = {
+            MARK + name: self._delivering(name, invoker)
+            for name, invoker in self._kind.invokers.items()
+            if name != START
+        }
+        if MARK not in invokers:
+            invokers[MARK] = self._naming()
+        invokers[RECORD] = Invoker(RECORD, lambda entity, record: None, False, {}, lambda b: b)
+        return invokers
+
+    def _delivering(self, name: str, invoker: Invoker) -> Invoker:
+        read = partial(_read, invoker)
+        plain = self._kind.states is None and invoker.never_waits
+        handle = self._handle_plain if plain else self._handle
+        return Invoker(
+            MARK + name,
+            partial(handle, invoker),
+            not plain,
+            {},
+            read,
+            returns_values=True,
+            encode=_as_it_is,
+        )
+
+    def _naming(self) -> Invoker:
+        """Return the invoker of plain messages to a type without `receive`: a text names a handler
+        without arguments, as in a tell."""
+        invokers = self._kind.invokers
+
+        def read(payload: bytes) -> tuple[Invoker, Message]:
+            number = read_number(payload)
+            named = invokers.get(str(decode_value(number.arguments)))
+            if named is None or named.name == START:
+                raise SchemaError(f"{self._kind.name} has no receive, and no such handler")
+            return named, (number, named.decoders[0x90](b"\x90"))
+
+        async def handle(entity: Any, named: tuple[Invoker, Message]) -> bytes:
+            return await self._handle(named[0], entity, named[1])
+
+        return Invoker(MARK, handle, True, {}, read, returns_values=True, encode=_as_it_is)
+
+    # ---- handling
+
+    def _decide(self, activation: Activation, number: DeliveryNumber | KeyedAsk) -> bytes | None:
+        """Return the answer to a delivery that is not to be handled; None if it is.
+
+        Raises:
+            Rejection: the kept answer of a keyed ask.
+        """
+        record = record_of(activation)
+        if isinstance(number, KeyedAsk):
+            kept = record.results.get(number.key)
+            if kept is None:
+                return None
+            self.decisions["repeated"] += 1
+            if kept.form == ResultForm.REJECTION:
+                raise decode_rejection(*_read_refusal(kept.payload))
+            return LOST_RESULT if kept.form == ResultForm.UNKNOWN else result(kept.payload)
+        decision = record.decide(number)
+        if decision is ReceiverDecision.HANDLE:
+            return None
+        self.decisions[decision.value] += 1
+        if decision is ReceiverDecision.GAP:
+            return gap(record.done_of(number.producer))
+        return REPEATED if decision is ReceiverDecision.REPEATED else STALE
+
+    def _handle_plain(self, invoker: Invoker, entity: Any, message: Message) -> bytes:
+        """Handle a delivery to an entity without state, by a function that returns a value."""
+        number, arguments = message
+        activation: Activation = entity.context._of()
+        answer = self._decide(activation, number)
+        if answer is not None:
+            return answer
+        if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
+            return self._done(activation, number, None)
+        try:
+            value = invoker.function(entity, *arguments)
+        except BaseException as error:
+            if is_a(error, Rejection):
+                self._refused(activation, number, error)
+            raise
+        return self._done(activation, number, (invoker, value))
+
+    async def _handle(self, invoker: Invoker, entity: Any, message: Message) -> bytes:
+        """Handle a delivery in any way that a handler may have."""
+        number, arguments = message
+        context = entity.context
+        activation: Activation = context._of()
+        answer = self._decide(activation, number)
+        if answer is not None:
+            return answer
+        if isinstance(number, KeyedAsk):
+            keyed, skips, handling = True, False, Handling(activation, None, number.key)
+        else:
+            keyed, skips = False, number.kind == NumberKind.SKIP
+            handling = Handling(activation, number, "")
+        token = None if self._kind.states is None else HANDLING.set(handling)
+        try:
+            value = None
+            if not skips:
+                value = invoker.function(entity, *arguments)
+                if invoker.is_async:
+                    value = await value
+                while not invoker.returns_values and is_unfinished(value):
+                    value = await finish(value)
+                if activation.extras is not None and activation.extras.stashed:
+                    return APPLIED  # not sent: the message is handled, and answered, later
+            answer = self._done(activation, number, None if skips else (invoker, value))
+            if keyed or not handling.stored:
+                await self._save(entity)
+            return answer
+        except BaseException as error:
+            if is_a(error, Rejection):
+                self._refused(activation, number, error)
+                if keyed or not handling.stored:
+                    await self._save(entity)
+            raise
+        finally:
+            if token is not None:
+                HANDLING.reset(token)
+
+    async def _save(self, entity: Any) -> None:
+        """Store the record with the state as it is now."""
+        states = self._kind.states
+        if states is not None:
+            await entity.context._save(states.write(entity.state))
+
+    def _done(
+        self,
+        activation: Activation,
+        number: DeliveryNumber | KeyedAsk,
+        answered: tuple[Invoker, Any] | None,
+    ) -> bytes:
+        """Note that a handler has returned, and return the answer."""
+        record, now = record_of(activation), int(self._wall_clock())
+        if isinstance(number, KeyedAsk):
+            assert answered is not None
+            payload = answered[0].encode(answered[1])
+            record.keep(number.key, ResultForm.VALUE, payload, now)
+            self._age(activation, record, now)
+            return result(payload)
+        if self._kind.states is None:
+            self._mark(activation, record, number, now)
+        return APPLIED
+
+    def _refused(
+        self, activation: Activation, number: DeliveryNumber | KeyedAsk, error: BaseException
+    ) -> None:
+        """Note that a handler has refused."""
+        record, now = record_of(activation), int(self._wall_clock())
+        if isinstance(number, KeyedAsk):
+            refusal = _write_refusal(encode_rejection(error))  # type: ignore[arg-type]
+            record.keep(number.key, ResultForm.REJECTION, refusal, now)
+        elif self._kind.states is None:
+            self._mark(activation, record, number, now)
+
+    def _mark(
+        self, activation: Activation, record: DeliveryRecord, number: DeliveryNumber, now: int
+    ) -> None:
+        new = number.producer not in record.done
+        record.mark(number, now)
+        if new:
+            self._age(activation, record, now)
+
+    def _age(self, activation: Activation, record: DeliveryRecord, now: int) -> None:
+        """Forget what is old, and records above the bound."""
+        before = record.forgotten
+        record.age(now, self._settings.remember, self._settings.producers)
+        self.decisions["forgotten"] += record.forgotten - before
+        records = activation.shard.records
+        while len(records) > RECORDS_MAX and self._kind.states is None:
+            del records[next(iter(records))]
+            self.decisions["forgotten"] += 1
+
+    # ---- loads
+
+    def loaded(self, activation: Activation, data: bytes | None) -> None:
+        """Take the record of what an entity with state has loaded, in the place of any other, and
+        send what is pending in it.
+
+        Raises:
+            ValueError: it is none.
+        """
+        stored, alone = split_record(data) if data else (b"", b"")
+        records = activation.shard.records
+        if not stored:
+            if records:
+                records.pop(activation.key, None)
+            return
+        record = records[activation.key] = DeliveryRecord.of(stored)
+        if self.sends is not None:
+            self.sends.loaded(activation, record, alone or None)
+
+    # ---- deliveries of an entity
+
+    def deliver(
+        self, activation: Activation, target: tuple[str, str], method: str, payload: bytes
+    ) -> None:
+        """Add a delivery of an entity to its record. It is sent once a save has stored it.
+
+        Raises:
+            ConfigError: the entity cannot keep it. BufferFull: too many are pending.
+        """
+        if self.sends is None:
+            raise not_declared(self._kind.name)
+        record = record_of(activation)
+        if not record.producer:
+            record.producer = next(self.sends.names)
+        record.add(*target, method, payload, int(self._wall_clock()))
+
+    # ---- saves
+
+    async def before_save(self, activation: Activation) -> None:
+        """Prepare what a save needs. Raises StoreUnavailable: nothing was saved."""
+        if self.sends is not None:
+            await self.sends.before_save(activation, activation.shard.records[activation.key])
+
+    def begin_save(self, activation: Activation, data: bytes | None) -> tuple[bytes, Saving]:
+        """Return the stored form of a state, with the record as it is once this save has ended, and
+        what to give `end_save`."""
+        record = activation.shard.records[activation.key]
+        handling, now = HANDLING.get(), int(self._wall_clock())
+        if handling is not None and handling.activation is not activation:
+            handling = None
+        number = None if handling is None else handling.number
+        key = "" if handling is None else handling.key
+        stored = with_record(record.stored(number, key, now), data)
+        if self.sends is not None:
+            self.sends.begins(activation)
+        return stored, (record, handling, record.last, data)
+
+    def fail_save(self, activation: Activation) -> None:
+        """Note that the store may not have what `begin_save` returned."""
+        if self.sends is not None:
+            self.sends.ended(activation)
+
+    def end_save(self, activation: Activation, saving: Saving) -> None:
+        """Note that the store has what `begin_save` returned."""
+        record, handling, last, data = saving
+        record.last_stored = max(record.last_stored, last)
+        if self.sends is not None:
+            self.sends.ended(activation)
+            self.sends.saved(activation, record, last, data)
+        if handling is None:
+            return
+        handling.stored = True
+        now = int(self._wall_clock())
+        if handling.number is not None:
+            self._mark(activation, record, handling.number, now)
+        elif handling.key not in record.results:
+            record.keep(handling.key, ResultForm.UNKNOWN, b"", now)
+
+    # ---- moves
+
+    def leave(self, hosted: Shard) -> list[tuple[str, bytes]]:
+        """Return the records of a shard without state that stops, for its next home."""
+        if self._kind.states is not None:
+            return []
+        latest = [*hosted.records.items()][-RECORDS_MOVED_MAX:]
+        return [(key, record.stored()) for key, record in latest if record]
+
+    def adopt(self, hosted: Shard, entity_id: str, data: bytes) -> None:
+        """Take a record of the shard's former home. What has been done here since stays."""
+        if self._kind.states is not None:
+            return
+        try:
+            came = DeliveryRecord.of(data)
+        except ValueError:
+            return
+        record = hosted.records.setdefault(entity_id, DeliveryRecord())
+        for producer, row in came.done.items():
+            number = DeliveryNumber(NumberKind.DELIVER, producer, row.era, row.seq, 0, b"")
+            record.mark(number, row.used)
+        for key, kept in came.results.items():
+            record.results.setdefault(key, kept)
+
+
+Saving = tuple[DeliveryRecord, Handling | None, int, bytes | None]
+"""The record, the delivery at work, the number of the last delivery of the entity, and its state,
+as they were when a save began."""
+
+
+def _as_it_is(answer: bytes) -> bytes:
+    return answer
+
+
+def _read(invoker: Invoker, payload: bytes) -> Message:
+    """Decode a delivery and the arguments of its handler. Raises anything."""
+    number = read_number(payload)
+    body = number.arguments
+    if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
+        return number, ()
+    if invoker.one is not None:
+        return number, (invoker.one(body),)
+    return number, invoker.decoders[body[0]](body)

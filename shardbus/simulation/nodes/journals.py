@@ -1,0 +1,98 @@
+"""The journals of a simulated cluster's store, with the latency and the failures of its states.
+
+An append, an opening or a trim that arrives after a later one of the same process is refused, and
+its sender sends it again if it still waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from shardbus.errors import StoreError
+from shardbus.store.journal_protocol import Append, JournalPage, JournalStore
+
+Key = tuple[str, str]
+
+
+class Request(Protocol):
+    """Sends a request to the server, which carries `work` out when it arrives."""
+
+    def __call__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]: ...
+
+
+class SimJournals:
+    """One process's client: a `JournalStore` over `journals`, which never waits. `order` returns
+    what checks, when a request of these journals is carried out, that none is late. `record` notes
+    that a journal was accessed: how, its kind, its name and the fence."""
+
+    def __init__(
+        self,
+        journals: JournalStore,
+        request: Request,
+        order: Callable[[Sequence[Key]], Callable[[], None]],
+        record: Callable[[str, str, str, int], None],
+    ) -> None:
+        self._journals, self._request, self._order = journals, request, order
+        self._record = record
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        batch = list(appends)
+        check = self._order([(one.kind, one.name) for one in batch])
+
+        async def append() -> list[StoreError | None]:
+            check()
+            before = [
+                await self._journals.read(one.kind, one.shard, one.name, 0, 0) for one in batch
+            ]
+            outcomes = await self._journals.append(batch)
+            for one, page, refused in zip(batch, before, outcomes, strict=True):
+                if refused is None and page.last == one.after:  # else it is a repeat
+                    self._record("appended to", one.kind, one.name, one.fence)
+            return outcomes
+
+        outcomes: list[StoreError | None] = await self._request(append)
+        return outcomes
+
+    async def open(
+        self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
+    ) -> JournalPage:
+        check = self._order([(kind, name)])
+
+        async def open_one() -> JournalPage:
+            check()
+            page = await self._journals.open(kind, shard, name, fence, after, limit)
+            self._record("opened", kind, name, fence)
+            return page
+
+        page: JournalPage = await self._request(open_one)
+        return page
+
+    async def read(self, kind: str, shard: str, name: str, after: int, limit: int) -> JournalPage:
+        page: JournalPage = await self._request(
+            lambda: _of(self._journals.read(kind, shard, name, after, limit))
+        )
+        return page
+
+    async def trim(
+        self, kind: str, shard: str, name: str, fence: int, upto: int, forget: bool = False
+    ) -> None:
+        check = self._order([(kind, name)])
+
+        async def trim() -> None:
+            check()
+            await self._journals.trim(kind, shard, name, fence, upto, forget)
+
+        await self._request(trim)
+
+    async def page(
+        self, kind: str, cursor: str | None, limit: int
+    ) -> tuple[list[tuple[str, str]], str | None]:
+        names: tuple[list[tuple[str, str]], str | None] = await self._request(
+            lambda: _of(self._journals.page(kind, cursor, limit))
+        )
+        return names
+
+
+async def _of(work: Awaitable[Any]) -> Any:
+    return await work

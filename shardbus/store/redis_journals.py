@@ -1,0 +1,166 @@
+"""The journals of the Redis store: one key each, in the slot of their shard.
+
+Source: `journal_protocol`; `redis_journal_scripts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from shardbus.errors import JournalConflict, StaleFence, StoreError
+from shardbus.store import redis_journal_scripts as scripts
+from shardbus.store.group_commit import BeginSaves, SavesEnded
+from shardbus.store.journal_protocol import PAGE_BYTES, TRIM_STEP, Append, JournalPage, page_of
+from shardbus.store.redis_cluster import ClusterLink
+from shardbus.store.redis_keys import RedisKeys
+from shardbus.store.redis_link import RedisLink
+from shardbus.store.redis_packing import Value
+from shardbus.store.redis_parts import CHUNK_BYTES, CHUNK_WRITES, cut, rounds, settle
+from shardbus.store.redis_scripts import FENCE_WIDTH
+from shardbus.store.rows import check_fence, fence_of
+
+PageKeys = Callable[[str, str | None, int], Awaitable[tuple[list[str], str | None]]]
+"""Returns about `limit` keys of a pattern after a cursor, and the next cursor."""
+
+
+class RedisJournals:
+    """The `JournalStore` under the keys of a store. `link_for` returns the link to use for a key,
+    `page_keys` lists keys. `by_slot`: a script may have keys of one slot only."""
+
+    def __init__(
+        self,
+        keys: RedisKeys,
+        link_for: Callable[[Value], RedisLink | ClusterLink],
+        page_keys: PageKeys,
+        *,
+        by_slot: bool,
+    ) -> None:
+        self._keys, self._link_for, self._page_keys = keys, link_for, page_keys
+        self._by_slot = by_slot
+        self.begin_saves: BeginSaves | None = None
+        """Sends appends without a task, if nothing follows a batch."""
+
+    def answer_at_once(self) -> None:
+        """Offer `begin_saves`: the server is one, and its answer ends a batch."""
+        self.begin_saves = self._begin
+
+    async def append(self, appends: Sequence[Append]) -> list[StoreError | None]:
+        for one in appends:
+            check_fence(one.fence)
+        keys: list[Value] = [self._key(one) for one in appends]
+        sizes = [one.size for one in appends]
+        answers: list[StoreError | None] = [None] * len(appends)
+
+        async def append(part: Sequence[int]) -> None:
+            chosen = [keys[i] for i in part]
+            link = self._link_for(chosen[0])
+            reply = await link.call(scripts.APPEND, chosen, *[appends[i] for i in part])
+            _note_refused(reply, part, appends, answers)
+
+        for once in rounds(keys):
+            groups: list[Sequence[int]] = [once]
+            if self._by_slot:
+                by_slot: dict[int, list[int]] = defaultdict(list)
+                for i in once:
+                    by_slot[self._keys.slot(appends[i].kind, appends[i].shard)].append(i)
+                groups = list(by_slot.values())
+            chunks = [part for group in groups for part in cut(group, sizes)]
+            if len(chunks) == 1:
+                await append(chunks[0])
+                continue
+            outcomes = await asyncio.gather(*map(append, chunks), return_exceptions=True)
+            settle(chunks, outcomes, answers)
+        return answers
+
+    def _begin(self, appends: Sequence[Append], ended: SavesEnded) -> bool:
+        """Send appends to different journals at once, as `group_commit.BeginSaves` says."""
+        if len(appends) > CHUNK_WRITES or scripts.size_of_entries(appends) >= CHUNK_BYTES:
+            return False
+        for one in appends:
+            check_fence(one.fence)
+        keys: list[Value] = [self._key(one) for one in appends]
+        link = self._link_for(keys[0])
+
+        async def outcomes(reply: Coroutine[Any, Any, Any]) -> list[StoreError | None]:
+            answers: list[StoreError | None] = [None] * len(appends)
+            _note_refused(await reply, range(len(appends)), appends, answers)
+            return answers
+
+        def on_end(reply: Coroutine[Any, Any, Any] | None) -> None:
+            ended(None if reply is None else outcomes(reply))
+
+        return isinstance(link, RedisLink) and link.begin(scripts.APPEND, keys, appends, on_end)
+
+    async def open(
+        self, kind: str, shard: str, name: str, fence: int, after: int, limit: int
+    ) -> JournalPage:
+        key, text = self._keys.journal(kind, shard, name), _wide(fence)
+        link = self._link_for(key)
+        reply = await link.call(scripts.OPEN, (key,), after, limit, PAGE_BYTES, text)
+        _check_fence(reply, kind, name, fence)
+        return _page(kind, name, reply, limit)
+
+    async def read(self, kind: str, shard: str, name: str, after: int, limit: int) -> JournalPage:
+        key = self._keys.journal(kind, shard, name)
+        reply = await self._link_for(key).call(scripts.READ, (key,), after, limit, PAGE_BYTES)
+        return _page(kind, name, reply, limit)
+
+    async def trim(
+        self, kind: str, shard: str, name: str, fence: int, upto: int, forget: bool = False
+    ) -> None:
+        key, head = self._keys.journal(kind, shard, name), "1" if forget else "0"
+        more = 1
+        while more:
+            more = await self._link_for(key).call(
+                scripts.TRIM, (key,), _wide(fence), upto, head, TRIM_STEP
+            )
+            _check_fence(more, kind, name, fence)
+
+    async def page(
+        self, kind: str, cursor: str | None, limit: int
+    ) -> tuple[list[tuple[str, str]], str | None]:
+        keys, after = await self._page_keys(self._keys.all_journals(kind), cursor, limit)
+        parsed = (self._keys.parse_journal(key) for key in keys)
+        return [(one.shard, one.name) for one in parsed if one is not None], after
+
+    def _key(self, one: Append) -> bytes:
+        return self._keys.journal(one.kind, one.shard, one.name).encode()
+
+
+def _note_refused(
+    refused: Sequence[Any],
+    part: Sequence[int],
+    appends: Sequence[Append],
+    answers: list[StoreError | None],
+) -> None:
+    """Note what APPEND has answered for these of the appends."""
+    for place, cause, stored in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
+        i = part[place - 1]
+        one = appends[i]
+        if cause == b"last":
+            answers[i] = JournalConflict(one.kind, one.name, one.after, int(stored))
+            continue
+        try:
+            fence = fence_of(one.kind, one.name, stored)
+        except StoreError as damaged:
+            answers[i] = damaged
+        else:
+            answers[i] = StaleFence(one.kind, one.name, one.fence, fence)
+
+
+def _check_fence(reply: Any, kind: str, name: str, fence: int) -> None:
+    """Raise StaleFence if the reply has a higher fence."""
+    if isinstance(reply, list) and reply[0] == b"fence":
+        raise StaleFence(kind, name, fence, fence_of(kind, name, reply[1]))
+
+
+def _page(kind: str, name: str, reply: Any, limit: int) -> JournalPage:
+    first, last, entries = reply
+    return page_of(kind, name, first, list(enumerate(entries, first)), last, limit)
+
+
+def _wide(fence: int) -> str:
+    return str(check_fence(fence)).zfill(FENCE_WIDTH)

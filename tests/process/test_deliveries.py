@@ -1,0 +1,100 @@
+"""Deliveries take effect once although processes die: three nodes on Redis, by the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+
+from shardbus import AsyncClient
+from tests.process.deliveries_app import Account, Balance, Till
+from tests.process.nodes import Processes
+from tests.waiting import PATIENCE_S, until
+
+APP = "tests.process.deliveries_app:bus"
+ACCOUNTS = 12
+
+
+class Payer:
+    """Delivers numbered deposits to all accounts in turn, up to ten at once."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.refs = [client.ref(Account, f"account-{n}") for n in range(ACCOUNTS)]
+        self.sent = 0
+        self.closing = False
+
+    async def run(self) -> None:
+        under_way: set[asyncio.Future[None]] = set()
+        for number in count(1):
+            if self.closing:
+                break
+            payee = f"account-{(number * 7 + 1) % ACCOUNTS}"
+            ref = self.refs[number % ACCOUNTS]
+            under_way.add(asyncio.ensure_future(ref.deposit.deliver(number, payee)))
+            self.sent = number
+            if len(under_way) >= 10:
+                done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                for confirmed in done:
+                    confirmed.result()
+            await asyncio.sleep(0.002)
+        await asyncio.gather(*under_way)
+
+    async def until_more(self, deposits: int) -> None:
+        goal = self.sent + deposits
+        await until(lambda: self.sent >= goal, f"{deposits} more deposits")
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(6, marks=pytest.mark.long)])
+async def test_each_deposit_and_each_payment_counts_once_under_kills(
+    lab: Processes, redis_url: str, kills: int
+) -> None:
+    lab.store = redis_url
+    await lab.cluster(3, app=APP)
+    async with lab.client() as client:
+        payer = Payer(client)
+        work = asyncio.ensure_future(payer.run())
+        await payer.until_more(50)
+        for _ in range(kills):
+            lab.live[0].kill()
+            await lab.start(app=APP)
+            await payer.until_more(50)
+        payer.closing = True
+        async with asyncio.timeout(PATIENCE_S):
+            await work
+
+        async def balances() -> list[Balance]:
+            return [await ref.balance() for ref in payer.refs]
+
+        async def settled() -> bool:
+            return sum(one.got for one in await balances()) >= payer.sent
+
+        await until(settled, "every payment")
+        rows = await balances()
+    for n, row in enumerate(rows):
+        mine = [number for number in range(1, payer.sent + 1) if number % ACCOUNTS == n]
+        assert row.deposits == mine
+        assert row.paid == len(mine)
+    assert sum(row.got for row in rows) == payer.sent
+    assert sum(row.cents for row in rows) == 100 * payer.sent
+
+
+async def test_a_move_repeats_no_delivery_to_an_entity_without_state(
+    lab: Processes, redis_url: str
+) -> None:
+    """A node leaves: its entities lose what they had, and what they have had is not sent again."""
+    lab.store = redis_url
+    nodes = await lab.cluster(2, app=APP)
+    async with lab.client() as client:
+        tills = [client.ref(Till, f"till-{n}") for n in range(8)]
+        first = [till.take.deliver(n) for till in tills for n in range(20)]
+        await asyncio.gather(*first)
+        assert [await till.report() for till in tills] == [list(range(20))] * len(tills)
+        leaving = asyncio.ensure_future(nodes[0].terminate())
+        second = [till.take.deliver(n) for n in range(20, 120) for till in tills]
+        await asyncio.gather(*second)
+        assert await leaving == 0
+        for till in tills:
+            await till.take.deliver(120)
+            taken = await till.report()
+            assert taken == list(range(taken[0], 121))
