@@ -58,6 +58,8 @@ class End:
         self.got: list[tuple[str, str, str]] = []
         self.asked: deque[tuple[int, str]] = deque()
         """The asks that wait for an answer of this end."""
+        self.left_ms: list[tuple[str, int]] = []
+        """The time that each ask had when this end was given it."""
         self.full: set[tuple[str, str]] = set()
         """Entities for which this end has no room."""
         self.tells_in: dict[int, int] = {}
@@ -90,6 +92,7 @@ class End:
         self._take(run)
         names = [name for _, _, name in messages_of(run)]
         self.asked.extend(zip(run.corrs, names, strict=True))
+        self.left_ms += [(name, run.timeout_ms) for name in names]
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         self._take(message)
