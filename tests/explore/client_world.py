@@ -2,16 +2,16 @@
 
     tell x, ask x            a message for an entity of a type, named by a string
     ask y                    for a type that no node has
-    A lacks, A has           whether a node has the type, as during a rollout; the other one knows who
+    A lacks, A has           whether a node has the type, as during a rollout
     home A, home none        where the shards live; the nodes that have the type say so
     cut A, restore A         the connection to A breaks; it comes back
     leave A, die A           A says that it leaves; its process ends
     cancel, second, timeout  a caller gives up; one second passes; more than a caller's time
 
 Laws: a node gets each message at most once; an ask that has failed for certain never comes. An ask
-has its outcome by its deadline, a tell has room or an error by then. At rest nothing waits; if a
-node lives that has the type, a new ask is answered, and a type that no node has is refused. A type with a
-guide asks its guide.
+has its outcome by its deadline, a tell has room or an error by then. A type with a guide asks its
+guide. At rest nothing waits; if a node lives that has the type, a new ask is answered, and a type
+that no node has is refused.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ class ClientWorld:
         self.got: list[tuple[NodeId, str]] = []
         self.tells: dict[str, Any] = {}
         self.due: dict[str, float] = {}
+        self.errors: list[RequestError] = []
         self.sent = 0
         self.nodes: dict[str, Node] = {}
         for name, me in NODES.items():
@@ -217,13 +218,11 @@ class ClientWorld:
             )
 
     def _cast(self, kind: str, entity: str, name: str) -> Any:
-        async def cast() -> object:
+        async def cast() -> None:
             try:
                 await self.client.cast(kind, entity, "mark", int(name))
             except RequestError as error:
-                assert error.definite, f"the error of tell {name} is in doubt"
-                return error
-            return None
+                self.errors.append(error)
 
         return self.world.loop.create_task(cast())
 
@@ -273,6 +272,7 @@ class ClientWorld:
         late = [n for n, tell in self.tells.items() if not tell.done() and now > self.due[n]]
         assert not late, f"tells {late} have neither room nor an error in time"
         self.asked.check()
+        assert all(error.definite for error in self.errors), "an error of a tell is in doubt"
         regions: Any = getattr(self.client, "_regions", None)
         for name, guide in regions._guides.items() if regions is not None else ():
             if (region := regions._by_name.get(name)) is not None:
@@ -297,7 +297,7 @@ class ClientWorld:
         contact = self.client.contact
         return (
             str(known), str(routes), str(nodes), self.home, contact, str(regions._guides),
-            len(self._open()), regions.unknown.messages, sorted(map(str, regions._gone_at)).__str__(),
+            len(self._open()), regions.unknown.messages, frozenset(regions._gone_at),
         )  # fmt: skip
 
     def rest(self) -> None:

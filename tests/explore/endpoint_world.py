@@ -14,8 +14,8 @@ Laws: the node gets each message once and in order; an ask has one outcome; a se
 ends only if its process has ended, is silent, or has forgotten it; the node lets a client send what
 its last decision allows, and knows it by one connection. At rest nothing is under way.
 
-`name`: the client dials the node by this name. When the name refuses, it goes on at the address that
-the node advertises, and has all the patience there again.
+`name`: the client dials the node by this name. When the name refuses, it goes on at the address
+that the node advertises, and has all the patience there again.
 """
 
 from __future__ import annotations

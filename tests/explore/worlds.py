@@ -11,6 +11,7 @@ from tests.explore.cluster_world import ClusterWorld
 from tests.explore.endpoint_world import EndpointWorld
 from tests.explore.entity_world import EntityWorld
 from tests.explore.explorer import World
+from tests.explore.http_world import HttpWorld
 from tests.explore.lease_world import LeaseWorld
 from tests.explore.membership_world import AdmissionWorld, SingletonWorld
 from tests.explore.phase_world import PhaseWorld
@@ -99,6 +100,7 @@ WORLDS: dict[str, Callable[[], World]] = {
     "entity, operator": partial(EntityWorld, *OPERATOR),
     "remembered entity": partial(EntityWorld, *REMEMBERED, remember=True),
     "carried entity": partial(EntityWorld, *CARRIED, carry=True),
+    "http connections": HttpWorld,
     "thread bridge": BridgeWorld,
     "group commit": StoreWorld,
     "postgres": PostgresWorld,
