@@ -86,8 +86,10 @@ class HttpWorld:
         self.world = LoopOfWorld()
         self._bound = patch.object(connections, "CONNECTIONS_MAX", PLACES)
         self._bound.start()
-        self.config = Config(self._app, interface="asgi3", http=BoundedConnections, ws="none", lifespan="off",
-                             log_config=None, log_level="critical", access_log=False)  # fmt: skip
+        self.config = Config(
+            self._app, interface="asgi3", http=BoundedConnections, ws="none", lifespan="off",
+            log_config=None, log_level="critical", access_log=False,
+        )  # fmt: skip
         self.config.load()
         self.state = ServerState()
         self.wires: dict[str, Wire] = {}

@@ -16,8 +16,9 @@
 
 Laws: per entity, b gets each message of a once and in order; a flush is behind them. An ask has one
 outcome, and b is given it with no less time than it has left. Each message of a lost session came,
-was returned as unsent, or counts as unconfirmed; none that was acknowledged counts. At rest nothing
-is outstanding, and every future is done.
+was returned as unsent, or counts as unconfirmed; none that was acknowledged counts. What waits at a
+for an entity does not leave while b has no room for it. At rest nothing is outstanding, and every
+future is done.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class SessionWorld:
         self.unsent: list[str] = []
         self.sent = 0
         self.paused = self.held = False
+        self.floor: int | None = None
+        """What waited at a when it came to know that b has no room for x."""
         self._seen = 0
         self._timed = 0
         self._ends_at: dict[str, float] = {}
@@ -114,6 +117,7 @@ class SessionWorld:
             case ["part"]:
                 self._wait(PART_S, quietly=True)
             case ["flush"]:
+                self.floor = None  # what waits leaves before it
                 name = f"f{self._number()}"
                 self._flushed[name] = {n for names in self.told.values() for n in names}
                 self.asked.futures[name] = self.world.loop.create_future()
@@ -139,7 +143,7 @@ class SessionWorld:
                 self.held = True
                 run(link.b.session.hold, ("counter", entity))
             case ["release", entity]:
-                self.held = False
+                self.held, self.floor = False, None
                 run(link.b.session.release, ("counter", entity))
             case ["pause"]:
                 self.paused = True
@@ -158,7 +162,14 @@ class SessionWorld:
             case ["finish"]:
                 self._finish()
         link.carry()
+        if event == "hold x" and link.stands and not link.stopped:
+            self.floor = self._queued()
         self._look()
+
+    def _queued(self) -> int:
+        """Return the weight of what waits at a for entities without room."""
+        held = self.link.a.session.outbox.held
+        return 0 if held is None else held.weight
 
     def _number(self) -> int:
         self.sent += 1
@@ -267,6 +278,10 @@ class SessionWorld:
             left = self._ends_at[name] - self.world.loop.time()
             assert left_ms / 1000 > left - ROUNDED_S, f"{name} has {left:g} s, b gets {left_ms} ms"
         self._timed = len(self.link.b.left_ms)
+        if self.floor is not None and not self.link.over and not self.asked.futures:
+            queued = self._queued()
+            assert queued >= self.floor, f"{self.floor - queued} leave for an entity without room"
+            self.floor = queued
         self.asked.check()
         assert all(error.definite for error in self.errors), "a refusal in doubt"
 

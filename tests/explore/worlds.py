@@ -36,6 +36,8 @@ CONNECTION = (
     "close",
 )
 HELD = "tell x", "ask x", "hold x", "release x", "drained", "await x", "break", "open", "close"
+DRAINED = "tell x", "tell y", "hold x", "release x", "room", "break", "open"
+"""What waits for an entity leaves in portions."""
 SLICED = "many x", "tell x", "part", "pause", "resume", "break", "open", "close"
 AWAY = "ask x", "tell x", "second", "cancel", "restore B", "die B"
 """A client of one node that lives, whose connection is broken."""
@@ -89,6 +91,9 @@ WORLDS: dict[str, Callable[[], World]] = {
     "session": SessionWorld,
     "session, connection": partial(SessionWorld, *CONNECTION),
     "session, held": partial(SessionWorld, *HELD),
+    "session, drained": after(
+        partial(SessionWorld, *DRAINED), "hold x", "large x", "large x", "full"
+    ),
     "session, sliced": partial(SessionWorld, *SLICED, slices=2),
     "endpoints": EndpointWorld,
     "endpoints, by name": partial(EndpointWorld, "service"),
