@@ -280,9 +280,8 @@ class ClientWorld:
     def _wait(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_S)):
             self.world.wait(STEP_S)
-            for _ in range(20):
-                if not self.world.run(self.net.carry):
-                    break
+            while any(link.out or link.back for link in self.net.links):
+                self.world.run(self.net.carry)
             self._check()
 
     # ---- laws

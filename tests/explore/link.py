@@ -142,18 +142,16 @@ class Link:
     def carry(self) -> None:
         """Bring frames over until none moves."""
         while self.stands and not self.stopped and not self.over:
-            if not self._world.run(self._carry_once):
+            if not (self.a.pipe or self.b.pipe):
                 return
+            self._world.run(self._carry_once)
 
-    def _carry_once(self) -> bool:
-        moved = False
+    def _carry_once(self) -> None:
         for source, target in ((self.a, self.b), (self.b, self.a)):
             for _ in range(len(source.pipe)):
                 kind, seq, ack, body = source.pipe.popleft()
-                moved = True
                 if kind != FrameType.BYE:
                     target.session.on_frame(kind, seq, ack, body)
-        return moved
 
     def close(self) -> list[Unsent]:
         """End both sessions: the process at the far end is gone."""
