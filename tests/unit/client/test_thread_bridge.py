@@ -142,6 +142,16 @@ def test_tell_nowait_raises_while_the_loop_waits_for_room(queue: Queue) -> None:
     assert queue.sender.sent == ["first", "yes", "now", "end"]
 
 
+def test_a_tell_without_a_home_is_retried_and_keeps_its_place(queue: Queue) -> None:
+    queue.sender.refusals = [BufferFull("no home")]
+    queue.bridge._timeout = 1000.0
+    queue.tell("a")
+    queue.tell("b")
+    queue.loop.call_soon_threadsafe(queue.sender.refusals.clear)
+    assert queue.ask("c") == "c"
+    assert queue.sender.sent == ["a", "b", "c"]
+
+
 @virtual
 async def test_a_tell_that_is_tried_again_keeps_the_context_of_its_thread() -> None:
     class Tracer:

@@ -130,6 +130,22 @@ async def test_a_lease_of_another_is_asked_for_again_and_noted_once() -> None:
 
 @pytest.mark.parametrize("trouble", [unavailable, hang])
 @virtual
+async def test_a_store_that_does_not_answer_is_asked_again(
+    trouble: Callable[[], Awaitable[None]],
+) -> None:
+    owner = Owner()
+    owner.store.trouble = trouble
+    owner.shell.want(NAME)
+    await asyncio.sleep(2 * (RENEWAL_S + RETRY))
+    assert owner.told == []
+    assert len(owner.store.calls) >= 2
+    owner.store.trouble = None
+    await asyncio.sleep(RENEWAL_S + RETRY)
+    assert owner.told == [f"held {NAME}"]
+
+
+@pytest.mark.parametrize("trouble", [unavailable, hang])
+@virtual
 async def test_a_lease_that_is_not_confirmed_is_lost_with_time_to_stop(
     trouble: Callable[[], Awaitable[None]],
 ) -> None:
@@ -142,6 +158,18 @@ async def test_a_lease_that_is_not_confirmed_is_lost_with_time_to_stop(
     assert (held[1], noted[1]) == (f"held {NAME}", "lease_lost")
     assert lost[1] == f"lost {NAME}, {TTL * GUARD:.1f} s left"
     assert lost[0] == pytest.approx(TTL * (1 - GUARD), abs=0.2)
+
+
+@virtual
+async def test_one_renewal_that_fails_loses_nothing() -> None:
+    owner = Owner()
+    owner.shell.want(NAME)
+    await asyncio.sleep(0.5)
+    owner.store.trouble = unavailable
+    await asyncio.sleep(RENEWAL_S)
+    owner.store.trouble = None
+    await asyncio.sleep(10 * TTL)
+    assert owner.told == [f"held {NAME}"]
 
 
 @virtual
@@ -252,3 +280,21 @@ async def test_an_owner_that_ends_does_not_wait_for_a_silent_store() -> None:
     began = owner.loop.time()
     await owner.shell.end()
     assert owner.loop.time() - began == pytest.approx(END_S, abs=0.1)
+
+
+@virtual
+async def test_two_owners_never_hold_one_lease() -> None:
+    """The store stops answering to the first owner; the second gets the lease after its end."""
+    data = MemoryData()
+    first, second = Owner(data), Owner(data, "b")
+    first.dropped_at_once = True
+    first.shell.want(NAME)
+    await asyncio.sleep(0.5)
+    second.shell.want(NAME)
+    first.store.trouble = hang
+    while not second.shell.holds(NAME):
+        await asyncio.sleep(0.05)
+        assert not (first.shell.holds(NAME) and second.shell.holds(NAME))
+    (lost,) = [at for at, text in first.log if text.startswith("lost")]
+    (held,) = [at for at, text in second.log if text.startswith("held")]
+    assert lost + TTL * GUARD <= held
