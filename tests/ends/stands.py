@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 from dataclasses import replace
 from typing import Any, cast
 
@@ -24,10 +26,11 @@ from shardbus.shells.leases import LeaseShell
 from shardbus.shells.overrides import OverridesStore
 from shardbus.shells.store_reach import StoreReach
 from shardbus.store.entity_state import EntityStates
-from shardbus.store.protocol import StateStore
+from shardbus.store.guarded import GuardedStore
+from shardbus.store.protocol import Save, StateStore
 from shardbus.store.server_watch import ServerWatch
 from shardbus.task_set import TaskSet
-from tests.ends.table import EndingStore
+from tests.ends.table import CALL_S, EndingStore
 
 NAME = "shard/page/1"
 TTL = 8.0
@@ -358,9 +361,103 @@ class Saving:
         return f"{len(self.tasks)} callers" if self.tasks else ""
 
 
+class SameLoop:
+    """The thread of a guarded store, which is here the loop of the table."""
+
+    def __init__(self) -> None:
+        self.loop, self.calls = asyncio.get_running_loop(), 0
+
+    def end(self) -> None: ...
+
+
+class Stubborn:
+    """A store whose calls go on when they are cancelled, as those of some drivers do."""
+
+    def __init__(self, store: EndingStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(method):
+            return method
+
+        async def call(*arguments: Any) -> Any:
+            work = asyncio.ensure_future(method(*arguments))
+            while not work.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([work])
+            return work.result()
+
+        return call
+
+
+class Guarding:
+    """An entity of a guarded store that is saved, and saved again meanwhile, and then loaded. What
+    was loaded stays stored, as nobody saves any more; a load that cannot know that fails."""
+
+    def __init__(self, store: EndingStore) -> None:
+        self.events: list[str] = []
+        self.store = store
+        self.guarded: Any = GuardedStore(cast("StateStore", Stubborn(store)), "memory", 5.0)
+        self.guarded._thread = SameLoop()
+        self.tasks = TaskSet()
+        self.begun = 0
+        self.loaded: list[bytes | None] = []
+        self.timer: Any = None
+
+    def begin(self) -> None:
+        self._begin(b"1")
+        self.timer = asyncio.get_running_loop().call_later(CALL_S, self._load_soon)
+
+    def again(self) -> None:
+        self._begin(b"2")
+
+    def _begin(self, data: bytes) -> None:
+        self.begun += 1
+        self.tasks.spawn(self._save(data))
+
+    def _load_soon(self) -> None:
+        self.begun += 1
+        self.tasks.spawn(self._load())
+
+    async def _save(self, data: bytes) -> None:
+        try:
+            await self.guarded.save_states([Save("t", "1", "a", 7, data, int(data))])
+        except Exception as error:
+            self.events.append(f"{data!r} {type(error).__name__}")
+        else:
+            self.events.append(f"{data!r} saved")
+
+    async def _load(self) -> None:
+        try:
+            self.loaded.append(await self.guarded.load_state("t", "1", "a", 7))
+        except Exception as error:
+            self.events.append(f"load: {type(error).__name__}")
+        else:
+            self.events.append("loaded")
+
+    def close(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.tasks.cancel()
+
+    def missing(self) -> str:
+        if len(self.events) != self.begun:
+            return f"outcomes {self.events} of {self.begun} calls"
+        found = self.store.data.states.get(("t", "a"))
+        data = found.data if found is not None else None
+        if self.loaded and self.loaded != [data]:
+            return f"{self.loaded} was loaded, and then {data!r} is stored"
+        return "saves are noted" if self.guarded._saving or self.guarded._awaited else ""
+
+    def left(self) -> str:
+        return f"{len(self.tasks)} callers" if self.tasks else ""
+
+
 STANDS: dict[str, Any] = {
     stand.__name__: stand
     for stand in (
-        Leases, ReturnedLease, Remembered, Coordinating, Probing, Asking, Watching, Saving
+        Leases, ReturnedLease, Remembered, Coordinating, Probing, Asking, Watching, Saving,
+        Guarding,
     )
 }  # fmt: skip

@@ -4,23 +4,28 @@
     refuse, accept      the router has no room for tells; it has room again
     full, room          the next tells are taken, and their sender must wait; it need not any more
     part, timeout       a part of the timeout passes; more than all of it
+    now x               a thread tells without waiting
+    close               the client closes
 
 Laws: messages leave in the order in which they were put. A tell is dropped, and counted, only after
-the router has refused tells for the whole timeout without a break. At rest nothing waits.
+the router has refused tells for the whole timeout without a break. An ask leaves with the rest of
+its time, or fails once that is over. A tell that may not wait is refused only if it would wait. A
+closed client takes nothing. At rest nothing waits, and each ask has an outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from time import monotonic
 from typing import Any
+from unittest.mock import patch
 
+from shardbus.client import thread_bridge
 from shardbus.client.thread_bridge import ThreadBridge
-from shardbus.errors import BufferFull, RequestError
+from shardbus.errors import BufferFull, LocalProtocolError, RequestError
 from shardbus.wire.schema import decode_value
 from tests.explore.on_a_loop import LoopOfWorld
 
-TIMEOUT_S, PART_S = 1.0, 0.6
+TIMEOUT_S, PART_S, ASK_S = 1.0, 0.6, 1.0
 KEY = ("page", "add")
 
 
@@ -30,7 +35,9 @@ class Wavering:
     def __init__(self, world: LoopOfWorld) -> None:
         self.world, self.refuses = world, False
         self.refused_since: float | None = None
+        self.error = BufferFull("no room")
         self.sent: list[int] = []
+        self.wrong = ""
         self.done = self.room = world.loop.create_future()
         self.done.set_result(None)
 
@@ -38,13 +45,24 @@ class Wavering:
         if self.refuses:
             if self.refused_since is None:
                 self.refused_since = self.world.loop.time()
-            raise BufferFull("no room")
+            raise self.error
         self.refused_since = None
         self.sent.append(int(payload))
         return self.room
 
-    def ask_for(self, answer: Any, key: object, entity_id: str, payload: bytes, *rest: Any) -> None:
+    def ask_for(
+        self,
+        answer: Any,
+        key: object,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: object,
+    ) -> None:
         self.sent.append(int(payload))
+        left = answer.deadline - self.world.loop.time()
+        if not 0 <= timeout_ms / 1000 <= left + 0.001:
+            self.wrong = f"an ask that has {left:g} s more is sent with {timeout_ms} ms"
         answer.set_result(None)
 
 
@@ -56,18 +74,25 @@ class BridgeWorld:
         self.world = LoopOfWorld()
         self.router: Any = Wavering(self.world)
         self.bridge: Any = ThreadBridge(self.world.loop, TIMEOUT_S)
+        self._time = patch.object(thread_bridge, "monotonic", self.world.loop.time)
+        self._time.start()
+        self.answers: list[Answer] = []
         self.put = self.raised = self.dropped = 0
+        self.closed = False
 
     def events(self) -> Iterable[str]:
-        found = ["tell x", "ask x", "part", "timeout"]
+        found = ["tell x", "ask x", "now x", "part", "timeout", "close"]
         found.append("accept" if self.router.refuses else "refuse")
         found.append("full" if self.router.room is self.router.done else "room")
         return found
 
     def do(self, event: str) -> None:
         match event.split():
-            case ["tell" | "ask" as verb, entity]:
+            case ["tell" | "ask" | "now" as verb, entity]:
                 self.world.run(self._put, verb, entity)
+            case ["close"]:
+                self.closed = True
+                self.world.run(self.bridge.close)
             case ["refuse" | "accept"]:
                 self.router.refuses = event == "refuse"
                 self._pass(0.1)
@@ -86,11 +111,26 @@ class BridgeWorld:
         self.put += 1
         payload = b"%d" % self.put
         item: tuple[Any, ...] = (self.router, KEY, entity, payload)
-        if verb == "ask":
-            item = (*item, 1000, Answer(), decode_value)
+        taken, answer = False, Answer(self.world.loop.time() + ASK_S)
+        waits = bool(self.bridge._taken) or self.router.room is not self.router.done
         try:
-            self.bridge.put(item, len(payload))
-        except RequestError:
+            match verb:
+                case "ask":
+                    asked = (*item, round(ASK_S * 1000), answer, decode_value)
+                    self.bridge.put(asked, len(payload))
+                    self.answers.append(answer)
+                case "now":
+                    self.bridge.tell_nowait(item)
+                case _:
+                    self.bridge.put(item, len(payload))
+            taken = True
+        except BufferFull as error:
+            earlier = error is self.router.error
+            assert earlier or (verb == "now" and waits), f"{verb} is refused, and need not wait"
+        except (RequestError, LocalProtocolError):
+            assert self.closed, f"{verb} is refused by a client that is open"
+        assert not (taken and self.closed), f"a closed client takes a {verb}"
+        if not taken:
             self.put -= 1
             self.raised += 1
 
@@ -101,6 +141,7 @@ class BridgeWorld:
 
     def _check(self) -> None:
         sent = self.router.sent
+        assert not self.router.wrong, self.router.wrong
         assert sent == sorted(set(sent)), f"sent in the order {sent}"
         if self.bridge.dropped > self.dropped:
             since = self.router.refused_since
@@ -111,7 +152,9 @@ class BridgeWorld:
     def key(self) -> Hashable:
         since = self.bridge._refused_since
         age = None if since is None else round(self.world.loop.time() - since, 1)
+        left = [a.deadline - self.world.loop.time() for a in self.answers if not a.done()]
         return (
+            self.closed, round(max(min(left, default=0.0), -0.1), 1), len(left),
             self.router.refuses, self.router.room is self.router.done, len(self.bridge._queue),
             len(self.bridge._taken), age, self.bridge._error is not None, min(self.dropped, 2),
         )  # fmt: skip
@@ -123,23 +166,29 @@ class BridgeWorld:
         self._pass(1.0)
         assert not self.bridge._queue
         assert not self.bridge._taken
-        known = len(self.router.sent) + self.bridge.dropped
+        assert all(answer.done() for answer in self.answers), "an ask has no outcome"
+        failed = sum(answer.failed for answer in self.answers)
+        known = len(self.router.sent) + self.bridge.dropped + failed
         assert known == self.put, f"{self.put} messages were put, {known} are known"
 
     def close(self) -> None:
+        self._time.stop()
         self.world.close()
 
 
 class Answer:
     """The outcome of an ask for which no thread waits."""
 
-    def __init__(self) -> None:
-        self._done, self.deadline = False, monotonic() + 3600
+    def __init__(self, deadline: float) -> None:
+        self._done, self.failed, self.deadline = False, False, deadline
 
     def done(self) -> bool:
         return self._done
 
     def set_result(self, value: object) -> None:
+        assert not self._done, "an ask has two outcomes"
         self._done = True
 
-    set_exception = set_result
+    def set_exception(self, error: BaseException) -> None:
+        self.set_result(None)
+        self.failed = True

@@ -7,11 +7,15 @@
     rights less, more    the node's next decision about the client gives it fewer types, or all
     die                  the node's process ends; another one listens at its address
     leave                the node says that it leaves
+    gateway              for 0.8 s whatever this client opens is refused, as by a proxy between
     second, silence      one second passes; 20
 
 Laws: the node gets each message once and in order; an ask has one outcome; a session that was open
 ends only if its process has ended, is silent, or has forgotten it; the node lets a client send what
-its last decision allows. At rest nothing is under way.
+its last decision allows, and knows it by one connection. At rest nothing is under way.
+
+`name`: the client dials the node by this name. When the name refuses, it goes on at the address
+that the node advertises, and has all the patience there again.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from tests.unit.transport.memory_network import MemoryLink, MemoryNetwork, Memor
 ADD = ("counter", "add")
 LESS = Permissions(Role.CLIENT, frozenset({"counter"}))
 ASK_MS = 3000
-STEP_S = 0.05
+STEP_S, GATEWAY_S = 0.05, 0.8
+HOME = Address("n1", 7001)
 
 
 class DenyingNetwork(MemoryNetwork):
@@ -79,8 +84,9 @@ class Sink:
 class EndpointWorld:
     """A client, a node, and the node's successor."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "n1") -> None:
         self.said: list[str] = []
+        self.at = Address(name, HOME.port)
         self.world, self.net, self.asked = LoopOfWorld(), MemoryWorld(), Asked()
         self.permissions, self.given = CLIENT, CLIENT
         self.sinks: list[Sink] = []
@@ -110,12 +116,13 @@ class EndpointWorld:
             "shop", str(me), me.uid, sink, network=self.net.network(), node=me,
             authorize=self._authorize,
         )  # fmt: skip
-        node.start("n1", 7001)
+        node.start(HOME.host, HOME.port)
+        self.net.listeners[self.at] = self.net.listeners[HOME]
         self.sinks.append(sink)
         self.nodes.append(node)
 
     def _open(self) -> Session:
-        return self.client.session_to(Address("n1", 7001), probe=True)
+        return self.client.session_to(self.at, probe=True)
 
     def _authorize(self, hello: Hello, user: str | None) -> Permissions:
         self.given = self.permissions
@@ -149,6 +156,7 @@ class EndpointWorld:
             found.append("full" if self.link.has_room else "room")
             if len(self.nodes) == 1:
                 found.append("die")
+            found.append("gateway")
             if not self.leaving:
                 found.append("leave")
         found.append("rights less" if self.permissions is CLIENT else "rights more")
@@ -169,6 +177,8 @@ class EndpointWorld:
                 self.link.has_room = event == "room"
             case ["denied"]:
                 run(self.network.denials[id(self.link)], "the keys differ")
+            case ["gateway"]:
+                self._gateway()
             case ["rights", how]:
                 self.permissions = LESS if how == "less" else CLIENT
             case ["die"]:
@@ -206,6 +216,19 @@ class EndpointWorld:
             self.world.run(self.link.cut)
         self.world.run(self._listen)
 
+    def _gateway(self) -> None:
+        """Break, and refuse everything for a time: that ends a session only if it is refused all
+        the time at the node's own address."""
+        [connection] = self.client._outgoing.values()
+        self.excused = self.excused or connection.address == HOME
+        listeners, self.net.listeners = self.net.listeners, {}
+        if self.link.up:
+            self.world.run(self.link.cut)
+        self._wait(GATEWAY_S)
+        self.net.listeners = listeners
+        if self.session.lost is None and not self.link.up:
+            self.world.run(self.link.restore)
+
     def _answer(self) -> None:
         for sink in self.sinks:
             if sink.asked:
@@ -230,11 +253,15 @@ class EndpointWorld:
         self.asked.check()
         for inbound in self.nodes[-1].incoming.by_name.values():
             assert inbound.session.permissions == self.given, "the node keeps former permissions"
+        known: Any = self.nodes[-1].incoming
+        ids = {one.identity: one for one in known.by_name.values()}
+        assert known._by_identity == ids, "the node keeps a former connection"
 
     def key(self) -> Hashable:
         session, node = self.session, self.nodes[-1]
+        at = tuple(one.address for one in self.client._outgoing.values())
         return (
-            self.link.up, self.link.has_room, self.permissions.types, self.given.types,
+            at, self.link.up, self.link.has_room, self.permissions.types, self.given.types,
             session.lost is not None, session.link.open,
             min(session.link.window.last - session.link.window.acked, 2),
             session.waiting_asks, len(self.nodes), len(node.incoming.by_name), self.leaving,

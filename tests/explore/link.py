@@ -58,6 +58,8 @@ class End:
         self.got: list[tuple[str, str, str]] = []
         self.asked: deque[tuple[int, str]] = deque()
         """The asks that wait for an answer of this end."""
+        self.left_ms: list[tuple[str, int]] = []
+        """The time that each ask had when this end was given it."""
         self.full: set[tuple[str, str]] = set()
         """Entities for which this end has no room."""
         self.tells_in: dict[int, int] = {}
@@ -90,6 +92,7 @@ class End:
         self._take(run)
         names = [name for _, _, name in messages_of(run)]
         self.asked.extend(zip(run.corrs, names, strict=True))
+        self.left_ms += [(name, run.timeout_ms) for name in names]
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         self._take(message)
@@ -139,18 +142,16 @@ class Link:
     def carry(self) -> None:
         """Bring frames over until none moves."""
         while self.stands and not self.stopped and not self.over:
-            if not self._world.run(self._carry_once):
+            if not (self.a.pipe or self.b.pipe):
                 return
+            self._world.run(self._carry_once)
 
-    def _carry_once(self) -> bool:
-        moved = False
+    def _carry_once(self) -> None:
         for source, target in ((self.a, self.b), (self.b, self.a)):
             for _ in range(len(source.pipe)):
                 kind, seq, ack, body = source.pipe.popleft()
-                moved = True
                 if kind != FrameType.BYE:
                     target.session.on_frame(kind, seq, ack, body)
-        return moved
 
     def close(self) -> list[Unsent]:
         """End both sessions: the process at the far end is gone."""

@@ -5,17 +5,20 @@
     break A, mend A                the connection to A breaks: what is sent there waits
     lose A                         the link to A is lost, A lives
     gone A                         A is dead
+    leave A, back A                A leaves: nothing new goes there, its link stands; it is back
     refuse, refuse inner, admit    the type cannot be reached; it can be again
     answer A, cancel, second
+    give up                        the process ends: what waits counts as dropped
 
 With instances (`InstanceWorld`): `row 1 A`, `count 2`, and a verb with each choice, `tell hash`,
 `ask all`, `ask first`, ...
 
 Laws: per entity, homes get the messages in order, each at most once; one that has failed for
 certain never comes. Each message comes to a home, is refused to its sender, counts as dropped, or
-was with a lost link. Each message that the region was given has left it, was dropped, or waits. A
-message for one instance comes to no other one. At rest nothing waits and each ask has one
-outcome.
+was with a lost link. Each message that the region was given has left it, was dropped, or waits.
+Each ask that waits has a deadline, and one that its asker has given up never comes. A dropped tell
+counts as answered only if its sender has got an error. A message for one instance comes to no other
+one. At rest nothing waits and each ask has one outcome.
 """
 
 from __future__ import annotations
@@ -63,7 +66,12 @@ class Homes:
         self.errors: list[RequestError] = []
         self.refused, self.dropped, self.with_link = set[str](), list[str](), Counter[str]()
         self.sent = self.fence = self.withdrawn = 0
-        self.dead: set[NodeId] = set()
+        self.over = False
+        self.sending = ""
+        """The message that its sender's call is about."""
+        self.dead, self.away = set[NodeId](), set[NodeId]()
+        self.given_up: set[str] = set()
+        """Asks that were given up before they had a home."""
         self._seen = dict.fromkeys(NAMES, 0)
         settings = ShardingSettings(buffer_size=BUFFER, retry_interval=0.5)
         self.region = ShardRegion(interface.name, None, interface.layout, settings)
@@ -93,6 +101,9 @@ class Homes:
     def perform(self, effect: ev.RegionEffect) -> None: ...
 
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
+        if pending.waiter is None:
+            mine = self.sending == name_of(pending.payload)
+            assert answered is mine, f"a dropped tell counts as answered: {answered}"
         part = f"{pending.entity_id} " if pending.binding is Binding.PART else ""
         self.dropped.append(f"{part}{name_of(pending.payload)}")
         self.said.append(f"dropped {self.dropped[-1]}: {reason}")
@@ -114,6 +125,7 @@ class Homes:
         name, run = str(self.sent), self.world.run
         self.told[name] = entity
         payload = f"{name} ".encode()
+        self.sending = name
         try:
             if verb == "tell":
                 run(sender.tell, sender.key("add"), entity, payload)
@@ -125,6 +137,7 @@ class Homes:
             self.refused.add(name)
             self.errors.append(error)
             self.said.append(f"refused {name}: {type(error).__name__}")
+        self.sending = ""
         self.carry()
         return name
 
@@ -158,8 +171,33 @@ class Homes:
         self.carry()
 
     def cancel(self) -> None:
-        self.world.run(self.asked.futures[self.asked.open()[0]].cancel)
+        name = self.asked.open()[0]
+        if name in self.waiting():
+            self.given_up.add(name)
+        self.world.run(self.asked.futures[name].cancel)
         self.carry()
+
+    def leave(self, node: NodeId) -> None:
+        self.away.add(node)
+        self.event(ev.NodeLeft(node))
+
+    def back(self, node: NodeId) -> None:
+        self.away.discard(node)
+        self.event(ev.NodeBack(node))
+
+    def give_up(self) -> None:
+        """End as a process does that has waited long enough: each tell that waits is dropped."""
+        self.over = True
+        tells = [name for name in self.waiting() if name not in self.asked.futures]
+        before = Counter(name.split(" ")[-1] for name in self.dropped)
+        self.world.run(self.router.give_up, "undelivered")
+        for name in set(tells):
+            more = sum(one.split(" ")[-1] == name for one in self.dropped) - before[name]
+            assert more == tells.count(name), f"{name} counts {more} times as dropped"
+
+    def waiting(self) -> list[str]:
+        """Return the names of the messages that have no home."""
+        return [name_of(pending.payload) for pending in self.router._buffered()]
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_S)):
@@ -190,6 +228,7 @@ class Homes:
     def _came(self, node: NodeId, entity: str, name: str) -> None:
         self.said.append(f"{NAMES[node]} gets {entity} {name}")
         assert name not in self.refused, f"{name} was refused, and comes"
+        assert name not in self.given_up, f"{name} was given up before it left, and comes"
         both = {name, f"{entity} {name}"}.intersection(self.dropped)
         assert not both, f"{both} counts as dropped, and comes"
         self.got.append((NAMES[node], entity, name))
@@ -201,6 +240,12 @@ class Homes:
         self.region.check()
         self.asked.check()
         assert all(error.definite for error in self.errors), "a refusal in doubt"
+        asks = {p for p in self._kept() if p.waiter is not None and p.error is None}
+        timed = set(self.router.buffered_asks._asks)
+        assert asks == timed, f"of {len(asks)} asks that wait, {len(timed)} have a deadline"
+
+    def _kept(self) -> list[PendingMessage]:
+        return [one for one in self.region.kept() if isinstance(one, PendingMessage)]
 
     def check_order(self) -> None:
         for entity in set(self.told.values()):
@@ -235,7 +280,8 @@ class Homes:
         )  # fmt: skip
         links = tuple((link.state, link.under_way) for link in self.links.values())
         return (
-            routes, links, frozenset(self.dead), type(self.router.refused),
+            routes, links, frozenset(self.dead), frozenset(self.away), self.over,
+            type(self.router.refused),
             len(self.asked.open()), len(self.refused), len(self.dropped),
         )  # fmt: skip
 
@@ -247,9 +293,10 @@ class Homes:
 
 
 class RouterWorld(Homes):
-    """A type, and one that lives within it."""
+    """A type, and one that lives within it. `only`: the alphabet, all of it if that is empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, *only: str) -> None:
+        self.only = only
         super().__init__(Interface("page", 1, "crc32/1"))
         self.inner = self.world.run(self._inner)
 
@@ -259,11 +306,15 @@ class RouterWorld(Homes):
         return Router(within, region, owner, self.world.loop, self.clock, self.router)
 
     def events(self) -> Iterable[str]:
+        if self.over:
+            return ()
         found = ["tell x", "ask x", "tell x/1", "ask x/1", "second", "refuse", "refuse inner"]
+        found.append("give up")
         for name, node in NODES.items():
             if node in self.dead:
                 continue
-            found += [f"home {name}", f"lose {name}", f"gone {name}"]
+            found += [f"lose {name}", f"gone {name}"]
+            found += [f"back {name}"] if node in self.away else [f"home {name}", f"leave {name}"]
             found.append(f"{'break' if self.links[node].stands else 'mend'} {name}")
             if self.links[node].b.asked:
                 found.append(f"answer {name}")
@@ -271,7 +322,7 @@ class RouterWorld(Homes):
             found.append("admit")
         if self.asked.open():
             found.append("cancel")
-        return found
+        return [event for event in found if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         error = UnknownEntityType("no such type")
@@ -282,6 +333,12 @@ class RouterWorld(Homes):
                 self.send(self.inner, verb, entity)
             case ["home", name]:
                 self.home("0", NODES[name])
+            case ["leave", name]:
+                self.leave(NODES[name])
+            case ["back", name]:
+                self.back(NODES[name])
+            case ["give", "up"]:
+                self.give_up()
             case ["lose" | "gone" as verb, name]:
                 self.lose(NODES[name], dead=verb == "gone")
             case ["break", name]:
@@ -301,6 +358,8 @@ class RouterWorld(Homes):
                 self.cancel()
             case ["second"]:
                 self.wait(1.0)
+        if self.over:
+            return
         self.carry()
         self.check()
         self.check_order()
@@ -323,11 +382,15 @@ class RouterWorld(Homes):
         return super().key(), type(self.inner.refused)
 
     def rest(self) -> None:
+        if self.over:
+            return
+        self.only = ()
         for name, node in NODES.items():
             if node not in self.dead and not self.links[node].stands:
                 self.do(f"mend {name}")
-        if "admit" in self.events():
-            self.do("admit")
+        for event in ("admit", "back A", "back B"):
+            if event in self.events():
+                self.do(event)
         alive = [name for name, node in NODES.items() if node not in self.dead]
         if alive:
             self.do(f"home {alive[0]}")
@@ -343,11 +406,13 @@ class RouterWorld(Homes):
 
 
 class InstanceWorld(Homes):
-    """A type with instances, and a sender for each choice of them."""
+    """A type with instances, and a sender for each choice of them. `only`: the alphabet, all of it
+    if that is empty."""
 
     CHOICES = ("nearest", "hash", "first", "all", "least-busy", "round-robin")
 
-    def __init__(self) -> None:
+    def __init__(self, *only: str) -> None:
+        self.only = only
         interface = Interface("quote", 1, "crc32/1~N", instances=Instances(exact=2))
         super().__init__(interface)
         rows: Any = self.router.rows
@@ -361,8 +426,10 @@ class InstanceWorld(Homes):
         self._sent_at: dict[str, int] = {}
 
     def events(self) -> Iterable[str]:
+        if self.over:
+            return ()
         found = [f"{verb} {p}" for p in self.CHOICES for verb in ("tell", "ask")]
-        found += ["count 1", "count 2", "second"]
+        found += ["count 1", "count 2", "second", "give up"]
         for name, node in NODES.items():
             if node in self.dead:
                 continue
@@ -373,7 +440,7 @@ class InstanceWorld(Homes):
                 found.append(f"answer {name}")
         if self.asked.open():
             found.append("cancel")
-        return found
+        return [event for event in found if not self.only or event in self.only]
 
     def do(self, event: str) -> None:
         match event.split():
@@ -382,6 +449,8 @@ class InstanceWorld(Homes):
                 self._by[name], self._sent_at[name] = policy, len(self.counts) - 1
                 self.send(self.senders[policy], verb, "x")
                 self._check_goes(name, policy)
+            case ["give", "up"]:
+                self.give_up()
             case ["count", number]:
                 self.count = int(number)
                 self.counts.append(self.count)
@@ -405,6 +474,8 @@ class InstanceWorld(Homes):
                 self.cancel()
             case ["second"]:
                 self.wait(1.0)
+        if self.over:
+            return
         self.carry()
         self.check()
         self._check_answers()
@@ -459,6 +530,9 @@ class InstanceWorld(Homes):
         return super().key(), known, len(rows.uncounted), asked
 
     def rest(self) -> None:
+        if self.over:
+            return
+        self.only = ()
         for name, node in NODES.items():
             if node not in self.dead and not self.links[node].stands:
                 self.do(f"mend {name}")

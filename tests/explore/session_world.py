@@ -1,6 +1,7 @@
 """The world of one session: an end that sends, an end that receives, a connection between them.
 
     tell x | tell y | large x | ask x    a sends; `large` takes several parts
+    many x                               a sends four asks in one turn
     flush | drained | await x            a waits for an echo; until all is acknowledged; for room
     break, open                          the connection breaks, what is on its way is lost
     stop, go                             frames wait on their way
@@ -9,20 +10,26 @@
     hold x, release x                    b has no room for the entity x
     pause, resume                        b has no room at all
     answer, cancel                       b answers an ask; its asker gives it up
+    part                                 a part of an ask's time passes
     second                               a second passes: asks expire, both ends repeat numbers
     close, finish                        a finds that b is gone; a leaves
 
 Laws: per entity, b gets each message of a once and in order; a flush is behind them. An ask has one
-outcome. Each message of a lost session came, was returned as unsent, or counts as unconfirmed; none
-that was acknowledged counts. At rest nothing is outstanding, and every future is done.
+outcome, and b is given it with no less time than it has left. Each message of a lost session came,
+was returned as unsent, or counts as unconfirmed; none that was acknowledged counts. What waits at a
+for an entity does not leave while b has no room for it. At rest nothing is outstanding, and every
+future is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 from shardbus.errors import RequestError
+from shardbus.transport import inbox
 from shardbus.transport.asks import CoarseClock
 from shardbus.wire.schema import decode_value
 from tests.explore.link import STEP_S, Link, name_of
@@ -32,12 +39,17 @@ ADD = ("counter", "add")
 LARGE = bytes(600_000)
 ENTITIES = "x", "y"
 ASK_MS = 900
+PART_S, ROUNDED_S = 0.3, 0.1
 
 
 class SessionWorld:
-    """A link, and what a's session was given. `only`: the alphabet, all of it if that is empty."""
+    """A link, and what a's session was given. `only`: the alphabet, all of it if that is empty.
+    `slices`: messages that b hands out in one turn; 0: as many as in use."""
 
-    def __init__(self, *only: str) -> None:
+    def __init__(self, *only: str, slices: int = 0) -> None:
+        small = {"SLICE_MESSAGES": slices, "SLICE_BYTES": slices} if slices else {}
+        self._slices = patch.multiple(inbox, **small) if small else nullcontext()
+        self._slices.__enter__()
         self.said: list[str] = []
         self.only = only
         self.lossy = False
@@ -53,7 +65,12 @@ class SessionWorld:
         self.unsent: list[str] = []
         self.sent = 0
         self.paused = self.held = False
+        self.floor: int | None = None
+        """What waited at a when it came to know that b has no room for x."""
         self._seen = 0
+        self._timed = 0
+        self._ends_at: dict[str, float] = {}
+        """When the time of an ask is over."""
         self._flushed: dict[str, set[str]] = {}
 
     # ---- events
@@ -67,6 +84,8 @@ class SessionWorld:
             "tell y",
             "large x",
             "ask x",
+            "many x",
+            "part",
             "drained",
             "await x",
             "second",
@@ -93,7 +112,12 @@ class SessionWorld:
         match event.split():
             case ["tell" | "large" | "ask" as verb, entity]:
                 self._send(verb, entity)
+            case ["many", entity]:
+                self._send_many(entity)
+            case ["part"]:
+                self._wait(PART_S, quietly=True)
             case ["flush"]:
+                self.floor = None  # what waits leaves before it
                 name = f"f{self._number()}"
                 self._flushed[name] = {n for names in self.told.values() for n in names}
                 self.asked.futures[name] = self.world.loop.create_future()
@@ -119,7 +143,7 @@ class SessionWorld:
                 self.held = True
                 run(link.b.session.hold, ("counter", entity))
             case ["release", entity]:
-                self.held = False
+                self.held, self.floor = False, None
                 run(link.b.session.release, ("counter", entity))
             case ["pause"]:
                 self.paused = True
@@ -138,7 +162,14 @@ class SessionWorld:
             case ["finish"]:
                 self._finish()
         link.carry()
+        if event == "hold x" and link.stands and not link.stopped:
+            self.floor = self._queued()
         self._look()
+
+    def _queued(self) -> int:
+        """Return the weight of what waits at a for entities without room."""
+        held = self.link.a.session.outbox.held
+        return 0 if held is None else held.weight
 
     def _number(self) -> int:
         self.sent += 1
@@ -150,6 +181,7 @@ class SessionWorld:
         session, run = self.link.a.session, self.world.run
         if verb == "ask":
             future = self.asked.futures[name] = self.world.loop.create_future()
+            self._ends_at[name] = self.world.loop.time() + ASK_MS / 1000
             run(session.outbox.ask, ADD, entity, payload, ASK_MS, future, decode_value)
         else:
             try:
@@ -158,6 +190,20 @@ class SessionWorld:
                 self.errors.append(error)
                 return
         self.told[entity].append(name)
+
+    def _send_many(self, entity: str) -> None:
+        """Send asks in one turn of the loop. The first of an idle session leaves by itself."""
+        outbox, loop = self.link.a.session.outbox, self.world.loop
+        names = [str(self._number()) for _ in range(4)]
+
+        def send() -> None:
+            for name in names:
+                future = self.asked.futures[name] = loop.create_future()
+                outbox.ask(ADD, entity, name.encode(), ASK_MS, future, decode_value)
+
+        self._ends_at |= dict.fromkeys(names, loop.time() + ASK_MS / 1000)
+        self.told[entity] += names
+        self.world.run(send)
 
     def _flush(self, name: str) -> None:
         future = self.asked.futures[name]
@@ -228,6 +274,14 @@ class SessionWorld:
             wanted = [n for n in self.told[entity] if n in before]
             assert before == wanted, f"{entity} gets {before}"
         self._seen = len(got)
+        for name, left_ms in self.link.b.left_ms[self._timed :]:
+            left = self._ends_at[name] - self.world.loop.time()
+            assert left_ms / 1000 > left - ROUNDED_S, f"{name} has {left:g} s, b gets {left_ms} ms"
+        self._timed = len(self.link.b.left_ms)
+        if self.floor is not None and not self.link.over and not self.asked.futures:
+            queued = self._queued()
+            assert queued >= self.floor, f"{self.floor - queued} leave for an entity without room"
+            self.floor = queued
         self.asked.check()
         assert all(error.definite for error in self.errors), "a refusal in doubt"
 
@@ -292,3 +346,4 @@ class SessionWorld:
             if future.done() and not future.cancelled():
                 future.exception()
         self.world.close()
+        self._slices.__exit__(None, None, None)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.explore.bridge_world import BridgeWorld
+from tests.explore.client_world import ClientWorld
 from tests.explore.cluster_world import ClusterWorld
 from tests.explore.endpoint_world import EndpointWorld
 from tests.explore.entity_world import EntityWorld
 from tests.explore.explorer import World
+from tests.explore.http_world import HttpWorld
 from tests.explore.lease_world import LeaseWorld
 from tests.explore.membership_world import AdmissionWorld, SingletonWorld
 from tests.explore.phase_world import PhaseWorld
@@ -34,6 +36,13 @@ CONNECTION = (
     "close",
 )
 HELD = "tell x", "ask x", "hold x", "release x", "drained", "await x", "break", "open", "close"
+DRAINED = "tell x", "tell y", "hold x", "release x", "room", "break", "open"
+"""What waits for an entity leaves in portions."""
+SLICED = "many x", "tell x", "part", "pause", "resume", "break", "open", "close"
+AWAY = "ask x", "tell x", "second", "cancel", "restore B", "die B"
+"""A client of one node that lives, whose connection is broken."""
+GUIDED = "ask x", "tell x", "home A", "leave A", "leave B", "die A", "die B", "cut A", "B has"
+"""A client whose contact, B, lacks the type."""
 PUT_ASIDE = "ask pipe", "ask stash", "ask fail", "ok", "work", "unstash", "stop", "start"
 OPERATOR = "ask add", "ask save", "change", "change if", "ok", "unknown", "wait", "stop"
 REMEMBERED = (
@@ -48,6 +57,10 @@ REMEMBERED = (
     "wait",
     "idle",
 )
+LEAVING = "tell x", "ask x", "break A", "mend A", "leave A", "back A", "lose A", "gone A", "home B"
+"""A home that leaves while messages for it have not left."""
+ASKED = "ask all", "ask first", "tell hash", "cancel", "row 1 A", "row 2 B", "gone A", "second"
+"""Asks of several instances, some of them without a home."""
 CARRIED = "ask twice", "ask save", "ok", "unknown", "refused", "stop", "start"
 
 MODES = "buffer", "ordered", "forward", "drop"
@@ -71,17 +84,28 @@ def after(make: Callable[[], World], *events: str) -> Callable[[], World]:
 WORLDS: dict[str, Callable[[], World]] = {
     "router": RouterWorld,
     "router, at home": after(RouterWorld, "home A"),
+    "router, leaving": after(partial(RouterWorld, *LEAVING), "home A"),
     "instances": InstanceWorld,
+    "instances, asked": after(partial(InstanceWorld, *ASKED), "count 2"),
     "instances, at home": after(InstanceWorld, "count 2", "row 1 A", "row 2 B", "tell nearest"),
     "session": SessionWorld,
     "session, connection": partial(SessionWorld, *CONNECTION),
     "session, held": partial(SessionWorld, *HELD),
+    "session, drained": after(
+        partial(SessionWorld, *DRAINED), "hold x", "large x", "large x", "full"
+    ),
+    "session, sliced": partial(SessionWorld, *SLICED, slices=2),
     "endpoints": EndpointWorld,
+    "endpoints, by name": partial(EndpointWorld, "service"),
+    "client": ClientWorld,
+    "client, away": after(partial(ClientWorld, *AWAY), "die A", "cut B"),
+    "client, guided": after(partial(ClientWorld, *GUIDED), "B lacks", "home none"),
     "entity": EntityWorld,
     "entity, put aside": partial(EntityWorld, *PUT_ASIDE),
     "entity, operator": partial(EntityWorld, *OPERATOR),
     "remembered entity": partial(EntityWorld, *REMEMBERED, remember=True),
     "carried entity": partial(EntityWorld, *CARRIED, carry=True),
+    "http connections": HttpWorld,
     "thread bridge": BridgeWorld,
     "group commit": StoreWorld,
     "postgres": PostgresWorld,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from shardbus.client import blocking
-from shardbus.client.blocking import Client
+from shardbus.client.blocking import BlockingTowards, Client
 from shardbus.errors import NodeLost, UnknownEntityType
 from shardbus.wire.schema import Interface
 
@@ -172,3 +172,45 @@ def test_a_region_asks_and_tells_through_the_client_thread() -> None:
         assert made.ask("m", timeout=2.0) == ("m", 2.0)
     finally:
         loop.close()
+
+
+class SlowBridge:
+    """A bridge whose calls take time, and write down how much they may take."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.now, self.takes_s = 100.0, takes_s
+        self.ends_at: list[float] = []
+        """When each call must be over."""
+
+    def run(self, work: Any, *, last: bool = False, within: float = float("inf")) -> Any:
+        self.ends_at.append(self.now + within)
+        self.now += self.takes_s
+        return FakeRouter()
+
+    def ask(self, router: Any, *item: Any) -> None:
+        *_, timeout_ms, _ = item
+        self.ends_at.append(self.now + timeout_ms / 1000)
+
+
+VERBS: dict[str, Any] = {
+    "ask": lambda to: to.ask("page", "x", 1, timeout=2.0),
+    "call": lambda to: to.call("page", "x", "add", timeout=2.0),
+    "ask_many": lambda to: to.ask_many("page", [("x", 1)], timeout=2.0),
+    "start_entity": lambda to: to.start_entity("page", "x", timeout=2.0),
+}
+
+
+@pytest.mark.parametrize("takes_s", [0.0, 0.5, 1.9, 5.0])
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_step_of_a_call_ends_with_the_time_of_the_call(
+    verb: str, known: bool, takes_s: float
+) -> None:
+    """Also if the client must find the type first: what that takes is a part of the call."""
+    bridge: Any = SlowBridge(takes_s)
+    to: Any = SimpleNamespace(routers={"page": FakeRouter()} if known else {})
+    with patch.object(blocking, "monotonic", lambda: bridge.now):
+        VERBS[verb](BlockingTowards(bridge, to, 10_000))
+    assert bridge.ends_at
+    latest = max(102.0, bridge.now)
+    assert all(at <= latest for at in bridge.ends_at), f"{bridge.ends_at}, and the call until 102"

@@ -153,23 +153,6 @@ def test_a_tell_without_a_home_is_retried_and_keeps_its_place(queue: Queue) -> N
 
 
 @virtual
-async def test_each_time_without_a_home_has_a_timeout_of_its_own() -> None:
-    loop = asyncio.get_running_loop()
-    bridge, sender = ThreadBridge(loop, timeout=1.0), Sender(loop)
-    for entity_id in ("a", "b"):
-        sender.refusals = [BufferFull("no home")]
-        bridge.tell((sender, KEY, entity_id, b""))  # type: ignore[arg-type]
-        await asyncio.sleep(0.6)
-        sender.refusals = []
-        await asyncio.sleep(0.1)
-    assert (sender.sent, bridge.dropped) == (["a", "b"], 0)
-    sender.refusals = [BufferFull("no home")]
-    bridge.tell((sender, KEY, "c", b""))  # type: ignore[arg-type]
-    await asyncio.sleep(1.1)
-    assert bridge.dropped == 1
-
-
-@virtual
 async def test_a_tell_that_is_tried_again_keeps_the_context_of_its_thread() -> None:
     class Tracer:
         plain, here = "", "span"
@@ -224,20 +207,6 @@ def test_an_ask_that_cannot_be_sent_raises_in_its_own_thread(queue: Queue) -> No
         queue.ask("x")
     queue.sender.refusals = []
     assert queue.ask("y") == "y"
-
-
-def test_an_ask_behind_tells_without_room_ends_by_its_deadline_and_is_not_sent(
-    queue: Queue,
-) -> None:
-    room = queue.hold()
-    queue.sender.enough = (1, threading.Event())
-    queue.tell("first")
-    assert queue.sender.enough[1].wait(PATIENCE_S)
-    with pytest.raises(AskTimeout):
-        queue.ask("late", 50)
-    queue.free(room)
-    assert queue.ask("next") == "next"
-    assert queue.sender.sent == ["first", "next"]
 
 
 def test_an_ask_that_finds_no_room_in_the_queue_ends_by_its_deadline(queue: Queue) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from shardbus.entities.entity_type import StopReason
 from shardbus.shells.region import RegionShell
 from shardbus.wire.batch import AskRun
+from tests.virtual_time import virtual
 
 
 def test_an_ask_that_has_expired_while_it_was_held_reaches_no_handler() -> None:
@@ -25,3 +31,32 @@ def test_an_ask_that_has_expired_while_it_was_held_reaches_no_handler() -> None:
     RegionShell.on_asks(shell, session, AskRun("page", "hit", 0, ["x"], [b""], [1]))
     assert lost == [("expired", ["x"])]
     assert shell.host.counts.accepted == 1
+
+
+@pytest.mark.parametrize("order", [*permutations("123"), ("1",), ()])
+@virtual
+async def test_a_region_has_stopped_with_its_last_shard(order: tuple[str, ...]) -> None:
+    """The whole cluster stops: its shards end here, in any order, and none of them moves."""
+    stopping: list[str] = []
+    hosts = [SimpleNamespace(passes_on=True, shards=dict.fromkeys(order))]
+
+    class Hosts(list[Any]):
+        def stop_shards(self, shards: list[str], reason: StopReason) -> None:
+            stopping.extend(shards)
+
+    shell: Any = SimpleNamespace(
+        _loop=asyncio.get_running_loop(),
+        _stopped_here=None,
+        host=hosts[0],
+        shard_hosts=Hosts(hosts),
+    )
+    shell.table = shell
+    stopped = RegionShell.stop_here(shell)
+    assert RegionShell.stop_here(shell) is stopped, "asked twice"
+    assert stopping == list(order)
+    assert not hosts[0].passes_on
+    for shard in order:
+        assert not stopped.done(), f"{shard} runs"
+        del hosts[0].shards[shard]
+        RegionShell.down(shell, shard)
+    assert stopped.done()
