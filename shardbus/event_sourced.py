@@ -90,6 +90,18 @@ class EventSourced(Entity):
         does."""
         return self._log().clear(self)
 
+    def deliver(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Refuse: what an entity delivers is stored with its state, and events are stored without
+        it.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} is event-sourced, and self.deliver is stored with a state",
+            hint="await ref.handler.deliver(...), or tell",
+        )
+
     def _log(self) -> EventLog:
         log: EventLog | None = vars(self).get(LOG)
         if log is None:

@@ -42,7 +42,7 @@ from shardbus.errors import (
 from shardbus.guarded_log import GuardedLog
 from shardbus.store.journals import PAGE, Journals
 from shardbus.wire.stored_events import EventCodec
-from shardbus.wire.stored_state import StateCodec, numbered, split_numbered
+from shardbus.wire.stored_state import StateCodec, numbered, split_numbered, split_record
 
 LOG = "__shardbus_log__"
 """The attribute of an entity that has its log."""
@@ -90,14 +90,12 @@ class EventLogs:
             StaleFence: the entity has a newer activation elsewhere. StoreUnavailable.
         """
         entity, key, number = activation.entity, activation.key, 0
-        if data is None:
-            entity.state = self.states.cls()
-        else:
-            try:
-                number, data = split_numbered(data)
-            except ValueError as error:
-                raise self.missing(key, f"the snapshot cannot be read: {error}") from error
-            entity.state = self.states.read(key, data)
+        try:
+            _, alone = split_record(data or b"")
+            number, alone = split_numbered(alone)
+        except ValueError as error:
+            raise self.missing(key, f"the snapshot cannot be read: {error}") from error
+        entity.state = self.states.read(key, alone) if alone else self.states.cls()
         own = EventLog(self, activation, number)
         vars(entity)[LOG] = own
         await own.catch_up(entity)

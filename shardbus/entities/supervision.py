@@ -395,8 +395,8 @@ class Supervisor:
             self.sizes.note(activation, data)
         if self.events is not None:
             await self.events.load(activation, data)
-            return
-        activation.entity.state = states.cls() if data is None else states.read(key, data)
+        else:
+            activation.entity.state = states.cls() if data is None else states.read(key, data)
         try:
             shard.host.deliveries.loaded(activation, data)
         except ValueError as error:

@@ -32,7 +32,7 @@ from shardbus.store.transfer import write_states
 from shardbus.wire.plain_json import from_json, to_json
 from shardbus.wire.schema import encode_value
 from shardbus.wire.stored_events import stored_event
-from shardbus.wire.stored_state import numbered, split_numbered
+from shardbus.wire.stored_state import numbered, split_numbered, split_record
 
 PAGE = 1000
 APPENDED = 500
@@ -122,7 +122,8 @@ async def import_journal(
     if first + len(events) != last + 1:
         raise ConfigError(f"the journal ends with event {last}, the lines end earlier or later")
     if "snapshot" in head:
-        known, data = split_numbered(base64.b64decode(head["snapshot"], validate=True))
+        _, alone = split_record(base64.b64decode(head["snapshot"], validate=True))
+        known, data = split_numbered(alone)
         moved = numbered(max(0, known - first + 1), data)
         await write_states(store, [(kind, shard, entity_id, moved)])
     for begin in range(0, len(events), APPENDED):

@@ -202,6 +202,23 @@ async def test_clear_begins_anew_and_the_numbers_go_on() -> None:
         assert stored.last == 2
 
 
+async def test_a_delivery_is_handled_once_and_its_number_stays_with_the_snapshot() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        for n in (5, 6):
+            await probe.ref.deposit.deliver(n)
+        assert await probe.ask("seen") == [5, 6]
+        await probe.crash()
+        assert await probe.ask("seen") == [5, 6]
+        await probe.ref.deposit.deliver(7)
+        await probe.crash()
+        assert await probe.ask("seen") == [5, 6, 7]
+        assert await probe.ref.deposit.ask(8, key="order-8") == 26
+        assert await probe.ref.deposit.ask(8, key="order-8") == 26
+        await probe.crash()
+        assert await probe.ref.deposit.ask(8, key="order-8") == 26
+        assert await probe.ask("seen") == [5, 6, 7, 8]
+
+
 async def test_a_snapshot_on_demand() -> None:
     async with EntityProbe(Account, "a") as probe:
         await probe.ask("deposit", 5)
