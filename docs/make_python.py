@@ -48,7 +48,15 @@ each reference can do besides.
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Applications": ("ShardBus", "Passivation", "Instances", "Handoff", "Directive"),
-    "Entities": ("Entity", "Context", "handler", "behaviour", "StopReason"),
+    "Entities": (
+        "Entity",
+        "EventSourced",
+        "Context",
+        "handler",
+        "event",
+        "behaviour",
+        "StopReason",
+    ),
     "Sending": ("AsyncClient", "Client", "Region", "Envelope", "StartEntity"),
     "Allocation": ("LeastShard", "LeastShardThreshold", "ConsistentHashing"),
     "The cluster": (),

@@ -14,6 +14,7 @@ from shardbus.errors import (
     ConfigError,
     DeliveryFailed,
     EntityFailed,
+    JournalConflict,
     LocalProtocolError,
     MailboxFull,
     MessageTooLarge,
@@ -36,6 +37,7 @@ from shardbus.errors import (
     Unhandled,
     UnknownEntityType,
 )
+from shardbus.event_sourced import EventSourced, event
 from shardbus.routing.region import Envelope, Region, StartEntity
 from shardbus.sharding.allocation.strategies import (
     ConsistentHashing,
@@ -58,8 +60,10 @@ __all__ = [
     "Entity",
     "EntityFailed",
     "Envelope",
+    "EventSourced",
     "Instances",
     "Handoff",
+    "JournalConflict",
     "LeastShard",
     "LeastShardThreshold",
     "LocalProtocolError",
@@ -89,5 +93,6 @@ __all__ = [
     "Unhandled",
     "UnknownEntityType",
     "behaviour",
+    "event",
     "handler",
 ]

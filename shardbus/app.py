@@ -182,6 +182,35 @@ class ShardBus:
 
         return declare
 
+    def upcast(self, kind: str | type, event: str | type, version: int) -> Callable[[M], M]:
+        """Declare how stored events of a class go from this version to the next: a function from
+        the plain value of the one, of dicts, lists, texts, numbers and bytes, to that of the
+        other. It runs when an event of that version, or of an earlier one, is replayed. `event` is
+        the class, or the name under which its events are stored.
+
+        Raises:
+            ConfigError: this application has no such type, the type has no such event or no such
+                earlier version, or the version has an upcaster already.
+        """
+        known = self._type(kind)
+        if known.events is None:
+            raise ConfigError(f"{known.name!r} is not event-sourced")
+        form = known.events.form(event)
+        if type(version) is not int or not 1 <= version < form.version:
+            raise ConfigError(
+                f"{form.name!r}: an upcaster from version {version!r}, and it has {form.version}",
+                hint="declare one for each version below that of @event",
+            )
+        if (form.name, version) in known.events.upcasters:
+            raise ConfigError(f"{form.name!r} has two upcasters from version {version}")
+        upcasters = known.events.upcasters
+
+        def declare(function: M) -> M:
+            upcasters[form.name, version] = function
+            return function
+
+        return declare
+
     # ---- inside a node
 
     def ref(self, kind: type[E], entity_id: str) -> E:

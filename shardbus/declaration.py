@@ -33,6 +33,7 @@ from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
 from shardbus.entities.unfinished_work import returns_values
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
+from shardbus.event_sourced import events_of
 from shardbus.handlers import (
     check_handler,
     check_hooks,
@@ -62,6 +63,7 @@ from shardbus.wire.schema import (
     message_readers,
     method,
 )
+from shardbus.wire.stored_events import EventCodec
 from shardbus.wire.stored_state import VERSION_MAX, StateCodec
 
 RECEIVE = "def receive(self, message)"
@@ -126,6 +128,7 @@ def entity_type_of(
         declared=declared,
         **shape,
         supervision=supervision_of(options.get("supervision")),
+        events=checked_events(cls, name, shape["states"], carries, settings),
         strategy=strategy_of(cls, options.get("allocation")),
         behaviours=all_behaviours(cls),
         stop_message=stop_message_of(name, invokers, options.get("stop_message")),
@@ -156,6 +159,29 @@ def sets_reminders(cls: type, kind: str, declared: object) -> bool:
                 return True
             codes += code.co_consts
     return False
+
+
+def checked_events(
+    cls: type, kind: str, states: StateCodec | None, carries: object, settings: ShardingSettings
+) -> EventCodec | None:
+    """Return the codec of the events of a class, None if it is not event-sourced.
+
+    Raises:
+        ConfigError: an invalid fold, or an option that would lose events.
+    """
+    events = events_of(cls, kind)
+    if events is None:
+        return None
+    if states is None:
+        raise ConfigError(
+            f"{kind!r}: an event-sourced class declares the state that its events make",
+            hint="write `state: SomeClass` in the class; a default for each field of SomeClass",
+        )
+    if carries:
+        raise ConfigError(f"{kind!r}: carry is not for event-sourced classes: they replay")
+    if settings.state_ttl:
+        raise ConfigError(f"{kind!r}: state_ttl would remove snapshots whose events are trimmed")
+    return events
 
 
 def handoff_of(kind: EntityType) -> str:

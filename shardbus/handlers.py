@@ -118,12 +118,16 @@ def no_handlers_of(cls: type) -> dict[str, str]:
     return hints
 
 
+OWN_MODULES = (Entity.__module__, "shardbus.event_sourced")
+"""The modules of the bases that applications subclass."""
+
+
 def without_handler(cls: type) -> ConfigError:
     """Return the error for a class that no message reaches."""
     methods = [
         name
         for base in cls.__mro__
-        if base not in (Entity, object)
+        if base.__module__ not in OWN_MODULES and base is not object
         for name, value in vars(base).items()
         if inspect.isfunction(value) and not name.startswith("_") and name not in OF_ENTITIES
     ]

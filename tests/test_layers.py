@@ -66,6 +66,7 @@ FLOORS = {
     "shardbus.node": 7,
     "shardbus.admin": 8,
     "shardbus.entity": 9,
+    "shardbus.event_sourced": 9,
     "shardbus.declaration": 9,
     "shardbus.handlers": 9,
     "shardbus.placement": 9,
@@ -84,11 +85,14 @@ SIBLINGS = {
     ("shardbus.app", "shardbus.declaration"),
     ("shardbus.app", "shardbus.embedding"),
     ("shardbus.declaration", "shardbus.entity"),
+    ("shardbus.declaration", "shardbus.event_sourced"),
     ("shardbus.declaration", "shardbus.handlers"),
+    ("shardbus.event_sourced", "shardbus.entity"),
     ("shardbus.handlers", "shardbus.entity"),
     ("shardbus.app", "shardbus.placement"),
     ("shardbus", "shardbus.app"),
     ("shardbus", "shardbus.entity"),
+    ("shardbus", "shardbus.event_sourced"),
 }
 """Who may import whom on its own floor, above floor 0."""
 

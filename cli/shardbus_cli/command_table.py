@@ -67,6 +67,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "reminders": ("reminders:app", "What entities are called for later."),
         "data": ("data:app", "The stored tables of shards."),
         "state": ("state:app", "The stored states of entities."),
+        "journal": ("journal:app", "The events of event-sourced entities."),
     },
 }
 """Section, command, and its place as `module:attribute` within `shardbus_cli`, with a summary."""

@@ -428,6 +428,12 @@ class ShardingSettings:
     state_ttl: float = seconds(
         0.0, "a state that was neither loaded nor saved for that long is removed", off=True
     )
+    snapshot_after: int = count(
+        100, "events of an event-sourced entity between two snapshots of its state", off=True
+    )
+    events_kept: int = count(
+        0, "events that are kept behind a snapshot, older ones are removed; off keeps all", off=True
+    )
     state_sweep_rate: int = count(
         1000, "stored entities that are looked at per second to find such states", high=1_000_000
     )

@@ -243,7 +243,9 @@ class EntityDeliveries:
     async def _save(self, entity: Any) -> None:
         """Store the record with the state as it is now."""
         states = self._kind.states
-        if states is not None:
+        if self._kind.events is not None:
+            await entity.save()  # a snapshot: the state without its number would be folded again
+        elif states is not None:
             await entity.context._save(states.write(entity.state))
 
     def _done(

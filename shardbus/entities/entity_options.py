@@ -126,6 +126,8 @@ class EntityOptions(EntityArguments, total=False):
     state_limit: Size
     state_compression: Literal["none", "zlib"]
     state_ttl: Duration | None
+    snapshot_after: Limit
+    events_kept: Limit
     state_sweep_rate: int
     dead_letters: Limit
     dead_letter_bytes: Size

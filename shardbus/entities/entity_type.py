@@ -26,6 +26,7 @@ from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.wire.instances import ReadAll
 from shardbus.wire.schema import Decode, Interface, encode_value, form_of
+from shardbus.wire.stored_events import EventCodec
 from shardbus.wire.stored_state import StateCodec
 
 BEHAVIOUR = "current behaviour"
@@ -110,6 +111,8 @@ class EntityType:
     """The class has an `on_stop` of its own."""
     states: StateCodec | None = None
     """Writes and reads what the store has; None: the type has no state."""
+    events: EventCodec | None = None
+    """Writes and folds events; None: the type is not event-sourced."""
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
     strategy: AllocationStrategy | None = None
     """None: the strategy that the settings name."""

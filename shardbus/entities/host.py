@@ -626,6 +626,9 @@ class Host:
             StateChanged: another state is stored. Nothing was changed.
             AskTimeout: the store has not answered; the state may be changed. StateTooLarge.
         """
+        if self.kind.events is not None:
+            hint = "ask a handler of it to persist an event"
+            raise Refused(f"the state of {self.name} is made by its events", hint=hint)
         change = StateChange(
             self.kind, data, revision, self._load_stored, self.save, self.runner.disown
         )

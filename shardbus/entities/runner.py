@@ -48,6 +48,7 @@ from shardbus.entities.activation import (
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.entities.event_log import EventLogs
 from shardbus.entities.failures import ON_START
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
@@ -195,6 +196,8 @@ class EntityRunner:
         """Coarse time, in units of 50 ms."""
         self.deferred = DeferredWork(kind, self, settings.mailbox)
         self._supervisor = Supervisor(kind, settings, keeper, self.deferred.end)
+        if kind.events is not None:
+            self._supervisor.events = EventLogs(kind, settings, keeper.journals, self.gate)
         self.counts = self._supervisor.counts
         self.carrying: CarriedStates | None = None
         self.reminding: Reminding | None = None

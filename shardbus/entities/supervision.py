@@ -48,6 +48,7 @@ from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep,
 from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.dead_letters import KeepLetter
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.entities.event_log import EventLogs
 from shardbus.entities.failures import ON_START, HandlerFailures
 from shardbus.entities.state_sizes import StateSizes
 from shardbus.error_text import is_a, is_exception, text_of, type_name
@@ -61,6 +62,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.store.journals import Journals
 from shardbus.store.protocol import Reminders
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.asks import CoarseClock
@@ -75,6 +77,8 @@ store_log = GuardedLog("shardbus.entity.store", LogRateLimiter())
 
 class StateLoader(Protocol):
     """Loads and saves the state of entities."""
+
+    journals: Journals | None
 
     async def load(
         self, entity_type: str, shard: str, entity_id: str, fence: int
@@ -237,6 +241,8 @@ class Supervisor:
         self.sizes: StateSizes | None = None
         self.load_reminders: LoadReminders | None = None
         """Reads what an entity that starts has; None: its type sets no reminders."""
+        self.events: EventLogs | None = None
+        """The events of a type that is event-sourced."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -406,7 +412,10 @@ class Supervisor:
         data = await self._keeper.load(self._kind.name, shard.shard, key, shard.fence)
         if self.sizes is not None:
             self.sizes.note(activation, data)
-        activation.entity.state = states.cls() if data is None else states.read(key, data)
+        if self.events is not None:
+            await self.events.load(activation, data)
+        else:
+            activation.entity.state = states.cls() if data is None else states.read(key, data)
         try:
             shard.host.deliveries.loaded(activation, data)
         except ValueError as error:

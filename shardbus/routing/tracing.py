@@ -404,6 +404,7 @@ class StateKeeper:
 
     def __init__(self, states: Any, tracing: Tracing) -> None:
         self._states, self._tracing = states, tracing
+        self.journals: Any = states.journals
         self.load: Callable[[str, str, str, int], Awaitable[bytes | None]] = states.load
         self.refuse_unsent: Callable[[str, str, str], None] = states.refuse_unsent
 

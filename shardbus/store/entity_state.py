@@ -111,10 +111,13 @@ class EntityStates:
             raise error from None
 
     def refuse_unsent(self, entity_type: str, shard: str, entity_id: str) -> None:
-        """Refuse the saves of an entity that are not sent: the activation that asked is over."""
+        """Refuse the saves and appends of an entity that are not sent: the activation that asked is
+        over."""
         if self._lane is None or self._groups:
             entity = (entity_type, shard, entity_id)
             self._group_of(entity).refuse_unsent(entity)
+        if self.journals is not None:
+            self.journals.refuse_unsent(entity_type, shard, entity_id)
 
     def _group_of(self, entity: Entity) -> SaveGroup:
         if self._lane is None:

@@ -138,7 +138,8 @@ class Journals:
 
     def refuse_unsent(self, kind: str, shard: str, name: str) -> None:
         """Refuse the appends to a journal that are not sent: their writer is over."""
-        self._group(kind, shard).refuse_unsent((kind, shard, name))
+        if self._groups:
+            self._group(kind, shard).refuse_unsent((kind, shard, name))
 
     @property
     def backlog(self) -> tuple[int, float]:

@@ -37,6 +37,8 @@ class EntityKey(NamedTuple):
     entity_type: str
     shard: str | None
     entity_id: str
+    journal: bool = False
+    """It is the key of the journal of that name."""
 
 
 class JournalKey(NamedTuple):

@@ -20,7 +20,7 @@ from shardbus.store.migration import (
     unknown,
 )
 from shardbus.store.placement import UNFINISHED
-from shardbus.store.redis_keys import VERSION, RedisKeys
+from shardbus.store.redis_keys import VERSION, EntityKey, RedisKeys
 from shardbus.store.redis_scripts import Script
 
 SLICE = 200
@@ -63,7 +63,7 @@ class RedisMigration:
         strange: list[str] = []
         async for page in self._pages():
             for key in page:
-                parts = self._keys.parse(key)
+                parts = self._parts(key)
                 name = self._keys.old_list_type(key) if parts is None else parts.entity_type
                 if name is None:
                     continue
@@ -123,7 +123,7 @@ class RedisMigration:
         """Move those of these keys that are in the wrong place."""
         places: dict[str, str] = {}
         for key in keys:
-            parts = self._keys.parse(key)
+            parts = self._parts(key)
             one = None if parts is None else found.types.get(parts.entity_type)
             if one is not None and (place := self._place(one, key)) != key:
                 places[key] = place
@@ -171,11 +171,21 @@ class RedisMigration:
 
     def _place(self, one: TypeStates, key: str) -> str:
         """Return the key where an entity belongs."""
-        parts = self._keys.parse(key)
+        parts = self._parts(key)
         assert parts is not None
         assert one.shard_of is not None
         shard = one.shard_of(parts.entity_id)
+        if parts.journal:
+            return self._keys.journal(parts.entity_type, shard, parts.entity_id)
         return self._keys.entity(parts.entity_type, shard, parts.entity_id)
+
+    def _parts(self, key: str) -> EntityKey | None:
+        """Return the parts of the key of an entity's state or journal, None if it is another
+        key."""
+        if (state := self._keys.parse(key)) is not None:
+            return state
+        journal = self._keys.parse_journal(key)
+        return None if journal is None else EntityKey(*journal, journal=True)
 
     async def _record(self, name: str, layout: str) -> None:
         await self._servers.call(scripts.PLACE, self._keys.table(name)[:1], layout)

@@ -609,7 +609,9 @@ COPY = Script("""
 local v = redis.call('HGET', KEYS[1], 'v')
 if v and v:sub(1, 19) >= ARGV[3]:sub(1, 19) then return 0 end
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+for i = 4, #ARGV, 1000 do
+  redis.call('HSET', KEYS[1], unpack(ARGV, i, math.min(#ARGV, i + 999)))
+end
 return 1
 """)
 

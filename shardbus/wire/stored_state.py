@@ -59,6 +59,9 @@ COMPRESSED_MIN = 1024
 """Bytes of a state that are worth the time."""
 INFLATED_MAX = 64 * 2**20
 """Bytes of a state, at most, before it is compressed and after it is inflated."""
+NUMBERED = 3
+"""Behind the head of a compressed state: a number of 8 bytes, and the stored form of a state. It is
+the snapshot of an event-sourced entity, with the number of its last event."""
 NO_STATE = "none"
 """The revision of an entity without a stored state."""
 Migration = Callable[[Any], Any]
@@ -69,6 +72,8 @@ _COMPRESSED_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((ZLIB,))
 _RECORD_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((WITH_RECORD,))
 _LENGTH = struct.Struct(">I")
 _RECORD_AT = len(_RECORD_HEAD) + _LENGTH.size
+_NUMBERED_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((NUMBERED,))
+_NUMBER = struct.Struct(">Q")
 _FIELD = re.compile(r"at `\$\.?([^`]*)`")
 
 
@@ -246,17 +251,48 @@ def split(data: bytes) -> tuple[int, bytes]:
 
 def _split(data: bytes) -> tuple[int, bytes]:
     """Split a stored state without a record."""
-    version, value = _head(data)
+    version, value = _head(_without_number(data))
     if version == COMPRESSED:
         if value[:1] != bytes((ZLIB,)):
             raise ValueError(f"it is compressed in way {value[:1].hex() or 'none'}, not in way 01")
         try:
-            version, value = _head(inflate(value[1:], INFLATED_MAX, "compressed state"))
+            inflated = inflate(value[1:], INFLATED_MAX, "compressed state")
+            version, value = _head(_without_number(inflated))
         except RemoteProtocolError as error:
             raise ValueError(error.message) from None
         if version == COMPRESSED:
             raise ValueError("it is compressed twice")
     return version, value
+
+
+def numbered(number: int, data: bytes) -> bytes:
+    """Return the stored form of a state that has a number: of its last event."""
+    return _NUMBERED_HEAD + _NUMBER.pack(number) + data
+
+
+def split_numbered(data: bytes) -> tuple[int, bytes]:
+    """Return the number and the stored form of a state; 0 if it has no number.
+
+    Raises:
+        ValueError: it is cut off, or inflates to more than `INFLATED_MAX` bytes.
+    """
+    if is_compressed(data):
+        try:
+            inner = inflate(data[len(_COMPRESSED_HEAD) :], INFLATED_MAX, "compressed state")
+        except RemoteProtocolError as error:
+            raise ValueError(error.message) from None
+        if inner.startswith(_NUMBERED_HEAD):
+            data = inner
+    if not data.startswith(_NUMBERED_HEAD):
+        return 0, data
+    start = len(_NUMBERED_HEAD)
+    if len(data) < start + _NUMBER.size:
+        raise ValueError("its number is cut off")
+    return _NUMBER.unpack_from(data, start)[0], data[start + _NUMBER.size :]
+
+
+def _without_number(data: bytes) -> bytes:
+    return split_numbered(data)[1] if data.startswith(_NUMBERED_HEAD) else data
 
 
 def _head(data: bytes) -> tuple[int, bytes]:

@@ -12,6 +12,7 @@ import pytest
 from shardbus.errors import ConfigError, StaleFence, StoreError
 from shardbus.ids import shard_of
 from shardbus.store import redis_migration
+from shardbus.store.journal_protocol import Append
 from shardbus.store.memory import MemoryStore
 from shardbus.store.migration import Declared, migratable
 from shardbus.store.placement import placing, shard_function
@@ -217,6 +218,31 @@ async def test_states_of_another_layout_are_refused_until_they_are_moved(
     assert await store.placed("cart", "crc32/40") == "crc32/80"
     for name in NAMES:
         assert await store.load_state("cart", shard_of(name, 80), name, 9 << 32) == name.encode()
+    assert (await store.survey(declared)).is_done
+    await store.close()
+
+
+async def test_journals_move_with_the_states_of_their_entities(
+    server: fakeredis.FakeServer,
+) -> None:
+    store = await filled(server, 40)
+    entries = {
+        name: tuple(b"%d" % n for n in range(place % 7 * 400 + 1))
+        for place, name in enumerate(NAMES)
+    }
+    appends = [
+        Append("cart", shard_of(name, 40), name, 3 << 32, rows, n, 0)
+        for n, (name, rows) in enumerate(entries.items(), 1)
+    ]
+    assert set(await store.journals.append(appends)) == {None}
+    declared = {"cart": Declared("crc32/80", lambda name: shard_of(name, 80))}
+    await store.migrate(declared, ignore)
+    for name, rows in entries.items():
+        page = await store.journals.open("cart", shard_of(name, 80), name, 9 << 32, 0, 10_000)
+        assert page.entries == list(rows)
+        if shard_of(name, 40) != shard_of(name, 80):
+            old = await store.journals.read("cart", shard_of(name, 40), name, 0, 1)
+            assert old.last == 0
     assert (await store.survey(declared)).is_done
     await store.close()
 

@@ -1,0 +1,222 @@
+"""The events of running entities: replay at the start, persist, and snapshots.
+
+    start     load the snapshot: a state and the number of its last event
+              open the journal under the shard's fence, fold what follows that number
+    persist   append after the last number ──stored──> fold, then answer
+                                            ──no answer──> IN_DOUBT
+    snapshot  every `snapshot_after` events: save state and number, then trim what is not kept
+
+An append without an answer may be in the journal or not. Then the log is IN_DOUBT: the next
+`persist` opens the journal first, which waits for the outcome of that append, and folds what is
+there. An entity whose handler does not catch the error starts again, and reads it there.
+
+A snapshot only saves time. If it cannot be saved, the command that was due for it goes on, and the
+next one is tried `snapshot_after` events later. Events are trimmed only behind a snapshot that the
+store has, so snapshot and journal together have the whole state in every moment.
+
+Opening raises the fence of the journal, so the activation before cannot append any more, and what
+is read is all that there is.
+
+Source: docs/how-to/event-sourcing.md; S2.74.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import Any
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.entities.activation import Activation
+from shardbus.entities.entity_type import EntityType, StopReason
+from shardbus.entities.gate import SuspensionGate
+from shardbus.errors import (
+    ConfigError,
+    SchemaError,
+    StaleActivation,
+    StaleFence,
+    StateUnreadable,
+    StoreError,
+    StoreUnavailable,
+)
+from shardbus.guarded_log import GuardedLog
+from shardbus.store.journals import PAGE, Journals
+from shardbus.wire.stored_events import EventCodec
+from shardbus.wire.stored_state import StateCodec, numbered, split_numbered, split_record
+
+LOG = "__shardbus_log__"
+"""The attribute of an entity that has its log."""
+
+log = GuardedLog("shardbus.entity")
+
+
+class LogState(Enum):
+    """What is known of the end of a journal."""
+
+    KNOWN = "known"
+    IN_DOUBT = "in doubt"
+    """An append has no answer: the journal may have more than was folded."""
+
+
+class EventLogs:
+    """The logs of one type's entities. `journals` are those of the store."""
+
+    def __init__(
+        self,
+        kind: EntityType,
+        settings: ShardingSettings,
+        journals: Journals | None,
+        gate: SuspensionGate,
+    ) -> None:
+        if kind.events is None or kind.states is None:
+            raise ConfigError(f"{kind.name!r} is not event-sourced")
+        if journals is None:
+            raise ConfigError(
+                f"{kind.name!r} is event-sourced, and this store has no journals",
+                hint="use sqlite, redis or postgresql, or give the store `journals`",
+            )
+        self.name = kind.name
+        self.events: EventCodec = kind.events
+        self.states: StateCodec = kind.states
+        self.journals, self.gate = journals, gate
+        self.snapshot_after, self.kept = settings.snapshot_after, settings.events_kept
+
+    async def load(self, activation: Activation, data: bytes | None) -> None:
+        """Give a new object its state: that of its snapshot, stored as `data`, with the events
+        behind it.
+
+        Raises:
+            StateUnreadable: the snapshot or an event cannot be read, or is missing.
+            StaleFence: the entity has a newer activation elsewhere. StoreUnavailable.
+        """
+        entity, key, number = activation.entity, activation.key, 0
+        try:
+            _, alone = split_record(data or b"")
+            number, alone = split_numbered(alone)
+        except ValueError as error:
+            raise self.missing(key, f"the snapshot cannot be read: {error}") from error
+        entity.state = self.states.read(key, alone) if alone else self.states.cls()
+        own = EventLog(self, activation, number)
+        vars(entity)[LOG] = own
+        await own.catch_up(entity)
+
+    def missing(self, key: str, why: str) -> StateUnreadable:
+        return StateUnreadable(
+            f"the journal of {self.name} {key!r:.100}: {why}",
+            entity_type=self.name,
+            entity_id=key,
+            version=0,
+            field="",
+        )
+
+
+class EventLog:
+    """The place of one object of an entity in its journal. `number` is that of the last event that
+    is folded."""
+
+    __slots__ = ("_activation", "_due", "_logs", "_state", "_turn", "number")
+
+    def __init__(self, logs: EventLogs, activation: Activation, number: int) -> None:
+        self._logs, self._activation, self.number = logs, activation, number
+        self._due = number + logs.snapshot_after
+        """The number at which a snapshot is due."""
+        self._state = LogState.KNOWN
+        self._turn = asyncio.Lock()
+
+    async def catch_up(self, entity: Any) -> None:
+        """Open the journal, and fold what follows the last number."""
+        logs, activation = self._logs, self._activation
+        shard, key = activation.shard, activation.key
+        place = (logs.name, shard.shard, key)
+        page = await logs.journals.open(*place, shard.fence, self.number, PAGE)
+        if page.last < self.number or page.first > self.number + 1:
+            why = f"it has events {page.first} to {page.last}, and {self.number} are known"
+            raise logs.missing(key, why)
+        while page.entries:
+            self.number = logs.events.replay(entity, key, page.first, page.entries)
+            if page.end >= page.last:
+                break
+            page = await logs.journals.read(*place, self.number, PAGE)
+        self._state = LogState.KNOWN
+
+    async def persist(self, entity: Any, events: tuple[object, ...]) -> None:
+        """As `EventSourced.persist`."""
+        logs = self._logs
+        entity.context._acting("persist")
+        write = logs.events.write
+        entries = tuple([write(event) for event in events])
+        if not entries:
+            return
+        async with self._turn:
+            if self._state is LogState.IN_DOUBT:
+                await self.catch_up(entity)
+            activation = entity.context._acting("persist")
+            await self._append(activation, entries)
+            for event in events:
+                logs.events.apply(entity, event)
+            self.number += len(entries)
+            if logs.snapshot_after and self.number >= self._due:
+                await self._snapshot_due(entity)
+        if logs.gate.close_if_due():
+            await logs.gate.passed()
+
+    async def _append(self, activation: Activation, entries: tuple[bytes, ...]) -> None:
+        """Append to the journal. Until the store has answered, its end is in doubt."""
+        logs, shard = self._logs, activation.shard
+        self._state = LogState.IN_DOUBT
+        try:
+            await logs.journals.append(
+                logs.name, shard.shard, activation.key, shard.fence, self.number, entries
+            )
+        except StaleActivation:
+            self._state = LogState.KNOWN
+            raise
+        except StaleFence:
+            activation.stopping = activation.stopping or StopReason.FAILURE
+            raise
+        except StoreUnavailable as error:
+            if error.definite:
+                self._state = LogState.KNOWN
+            raise
+        self._state = LogState.KNOWN
+
+    async def _snapshot_due(self, entity: Any) -> None:
+        """Save a snapshot, and trim the journal behind it. The events are stored, so the command
+        does not fail with it."""
+        logs = self._logs
+        self._due = self.number + logs.snapshot_after
+        try:
+            await self._save(entity)
+            if logs.kept:
+                await self._trim(self.number - logs.kept)
+        except (StoreError, SchemaError) as error:
+            key = self._activation.key
+            log.warning("%s %r has no new snapshot: %s", logs.name, key, error)
+
+    async def snapshot(self, entity: Any) -> None:
+        """As `EventSourced.save`."""
+        async with self._turn:
+            if self._state is LogState.IN_DOUBT:
+                await self.catch_up(entity)
+            await self._save(entity)
+
+    async def clear(self, entity: Any) -> None:
+        """As `EventSourced.clear`."""
+        async with self._turn:
+            if self._state is LogState.IN_DOUBT:
+                await self.catch_up(entity)
+            entity.context._acting("clear")
+            entity.state = self._logs.states.cls()
+            await self._save(entity)
+            await self._trim(self.number)
+
+    async def _save(self, entity: Any) -> None:
+        data = numbered(self.number, self._logs.states.write(entity.state))
+        await entity.context._save(data)
+        self._due = self.number + self._logs.snapshot_after
+
+    async def _trim(self, upto: int) -> None:
+        logs, shard = self._logs, self._activation.shard
+        if upto > 0:
+            key = self._activation.key
+            await logs.journals.trim(logs.name, shard.shard, key, shard.fence, upto)

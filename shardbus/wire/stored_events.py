@@ -1,0 +1,186 @@
+"""The stored form of events: what an entry of an entity's journal holds.
+
+    93 <name> <version> <event>      a msgpack array: text, number, the fields of the event
+
+`name` is that of the event's class, unless its fold names another. A fold (`@event`) takes events
+of one class at one version. An older version is read as a plain value, goes through the upcasters
+from each version to the next, and is decoded then. A field that is added with a default, or
+removed, needs no version.
+
+An event whose name no fold has, or that does not fit, is StateUnreadable: a state without it would
+be wrong.
+
+Source: docs/how-to/event-sourcing.md; S2.74.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shardbus.error_text import text_of, type_name
+from shardbus.errors import ConfigError, SchemaError, StateUnreadable
+from shardbus.wire.misfit import described
+from shardbus.wire.proofs import Proof, proof_of
+from shardbus.wire.round_trip import check_same
+from shardbus.wire.schema import Decode, decode_value, decoder, encode_value, packer
+from shardbus.wire.shapes import shape_of
+from shardbus.wire.values import Pack, pack_whole
+
+EVENT_VERSION_MAX = 65_535
+Upcaster = Callable[[Any], Any]
+"""Turns the plain value of one version of an event into that of the next."""
+_HEAD = msgspec.msgpack.Decoder(tuple[str, int, msgspec.Raw])
+
+
+class StoredEvent(NamedTuple):
+    """An entry, as an operator reads it. `value` is plain: dicts, lists, texts and numbers."""
+
+    name: str
+    version: int
+    value: Any
+
+
+@dataclass(slots=True)
+class EventForm:
+    """How the events of one class are stored, and folded into the state."""
+
+    name: str
+    cls: type
+    version: int
+    fold: Callable[[Any, Any], Any]
+    """The method of the entity's class: called with the entity and the event."""
+    decode: Decode = field(init=False, repr=False)
+    pack: Pack = field(init=False, repr=False)
+    proof: Proof = field(init=False, repr=False)
+    head: bytes = field(init=False, repr=False)
+    """What precedes the fields in the stored form."""
+
+    def __post_init__(self) -> None:
+        self.decode = decoder(self.cls)
+        self.proof = proof_of(self.cls) or (lambda event: False)
+        self.pack = packer(shape_of(f"the event {self.name}", self.cls), pack_whole)
+        encode = msgspec.msgpack.encode
+        self.head = b"\x93" + encode(self.name) + encode(self.version)
+
+    def write(self, event: object) -> bytes:
+        """Return the stored form of an event. Raises SchemaError if its class would read another
+        one."""
+        try:
+            if self.proof(event):
+                return self.head + pack_whole(event)
+            data = self.pack(event)
+            check_same(event, self.decode(data))
+        except BaseException as error:  # a class of the application's may raise anything
+            raise SchemaError(f"cannot store the event {self.name}: {described(error)}") from None
+        return self.head + data
+
+
+class EventCodec:
+    """Writes, reads and folds the events of one entity type."""
+
+    def __init__(self, entity_type: str, forms: Iterable[EventForm]) -> None:
+        self.entity_type = entity_type
+        self._by_class: dict[type, EventForm] = {}
+        self._by_name: dict[str, EventForm] = {}
+        self.upcasters: dict[tuple[str, int], Upcaster] = {}
+        """By the name and the version that they take."""
+        for form in forms:
+            for known in (self._by_class.get(form.cls), self._by_name.get(form.name)):
+                if known is not None:
+                    raise ConfigError(f"{entity_type!r} has two folds of the event {form.name!r}")
+            self._by_class[form.cls] = self._by_name[form.name] = form
+
+    def form(self, event: object) -> EventForm:
+        """Return the form of an event, given as its class or by its name.
+
+        Raises:
+            ConfigError: the type has no fold of it.
+        """
+        name = event if isinstance(event, str) else getattr(event, "__name__", repr(event))
+        found = self._by_name.get(event) if isinstance(event, str) else None
+        found = found or (self._by_class.get(event) if isinstance(event, type) else None)
+        if found is None:
+            raise ConfigError(
+                f"{self.entity_type!r} has no fold of the event {name!r:.100}",
+                hint="write a method with @event, whose parameter is annotated with its class",
+            )
+        return found
+
+    def write(self, event: object) -> bytes:
+        """Return the stored form of an event.
+
+        Raises:
+            ConfigError: the type has no fold of it. SchemaError: its class would read another one.
+        """
+        form = self._by_class.get(type(event)) or self.form(type(event))
+        return form.write(event)
+
+    def apply(self, entity: Any, event: object) -> None:
+        """Fold an event into the state of an entity. Raises what the fold raises."""
+        state = self._by_class[type(event)].fold(entity, event)
+        if state is not None:
+            entity.state = state
+
+    def replay(self, entity: Any, entity_id: str, first: int, entries: Iterable[bytes]) -> int:
+        """Fold stored events, the first of which has this number, into the state of an entity.
+        Returns the number of the last one.
+
+        Raises:
+            StateUnreadable: an event cannot be read, or its fold raises.
+        """
+        number, by_name, head = first - 1, self._by_name, _HEAD.decode
+        name, version = "", 0
+        try:
+            for entry in entries:
+                number += 1
+                name, version, raw = head(entry)
+                form = by_name.get(name)
+                if form is not None and form.version == version:
+                    event = form.decode(bytes(raw))
+                else:
+                    event, form = self._upcast(name, version, bytes(raw))
+                state = form.fold(entity, event)
+                if state is not None:
+                    entity.state = state
+        except BaseException as error:
+            plain = type(error) is LookupError
+            why = text_of(error) if plain else f"{type_name(error)}: {text_of(error)}"
+            raise StateUnreadable(
+                f"event {number} of {self.entity_type} {entity_id!r:.100}"
+                f" ({name:.100}, version {version}): {why}",
+                entity_type=self.entity_type,
+                entity_id=entity_id,
+                version=version,
+                field="",
+            ) from error
+        return number
+
+    def _upcast(self, name: str, version: int, data: bytes) -> tuple[Any, EventForm]:
+        form = self._by_name.get(name)
+        if form is None:
+            raise LookupError("no fold takes this event")
+        if version > form.version:
+            raise LookupError(f"this class reads versions up to {form.version}")
+        value = decode_value(data)
+        for older in range(version, form.version):
+            if (name, older) not in self.upcasters:
+                raise LookupError(f"there is no upcaster from version {older}")
+            value = self.upcasters[name, older](value)
+        return form.decode(encode_value(value)), form
+
+
+def stored_event(entry: bytes) -> StoredEvent:
+    """Return an entry for an operator.
+
+    Raises:
+        ValueError: it is no event.
+    """
+    try:
+        name, version, raw = _HEAD.decode(entry)
+        return StoredEvent(name, version, decode_value(bytes(raw)))
+    except Exception as error:
+        raise ValueError(f"it is no event: {text_of(error)}") from None

@@ -1,0 +1,460 @@
+"""Event-sourced entities: a command answers once its events are stored, the state is their fold,
+and no failure loses one, doubles one or shows one that is not stored."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from shardbus import (
+    AskTimeout,
+    ConfigError,
+    EntityFailed,
+    EventSourced,
+    NodeLost,
+    Rejection,
+    RequestError,
+    ShardBus,
+    StoreUnavailable,
+    event,
+    handler,
+)
+from shardbus.testing import EntityProbe, TestCluster
+from shardbus.wire.stored_state import split_numbered
+
+bus = ShardBus("bank")
+
+
+@dataclass(frozen=True)
+class Deposited:
+    amount: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    amount: int
+
+
+@dataclass
+class Balance:
+    amount: int = 0
+    seen: list[int] = field(default_factory=list)
+
+
+@dataclass
+class TooLittle(Rejection):
+    left: int
+
+
+@dataclass(frozen=True)
+class Known:
+    n: int
+
+
+class Other:
+    """No event of any type."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    steps: int
+    unit: str = ""
+
+
+@bus.entity(name="account", snapshot_after=5, shards=10)
+class Account(EventSourced):
+    state: Balance
+
+    @event
+    def deposited(self, event: Deposited) -> None:
+        self.state.amount += event.amount
+        self.state.seen.append(event.amount)
+
+    @event
+    def withdrawn(self, event: Withdrawn) -> Balance:
+        return Balance(self.state.amount - event.amount, self.state.seen)
+
+    @handler
+    async def deposit(self, amount: int) -> int:
+        await self.persist(Deposited(amount))
+        return self.state.amount
+
+    @handler
+    async def transfer(self, amount: int) -> int:
+        await self.persist(Withdrawn(amount), Deposited(amount))
+        return self.state.amount
+
+    @handler
+    async def withdraw(self, amount: int) -> int:
+        if amount > self.state.amount:
+            raise TooLittle(self.state.amount)
+        await self.persist(Withdrawn(amount))
+        return self.state.amount
+
+    @handler
+    async def careless(self, amount: int) -> str:
+        try:
+            await self.persist(Deposited(amount))
+        except StoreUnavailable:
+            return "in doubt"
+        return "stored"
+
+    @handler
+    def balance(self) -> int:
+        return self.state.amount
+
+    @handler
+    def seen(self) -> list[int]:
+        return self.state.seen
+
+    @handler
+    async def forget(self) -> None:
+        await self.clear()
+
+    @handler
+    async def snapshot(self) -> None:
+        await self.save()
+
+    @handler
+    async def nothing(self) -> None:
+        await self.persist()
+
+
+def journal(store: Any, entity_id: str, kind: str = "account") -> Any:
+    """Return the stored journal of an entity."""
+    return store._server.data.journals[kind, entity_id]
+
+
+async def test_a_command_answers_once_its_events_are_stored_and_the_state_is_their_fold() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        assert await probe.ask("deposit", 5) == 5
+        assert await probe.ask("deposit", 7) == 12
+        assert await probe.ask("withdraw", 2) == 10
+        assert journal(probe.store, "a").last == 3
+        with pytest.raises(TooLittle):
+            await probe.ask("withdraw", 11)
+        await probe.ask("nothing")
+        assert journal(probe.store, "a").last == 3
+        await probe.crash()
+        assert await probe.ask("balance") == 10
+        assert await probe.ask("seen") == [5, 7]
+
+
+async def test_events_of_one_persist_are_stored_together() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 5)
+        before = journal(probe.store, "a").op_id
+        assert await probe.ask("transfer", 3) == 5
+        assert journal(probe.store, "a").last == 3
+        assert journal(probe.store, "a").op_id == before + 1
+
+
+async def test_a_snapshot_is_saved_every_n_events_and_a_start_replays_what_follows() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        for n in range(1, 13):
+            await probe.ask("deposit", n)
+        row = probe.store._server.data.states["account", "a"]
+        assert split_numbered(row.data)[0] == 10
+        assert probe.saved.amount == sum(range(1, 11))
+        await probe.crash()
+        assert await probe.ask("balance") == sum(range(1, 13))
+        journal(probe.store, "a").entries[:10] = [b"unreadable"] * 10
+        await probe.crash()
+        assert await probe.ask("balance") == sum(range(1, 13))
+
+
+async def test_events_behind_a_snapshot_are_trimmed_as_the_type_says() -> None:
+    settings = {"sharding.types.account.events_kept": 2}
+    async with EntityProbe(Account, "a", settings=settings) as probe:
+        for n in range(1, 8):
+            await probe.ask("deposit", n)
+        stored = journal(probe.store, "a")
+        assert (stored.trimmed, stored.last) == (3, 7)
+        await probe.crash()
+        assert await probe.ask("seen") == list(range(1, 8))
+
+
+async def test_a_snapshot_that_fails_does_not_fail_its_command() -> None:
+    settings = {"sharding.types.account.state_limit": 10}
+    async with EntityProbe(Account, "a", settings=settings) as probe:
+        for n in range(1, 8):
+            await probe.ask("deposit", n)
+        assert probe.saved is None
+        await probe.crash()
+        assert await probe.ask("seen") == list(range(1, 8))
+
+
+async def test_clear_begins_anew_and_the_numbers_go_on() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 5)
+        await probe.ask("forget")
+        assert await probe.ask("balance") == 0
+        stored = journal(probe.store, "a")
+        assert (stored.trimmed, stored.last) == (1, 1)
+        await probe.crash()
+        assert await probe.ask("deposit", 7) == 7
+        await probe.crash()
+        assert await probe.ask("seen") == [7]
+        assert stored.last == 2
+
+
+async def test_a_delivery_is_handled_once_and_its_number_stays_with_the_snapshot() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        for n in (5, 6):
+            await probe.ref.deposit.deliver(n)
+        assert await probe.ask("seen") == [5, 6]
+        await probe.crash()
+        assert await probe.ask("seen") == [5, 6]
+        await probe.ref.deposit.deliver(7)
+        await probe.crash()
+        assert await probe.ask("seen") == [5, 6, 7]
+        assert await probe.ref.deposit.ask(8, key="order-8") == 26
+        assert await probe.ref.deposit.ask(8, key="order-8") == 26
+        await probe.crash()
+        assert await probe.ref.deposit.ask(8, key="order-8") == 26
+        assert await probe.ask("seen") == [5, 6, 7, 8]
+
+
+async def test_a_snapshot_on_demand() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 5)
+        await probe.ask("snapshot")
+        assert probe.saved.amount == 5
+        await probe.ask("deposit", 6)
+        await probe.crash()
+        assert await probe.ask("seen") == [5, 6]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_an_event_in_doubt_is_folded_if_it_is_stored_and_only_then(seed: int) -> None:
+    """A handler that catches the error goes on: the next persist looks first."""
+    async with EntityProbe(Account, "a", seed=seed) as probe:
+        expected = [1]
+        await probe.ask("deposit", 1)
+        probe.store.fail(1.0)
+        assert await probe.ask("careless", 2, timeout=60.0) == "in doubt"
+        probe.store.start()
+        if journal(probe.store, "a").last == 2:
+            expected.append(2)
+        await probe.ask("deposit", 3)
+        expected.append(3)
+        assert await probe.ask("seen") == expected
+        await probe.crash()
+        assert await probe.ask("seen") == expected
+
+
+async def test_a_store_that_is_away_fails_the_command_and_loses_nothing() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 1)
+        probe.store.stop()
+        with pytest.raises((EntityFailed, AskTimeout)):
+            await probe.ask("deposit", 2, timeout=30.0)
+        probe.store.start()
+        assert await probe.ask("deposit", 4, timeout=60.0) == 5
+        await probe.crash()
+        assert await probe.ask("seen") == [1, 4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_what_was_answered_is_replayed_after_kills_and_failures(seed: int) -> None:
+    async with TestCluster(bus, nodes=3, seed=seed) as cluster:
+        client = cluster.client()
+        answered: dict[str, list[int]] = {f"e-{n}": [] for n in range(5)}
+        tried: dict[str, list[int]] = {f"e-{n}": [] for n in range(5)}
+        for turn in range(30):
+            cluster.store.fail(0.2 if turn % 4 == 1 else 0.0)
+            if turn in (8, 20):
+                await cluster.kill(cluster.nodes[turn % len(cluster.nodes)])
+            for name in answered:
+                tried[name].append(turn)
+                with suppress(RequestError):
+                    await client.ask("account", name, "deposit", turn, timeout=20.0)
+                    answered[name].append(turn)
+        cluster.store.fail(0.0)
+        for name in answered:
+            seen = await client.ask("account", name, "seen", timeout=120.0)
+            assert sorted(set(seen)) == seen, "an event is twice, or out of order"
+            assert set(answered[name]) <= set(seen) <= set(tried[name])
+            assert len(seen) == journal(cluster.store, name).last
+
+
+async def test_a_former_activation_cannot_append() -> None:
+    async with TestCluster(bus, nodes=2, seed=3) as cluster:
+        client = cluster.client()
+        await client.ask("account", "a", "deposit", 1)
+        old = cluster.where(Account, "a")
+        await cluster.pause(old)
+        with pytest.raises(NodeLost):  # the paused node has the message, and may handle it later
+            await client.ask("account", "a", "deposit", 2, timeout=120.0)
+        assert await client.ask("account", "a", "deposit", 3, timeout=60.0) == 4
+        await cluster.resume(old)
+        await cluster.advance(30)
+        assert await client.ask("account", "a", "deposit", 5, timeout=60.0) == 9
+        assert await client.ask("account", "a", "seen", timeout=60.0) == [1, 3, 5]
+
+
+async def test_an_event_that_cannot_be_read_is_named_and_nothing_is_lost() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        await probe.ask("deposit", 1)
+        stored = journal(probe.store, "a")
+        kept = list(stored.entries)
+        stored.entries.append(b"\x93\xa7Unknown\x01\x80")
+        await probe.crash()
+        with pytest.raises(EntityFailed, match=r"event 2 of account 'a' \(Unknown, version 1\)"):
+            await probe.ask("balance", timeout=60.0)
+        assert stored.entries[:1] == kept
+
+
+async def test_missing_events_are_no_empty_state() -> None:
+    async with EntityProbe(Account, "a") as probe:
+        for n in range(1, 8):
+            await probe.ask("deposit", n)
+        del probe.store._server.data.journals["account", "a"]
+        await probe.crash()
+        with pytest.raises(EntityFailed, match="the journal of account 'a'"):
+            await probe.ask("balance", timeout=60.0)
+
+
+async def test_events_that_cannot_be_stored_change_nothing() -> None:
+    own = ShardBus("own")
+
+    @own.entity(name="odd")
+    class Odd(EventSourced):
+        state: Balance
+
+        @event
+        def known(self, event: Known) -> None:
+            self.state.amount += event.n
+
+        @handler
+        async def wrong(self) -> None:
+            await self.persist(Known("text"))  # type: ignore[arg-type]
+
+        @handler
+        async def unknown(self) -> None:
+            await self.persist(Known(1), Other())
+
+        @handler
+        def total(self) -> int:
+            return self.state.amount
+
+    async with EntityProbe(Odd, "a") as probe:
+        with pytest.raises(EntityFailed, match="cannot store the event Known"):
+            await probe.ask("wrong")
+        with pytest.raises(EntityFailed, match="has no fold of the event 'Other'"):
+            await probe.ask("unknown")
+        assert await probe.ask("total") == 0
+        assert journal(probe.store, "a", "odd").last == 0
+
+
+async def test_older_versions_of_an_event_go_through_the_upcasters() -> None:
+    def declare(version: int) -> tuple[ShardBus, Any]:
+        own = ShardBus("own")
+
+        @own.entity(name="walker")
+        class Walker(EventSourced):
+            state: Balance
+
+            @event(version=version, name="Moved")
+            def moved(self, event: Moved) -> None:
+                self.state.amount += event.steps * (1000 if event.unit == "km" else 1)
+
+            @handler
+            async def go(self, steps: int) -> None:
+                await self.persist(Moved(steps))
+
+            @handler
+            def total(self) -> int:
+                return self.state.amount
+
+        return own, Walker
+
+    _, old = declare(1)
+    async with EntityProbe(old, "a") as probe:
+        await probe.ask("go", 2)
+        data = probe.store._server.data
+    own, new = declare(3)
+    own.upcast("walker", "Moved", 1)(lambda value: {**value, "steps": value["steps"] + 1})
+    own.upcast(new, "Moved", 2)(lambda value: {**value, "unit": "km"})
+    with pytest.raises(ConfigError, match="two upcasters"):
+        own.upcast(new, "Moved", 2)
+    with pytest.raises(ConfigError, match="from version 3"):
+        own.upcast(new, "Moved", 3)
+    async with EntityProbe(new, "a") as probe:
+        probe.store._server.data.journals.update(data.journals)
+        assert await probe.ask("total") == 3000
+
+
+def test_what_is_wrong_in_a_class_is_said_where_it_is_declared() -> None:
+    own = ShardBus("own")
+    with pytest.raises(ConfigError, match="has no fold"):
+
+        @own.entity(name="a")
+        class NoFold(EventSourced):
+            state: Balance
+
+            @handler
+            def look(self) -> None:
+                """Nothing."""
+
+    with pytest.raises(ConfigError, match="declares the state"):
+
+        @own.entity(name="b")
+        class NoState(EventSourced):
+            @handler
+            def look(self) -> None:
+                """Nothing."""
+
+            @event
+            def deposited(self, event: Deposited) -> None:
+                """Nothing."""
+
+    with pytest.raises(ConfigError, match="takes one event"):
+
+        @own.entity(name="c")
+        class NoEvent(EventSourced):
+            state: Balance
+
+            @handler
+            def look(self) -> None:
+                """Nothing."""
+
+            @event
+            def deposited(self) -> None:
+                """Nothing."""
+
+    with pytest.raises(ConfigError, match="two folds"):
+
+        @own.entity(name="d")
+        class Twice(EventSourced):
+            state: Balance
+
+            @handler
+            def look(self) -> None:
+                """Nothing."""
+
+            @event
+            def one(self, event: Deposited) -> None:
+                """Nothing."""
+
+            @event
+            def two(self, event: Deposited) -> None:
+                """Nothing."""
+
+    with pytest.raises(ConfigError, match="state_ttl"):
+
+        @own.entity(name="e", state_ttl="1d")
+        class Ttl(EventSourced):
+            state: Balance
+
+            @handler
+            def look(self) -> None:
+                """Nothing."""
+
+            @event
+            def one(self, event: Deposited) -> None:
+                """Nothing."""
