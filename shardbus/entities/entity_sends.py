@@ -53,6 +53,11 @@ LIST = "!deliveries"
 deliveries."""
 
 
+def _same(outgoing: Outgoing, payload: bytes) -> Outgoing:
+    """Return what a message of this module carries."""
+    return outgoing
+
+
 def delivers(cls: type) -> bool:
     """True if a method of the class uses a name `deliver`. Only then the store is asked, at each
     start of a shard, for entities with pending deliveries."""
@@ -283,7 +288,7 @@ class EntitySends:
                 activation.used = tick
             elif not activation.busy and activation.shard.stopping is None:
                 settle = partial(self._settle, activation)
-                invoker = Invoker(SETTLE, settle, True, {}, one=lambda payload, one=outgoing: one)
+                invoker = Invoker(SETTLE, settle, True, {}, one=partial(_same, outgoing))
                 message = Message(invoker, b"", None, Origin.OWN, 0)
                 activation.shard.host.runner.receive(activation, message, counts=False)
 
