@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardbus.client.contact import Contact
-from shardbus.client.outbox import Outbox
+from shardbus.client.outbox import ClientOutbox
 from shardbus.client.regions import CLOSED, ClientRegions
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
@@ -356,7 +356,7 @@ class AsyncClient(Towards):
         ids = self.stored(kind, prefix=prefix, shard=shard)
         return await call_each(ids, call, rate=rate, at_once=at_once, on_error=on_error)
 
-    def outbox(self, name: str) -> Outbox:
+    def outbox(self, name: str) -> ClientOutbox:
         """Return a durable sender: `async with client.outbox("orders") as outbox: await
         outbox.send(ref.add, 2)`. What it has taken is in the cluster's store, and is delivered by
         this process or by the next one that opens the outbox of this name.
@@ -370,7 +370,7 @@ class AsyncClient(Towards):
             return await self._ask_contact(_OUTBOX, arguments)
 
         owner = f"{self._endpoint.name}/{token_hex(4)}"
-        return Outbox(name, owner, ask, self.router_of)
+        return ClientOutbox(name, owner, ask, self.router_of)
 
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.

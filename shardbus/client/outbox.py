@@ -54,6 +54,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender, Letter
 from shardbus.routing.refs import Call
 from shardbus.routing.router import LoopSender
+from shardbus.task_set import TaskSet
 from shardbus.transport.permissions import OUTBOX_TYPE
 
 log = GuardedLog("shardbus.client")
@@ -81,7 +82,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 
-class Outbox:
+class ClientOutbox:
     """An outbox of a client: `async with client.outbox("orders") as outbox: await
     outbox.send(ref.add, 2)`. `sender_of` returns what sends to a type, once the cluster has
     described it."""
@@ -100,16 +101,16 @@ class Outbox:
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._sender: DeliverySender
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet()
         self._lost = ""
         """Why it takes nothing any more."""
 
-    async def __aenter__(self) -> Outbox:
-        if self._tasks:
+    async def __aenter__(self) -> ClientOutbox:
+        if self._fence:
             raise LocalProtocolError("an outbox is opened once", hint="make another one")
         await self._open()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work()) for work in (self._append, self._renew, self._trim)]
+        for work in (self._append, self._renew, self._trim):
+            self._tasks.spawn(work())
         return self
 
     async def __aexit__(
@@ -156,9 +157,7 @@ class Outbox:
                 while (self._waiting or self._pending) and not self._lost:
                     await asyncio.sleep(TRIM_S)
         lost, self._lost = self._lost, self._lost or "closed"
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
         self._sender.abandon()
         self._refuse_waiting()
         if not lost:

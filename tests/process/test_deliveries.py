@@ -113,8 +113,7 @@ async def test_an_outbox_delivers_once_what_it_took_although_its_process_died(
             if number == 30:
                 lab.live[0].kill()
                 await lab.start(app=APP)
-        for task in old._tasks:  # as if its process had died: nothing is renewed, trimmed or sent
-            task.cancel()
+        old._tasks.cancel()  # as if its process had died: nothing is renewed, trimmed or sent
         old._sender.abandon()
         refs = [second.ref(Account, f"account-{n}") for n in range(ACCOUNTS)]
         async with second.outbox("deposits") as new:
