@@ -167,6 +167,8 @@ async def test_an_entity_delivers_what_its_save_has_stored() -> None:
         payer, payee = client.ref(Account, "a"), client.ref(Account, "b")
         for _ in range(10):
             await payer.pay("b", 3)
+        await cluster.advance(5)
+        assert (await payee.balance()).got == [3] * 10
         with pytest.raises(Exception, match="before the save"):
             await payer.promise("b")
         await cluster.advance(5)
