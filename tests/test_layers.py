@@ -145,7 +145,7 @@ MANY_ATTRIBUTES = {
     "shardbus.node.node.Node": 57,
     "shardbus.shells.cluster_thread.ClusterThread": 30,
     "shardbus.simulation.membership.options.Options": 39,
-    "shardbus.simulation.nodes.options.NodeOptions": 45,
+    "shardbus.simulation.nodes.options.NodeOptions": 46,
     "shardbus.simulation.nodes.world.NodeWorld": 32,
     "shardbus.testing.world.ClusterWorld": 35,
 }

@@ -41,6 +41,7 @@ WATCHED = {
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
     " the entity",
+    "shardbus/client/towards.py Towards._deliver": "the caller gets it, as of any tell",
     "shardbus/client/stored.py call_each": "`gather` takes the results",
     "shardbus/client/thread_bridge.py ThreadBridge.run": "the waiting thread gets its result or its"
     " error",

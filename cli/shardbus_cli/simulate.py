@@ -154,8 +154,7 @@ def simulate(
     drawn: list[Options | NodeOptions] = list(joining)
     if sharding:
         more = (nodes, seconds, strategy, load, splits or None, handoff, homes, instances, kill_at)
-        draw_one = partial(draw_node_options, deliveries=deliveries)
-        drawn = [draw_one(number, *more, failing_handlers, links) for number in numbers]
+        drawn = [draw_node_options(n, *more, failing_handlers, links, deliveries) for n in numbers]
     _report(drawn, jobs, as_json)
 
 

@@ -20,6 +20,7 @@ from shardbus.admin.pages import (
     history,
     members,
     node,
+    outboxes,
     overview,
     reminders,
     sending,
@@ -32,7 +33,7 @@ from shardbus.node.node import Node
 
 OF_CLUSTER = (health, overview, history, cluster, members)
 OF_TYPES = (shards, handlers, entities, explanation, sending, states, reminders)
-OF_EVENTS = (findings, checkup, events, dead_letters, node)
+OF_EVENTS = (findings, checkup, events, dead_letters, node, outboxes)
 PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
 

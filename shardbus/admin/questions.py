@@ -23,7 +23,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from shardbus.admin.administration import Administration
 from shardbus.errors import ShardBusError, UnknownEntityType
 from shardbus.http.page import declared_in
-from shardbus.transport.permissions import LIST_STORED
+from shardbus.transport.permissions import LIST_STORED, OUTBOX
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +65,9 @@ def refusing(
 def register(admin: Administration, *modules: ModuleType) -> None:
     """Let a node answer the questions that modules declare."""
     for declared in declared_in(Answer, *modules):
-        strangers = declared.question == LIST_STORED and admin.node.settings.security.list_states
+        strangers = declared.question == OUTBOX or (
+            declared.question == LIST_STORED and admin.node.settings.security.list_states
+        )
         admin.node.rpc.register(
             declared.question, partial(declared.answer, admin), to_clients=strangers
         )

@@ -17,10 +17,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardbus.client.contact import Contact
+from shardbus.client.outbox import ClientOutbox
 from shardbus.client.regions import CLOSED, ClientRegions
 from shardbus.client.stored import PAGE, ForEach, call_each, stored_ids
 from shardbus.client.towards import Towards
@@ -44,7 +46,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.endpoint_events import EndpointEvents
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
-from shardbus.transport.permissions import LIST_STORED, QUESTION_TYPE, client_name
+from shardbus.transport.permissions import LIST_STORED, OUTBOX, QUESTION_TYPE, client_name
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
@@ -64,6 +66,7 @@ TRACES_A_SECOND = 100
 SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a variable)
 KEY_VARIABLE = "SHARDBUS_SECURITY__KEYS"
 _LIST_STORED: Key = (QUESTION_TYPE, LIST_STORED)
+_OUTBOX: Key = (QUESTION_TYPE, OUTBOX)
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
@@ -352,6 +355,22 @@ class AsyncClient(Towards):
 
         ids = self.stored(kind, prefix=prefix, shard=shard)
         return await call_each(ids, call, rate=rate, at_once=at_once, on_error=on_error)
+
+    def outbox(self, name: str) -> ClientOutbox:
+        """Return a durable sender: `async with client.outbox("orders") as outbox: await
+        outbox.send(ref.add, 2)`. What it has taken is in the cluster's store, and is delivered by
+        this process or by the next one that opens the outbox of this name.
+
+        Raises:
+            ConfigError: the name is not valid.
+        """
+        check_id("the name of an outbox", name)
+
+        async def ask(*arguments: object) -> Any:
+            return await self._ask_contact(_OUTBOX, arguments)
+
+        owner = f"{self._endpoint.name}/{token_hex(4)}"
+        return ClientOutbox(name, owner, ask, self.router_of)
 
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.

@@ -306,11 +306,11 @@ class EntityDeliveries:
         """
         stored, alone = split_record(data) if data else (b"", b"")
         records = activation.shard.records
-        if not stored:
-            if records:
-                records.pop(activation.key, None)
-            return
-        record = records[activation.key] = DeliveryRecord.of(stored)
+        record = DeliveryRecord.of(stored)
+        if stored:
+            records[activation.key] = record
+        elif records:
+            records.pop(activation.key, None)
         if self.sends is not None:
             self.sends.loaded(activation, record, alone or None)
 

@@ -11,8 +11,8 @@ as that of remembered entities, is ahead of the state: the next home of the shar
 starts these entities, which find their deliveries in their records.
 
 The save of a quiet entity writes the state that was stored last, not the one in memory, which a
-handler may have changed and not saved. It is made only while no handler runs and no save is under
-way.
+handler may have changed and not saved. It is made between two messages, as one of the entity's own:
+if its outcome is unknown, the entity starts again, so that a late write never follows a newer one.
 
 An entity that is not on the list waits for that in its save, for at most `LISTED_WITHIN_S`.
 
@@ -32,25 +32,30 @@ from zlib import crc32
 from shardbus.config.settings import DeliverySettings, ShardingSettings
 from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.deliveries.record import DeliveryRecord, PendingDelivery
-from shardbus.entities.activation import Activation, LifeState, Shard
-from shardbus.entities.entity_type import EntityType, layers
+from shardbus.entities.activation import Activation, LifeState, Message, Shard
+from shardbus.entities.entity_type import EntityType, Invoker, layers
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
-from shardbus.entities.supervision import StateLoader
 from shardbus.error_text import text_of
-from shardbus.errors import ConfigError, ShardBusError, StoreError, StoreUnavailable
+from shardbus.errors import ConfigError, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender, Letter
 from shardbus.store.protocol import StateStore
-from shardbus.task_set import TaskSet
-from shardbus.wire.stored_state import with_record
+from shardbus.transport.drop_reports import Origin
 
 log = GuardedLog("shardbus.entity")
 
+SETTLE = "$deliveries"
+"""The name of the invoker of such a message. No handler has this name."""
 LISTED_WITHIN_S = 5.0
 LIST = "!deliveries"
 """Behind the name of a type: the name under which the store lists its entities with pending
 deliveries."""
+
+
+def _same(outgoing: Outgoing, payload: bytes) -> Outgoing:
+    """Return what a message of this module carries."""
+    return outgoing
 
 
 def delivers(cls: type) -> bool:
@@ -103,7 +108,6 @@ class EntitySends:
         delivery: DeliverySettings,
         counts: DeliveryCounts,
         loop: asyncio.AbstractEventLoop,
-        keeper: StateLoader,
         store: StateStore,
         gate: SuspensionGate,
         ref: Callable[[Any, str], Any],
@@ -112,12 +116,11 @@ class EntitySends:
         start_elsewhere: Callable[[str], Awaitable[None]],
     ) -> None:
         self._kind, self._delivery = kind, delivery
-        self._counts, self._loop, self._keeper, self._ref = counts, loop, keeper, ref
+        self._counts, self._loop, self._ref = counts, loop, ref
         self.names = (f"{node_name}/{crc32(kind.name.encode()):x}.{n}" for n in count(1))
         """Names for producers, which no other one has or had."""
         self._outgoing: dict[Activation, Outgoing] = {}
         self._listed: dict[Activation, list[asyncio.Future[None]]] = {}
-        self._tasks = TaskSet()
         self.recovery = EntityRecovery(settings, loop, activate, gate)
         name = kind.name + LIST
         self.lists = RememberedEntities(
@@ -283,32 +286,27 @@ class EntitySends:
                 continue
             if record.pending:
                 activation.used = tick
-            elif not activation.busy and not outgoing.saves and activation.shard.stopping is None:
-                outgoing.saves += 1
-                self._tasks.spawn(self._settle(activation, outgoing, record), self._loop)
+            elif not activation.busy and activation.shard.stopping is None:
+                settle = partial(self._settle, activation)
+                invoker = Invoker(SETTLE, settle, True, {}, one=partial(_same, outgoing))
+                message = Message(invoker, b"", None, Origin.OWN, 0)
+                activation.shard.host.runner.receive(activation, message, counts=False)
 
-    async def _settle(
-        self, activation: Activation, outgoing: Outgoing, record: DeliveryRecord
-    ) -> None:
-        """Store a record without pending deliveries."""
+    async def _settle(self, activation: Activation, entity: Any, outgoing: Outgoing) -> None:
+        """Store a record without pending deliveries, as the handler of a message. If the store does
+        not answer, the entity starts again with what is stored, as after any save."""
         hosted, key = activation.shard, activation.key
-        try:
-            data = with_record(record.stored(), outgoing.stored)
-            await self._keeper.save(self._kind.name, hosted.shard, key, hosted.fence, data)
-        except StoreError as error:
-            log.info("%s %r keeps its deliveries listed: %s", self._kind.name, key, error)
+        record = hosted.records.get(key)
+        if record is None or record.pending or self._outgoing.get(activation) is not outgoing:
             return
-        finally:
-            outgoing.saves -= 1
-        same = hosted.records.get(key) is record and self._outgoing.get(activation) is outgoing
-        if same and not record.pending and not outgoing.saves:
+        await hosted.host.save(entity.context, outgoing.stored)
+        if not record.pending and not outgoing.saves and hosted.records.get(key) is record:
             del self._outgoing[activation]
             outgoing.sender.abandon()
             self.lists.forget(hosted, key)
 
     def close(self) -> None:
         """Cancel everything: the node ends."""
-        self._tasks.cancel()
         self.lists.stop()
         self.recovery.stop()
         self.relocation.stop()

@@ -65,7 +65,7 @@ from shardbus.sharding.instances import split_row
 from shardbus.store.protocol import StateStore, reminder_store
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
-from shardbus.wire.stored_state import compressed
+from shardbus.wire.stored_state import compressed, is_compressed
 
 log = GuardedLog("shardbus.entity")
 
@@ -169,7 +169,6 @@ class Host:
             delivery,
             counts,
             self.loop,
-            self._keeper,
             store,
             self.gate,
             self.ref,
@@ -675,7 +674,7 @@ class Host:
     def _checked(self, entity_id: str, data: bytes) -> bytes:
         """Return the form in which a state is stored. Raises StateTooLarge."""
         settings = self.settings
-        if self._compresses:
+        if self._compresses and not is_compressed(data):
             data = compressed(data)
         if len(data) > settings.state_limit:
             raise StateTooLarge(self.name, entity_id, len(data), settings.state_limit)

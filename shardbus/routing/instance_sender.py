@@ -93,7 +93,7 @@ class InstanceSender:
         """Raise ConfigError: a delivery is for one entity, and has one record."""
         raise ConfigError(
             f"{self.interface.name!r} has instances, which take no deliveries",
-            hint="tell it, or deliver to a type without instances",
+            hint="use tell, or deliver to a type without instances",
         )
 
     def by(self, choice: Choice) -> InstanceSender:

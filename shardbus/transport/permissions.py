@@ -209,8 +209,13 @@ QUESTION_TYPE = "$node"
 LIST_STORED = "stored"
 """The question for a page of stored ids. Its first argument is an entity type, which the asker must
 be allowed to use."""
+OUTBOX = "outbox"
+"""The question by which a client uses an outbox in the store. Its first argument is `OUTBOX_TYPE`,
+which the asker must be allowed to use."""
+OUTBOX_TYPE = "$outbox"
+"""The kind of the journals of outboxes; no entity type has this name."""
 QUESTIONS: Mapping[Role, frozenset[str] | None] = {
-    Role.CLIENT: frozenset({LIST_STORED}),
+    Role.CLIENT: frozenset({LIST_STORED, OUTBOX}),
     Role.NEWCOMER: frozenset(),
     Role.NODE: None,
 }

@@ -98,3 +98,35 @@ async def test_a_move_repeats_no_delivery_to_an_entity_without_state(
             await till.take.deliver(120)
             taken = await till.report()
             assert taken == list(range(taken[0], 121))
+
+
+async def test_an_outbox_delivers_once_what_it_took_although_its_process_died(
+    lab: Processes, redis_url: str
+) -> None:
+    lab.store = redis_url
+    await lab.cluster(3, app=APP)
+    async with lab.client() as first, lab.client() as second:
+        old = await first.outbox("deposits").__aenter__()
+        refs = [first.ref(Account, f"account-{n}") for n in range(ACCOUNTS)]
+        for number in range(1, 61):
+            await old.send(refs[number % ACCOUNTS].deposit, number, "account-0")
+            if number == 30:
+                lab.live[0].kill()
+                await lab.start(app=APP)
+        old._tasks.cancel()  # as if its process had died: nothing is renewed, trimmed or sent
+        old._sender.abandon()
+        refs = [second.ref(Account, f"account-{n}") for n in range(ACCOUNTS)]
+        async with second.outbox("deposits") as new:
+            for number in range(61, 121):
+                await new.send(refs[number % ACCOUNTS].deposit, number, "account-0")
+        assert new.unconfirmed == 0
+        assert not new.failed
+
+        async def settled() -> bool:
+            return (await refs[0].balance()).got >= 120
+
+        await until(settled, "every payment")
+        rows = [await ref.balance() for ref in refs]
+        for n, row in enumerate(rows):
+            assert row.deposits == [one for one in range(1, 121) if one % ACCOUNTS == n]
+        assert sum(row.cents for row in rows) == 100 * 120

@@ -199,15 +199,13 @@ def draw_node_options(
     kill_at: str = "",
     failing_handlers: float = 0.0,
     links: str = "fair",
-    *,
     deliveries: bool = False,
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
     there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs, the
     way of homes, the number of instances, the part of handlers that fail, and deliveries change no
-    other option;
-    with a direct mode, shards move more often. With kills at phases, most runs have no other fault
-    that ends, separates or stops nodes."""
+    other option; with a direct mode, shards move more often. With kills at phases, most runs have
+    no other fault that ends, separates or stops nodes."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -243,8 +241,8 @@ def draw_node_options(
         thin = _split(thin, dice)
     if handoff != "buffer":
         thin = _moving(thin, handoff)
-    thin = replace(thin, homes=homes, instances=instances, failing_handlers=failing_handlers)
-    thin = replace(thin, deliveries=deliveries)
+    thin = replace(thin, homes=homes, instances=instances, deliveries=deliveries)
+    thin = replace(thin, failing_handlers=failing_handlers)
     if kill_at:
         thin = _killing(thin, kill_at, at_least=KILLS_NODES if nodes is None else 1)
     if links == "unfair":

@@ -1,0 +1,327 @@
+"""A durable sender: what an outbox has taken is delivered, although this process ends.
+
+    send ──> appended to the journal of the outbox in the store, by a node ──> `send` returns
+                                                │
+                                                └──> delivered, under the number of its entry
+    confirmed, up to some entry ──> trimmed, every `TRIM_S`
+
+The journal is the truth: an outbox that opens sends every entry that is there, under the numbers
+that they had, so the receivers recognise what they have handled.
+
+One process has an outbox open at a time. It holds a lease, whose counter is the fence of the
+journal and the era of its deliveries: what a former opener appends is refused, and what it delivers
+late, too. An outbox whose lease is lost takes nothing any more.
+
+The appends of all that is sent meanwhile go together. One without an answer is asked again, of any
+node, under the same operation id.
+
+Bounds: `WAITING_MAX` messages wait to be appended; then `send` waits. Deliveries have the windows
+of `deliveries.producer`.
+
+Source: docs/how-to/deliver.md; B.106.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from shardbus.config.settings import DeliverySettings
+from shardbus.deliveries.producer import DeliveryEnd
+from shardbus.error_text import text_of
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    ConfigError,
+    DeliveryFailed,
+    EntityFailed,
+    LocalProtocolError,
+    NodeLost,
+    Refused,
+    RequestError,
+    ShardBusError,
+    StoreUnavailable,
+)
+from shardbus.guarded_log import GuardedLog
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender, Letter
+from shardbus.routing.refs import Call
+from shardbus.routing.router import LoopSender
+from shardbus.task_set import TaskSet
+from shardbus.transport.permissions import OUTBOX_TYPE
+
+log = GuardedLog("shardbus.client")
+
+TTL_S = 5.0
+"""Seconds for which a lease is granted."""
+RENEW_S = 1.5
+TRIM_S = 0.1
+AGAIN_S = 0.2
+"""Between two attempts at a step that has no answer."""
+STEP_S = 30.0
+"""Seconds for which a step is tried; longer than a node's death takes to be seen."""
+WAITING_MAX = 1000
+"""Messages that wait to be appended, and messages of one append."""
+APPEND_BYTES = 2**20
+"""Bytes after which an append takes no more messages."""
+CLOSE_S = 30.0
+"""Seconds for which an outbox that closes waits for confirmations."""
+
+AskNode = Callable[..., Awaitable[Any]]
+"""Asks a node for a step of an outbox."""
+
+_Entry = tuple[str, str, str, bytes]
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Entry).decode
+
+
+class ClientOutbox:
+    """An outbox of a client: `async with client.outbox("orders") as outbox: await
+    outbox.send(ref.add, 2)`. `sender_of` returns what sends to a type, once the cluster has
+    described it."""
+
+    def __init__(
+        self, name: str, owner: str, ask: AskNode, sender_of: Callable[[str], Awaitable[LoopSender]]
+    ) -> None:
+        self.name, self._owner, self._ask, self._sender_of = name, owner, ask, sender_of
+        self.counts = DeliveryCounts()
+        self.failed: Counter[str] = Counter()
+        """Deliveries that were given up, by reason."""
+        self._fence = self._last = self._trimmed = 0
+        self._waiting: deque[tuple[bytes, _Entry, asyncio.Future[None]]] = deque()
+        self._pending: dict[int, None] = {}
+        """Numbers of entries that are not confirmed, in order."""
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._sender: DeliverySender
+        self._tasks = TaskSet()
+        self._lost = ""
+        """Why it takes nothing any more."""
+
+    async def __aenter__(self) -> ClientOutbox:
+        if self._fence:
+            raise LocalProtocolError("an outbox is opened once", hint="make another one")
+        await self._open()
+        for work in (self._append, self._renew, self._trim):
+            self._tasks.spawn(work())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def send(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Take a message, as in `send(ref.add, 2)`. Returns once the store has it: then it is
+        delivered, by this process or by the next one that opens the outbox.
+
+        Raises:
+            ConfigError: the call is no handler of a reference. SchemaError: the arguments cannot be
+                sent. DeliveryFailed: the outbox is closed, or open elsewhere; the message may have
+                been taken if it was sent before. StoreUnavailable, RequestError: no node, or no
+                store, has answered in time; it may have been taken.
+        """
+        if not isinstance(call, Call):
+            raise ConfigError(f"send takes a handler of a reference, not {type(call).__name__}")
+        (entity_type, entity_id), method, payload = call.as_delivery(args, kwargs)
+        while len(self._waiting) >= WAITING_MAX and not self._lost:
+            self._room.clear()
+            await self._room.wait()
+        self._check()
+        entry = (entity_type, entity_id, method, payload)
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((_encode(entry), entry, taken))
+        self._work.set()
+        await taken
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages that the outbox has taken, and that are not confirmed."""
+        return len(self._pending)
+
+    async def close(self) -> None:
+        """Wait, for up to 30 s, until everything is confirmed, and close. What is left is delivered
+        by the next process that opens the outbox."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                while (self._waiting or self._pending) and not self._lost:
+                    await asyncio.sleep(TRIM_S)
+        lost, self._lost = self._lost, self._lost or "closed"
+        self._tasks.cancel()
+        self._sender.abandon()
+        self._refuse_waiting()
+        if not lost:
+            with contextlib.suppress(ShardBusError):
+                await self._step("trim", number=self._confirmed, within=AGAIN_S)
+                await self._step("close", within=AGAIN_S)
+
+    # ---- steps
+
+    async def _step(
+        self,
+        step: str,
+        *,
+        number: int = 0,
+        entries: tuple[bytes, ...] = (),
+        op_id: int = 0,
+        within: float = STEP_S,
+    ) -> Any:
+        """Ask a node for a step, again while none answers.
+
+        Raises:
+            DeliveryFailed: the outbox is open elsewhere. Refused: the cluster refuses it. Others:
+                no answer in time.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + within
+        arguments = (OUTBOX_TYPE, step, self.name, self._owner, number, self._fence)
+        while True:
+            error: ShardBusError
+            try:
+                answer = await self._ask(*arguments, list(entries), op_id, TTL_S)
+            except (NodeLost, AskTimeout, BufferFull, EntityFailed) as raised:
+                error = raised
+            else:
+                if not isinstance(answer, dict) or "refused" not in answer:
+                    return answer
+                kind, text, hint = answer["refused"]
+                if kind in ("StaleFence", "JournalConflict"):
+                    raise self._stale(text)
+                if kind != "StoreUnavailable":
+                    raise Refused(text, hint=hint)
+                error = StoreUnavailable(text, hint=hint)
+            if loop.time() + AGAIN_S >= until:
+                raise error
+            await asyncio.sleep(AGAIN_S)
+
+    def _stale(self, why: str) -> DeliveryFailed:
+        """Take nothing any more: another process has the outbox."""
+        self._lost = self._lost or "stale"
+        return DeliveryFailed(
+            f"the outbox {self.name!r} is open elsewhere", reason="stale", why=why
+        )
+
+    def _check(self) -> None:
+        if self._lost:
+            text = f"the outbox {self.name!r} takes nothing any more"
+            raise DeliveryFailed(text, reason=self._lost, definite=True)
+
+    async def _open(self) -> None:
+        """Take the lease, once no other process has it, and deliver what is in the journal."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + STEP_S
+        while (counter := await self._step("open")) is None:
+            if loop.time() >= until:
+                hint = "close it there; the lease of a process that died ends within 5 s"
+                raise Refused(f"the outbox {self.name!r} is open in another process", hint=hint)
+            await asyncio.sleep(AGAIN_S)
+        self._fence, after = counter, 0
+        settings = DeliverySettings()
+        name = f"outbox {self.name}"
+        self._sender = DeliverySender(name, settings, self.counts, loop, era=counter)
+        while True:
+            first, entries, last = await self._step("read", number=after)
+            for number, entry in enumerate(entries, first):
+                await self._deliver(number, _decode(entry))
+            after = self._last = max(last if not entries else first + len(entries) - 1, 0)
+            if after >= last:
+                return
+
+    # ---- work
+
+    async def _deliver(self, number: int, entry: _Entry) -> None:
+        """Deliver an entry under its number."""
+        entity_type, entity_id, method, payload = entry
+        self._pending[number] = None
+        while self._sender.producer.is_full:
+            await asyncio.sleep(TRIM_S)
+        try:
+            sender = await self._sender_of(entity_type)
+            letter = Letter(sender, entity_id, method, payload, partial(self._on_end, number))
+            self._sender.offer(letter, (entity_type, entity_id), seq=number)
+        except ShardBusError as error:
+            self._on_end(number, DeliveryEnd.REFUSED, error)
+
+    def _on_end(self, number: int, end: DeliveryEnd, error: BaseException | None) -> None:
+        if end is DeliveryEnd.STALE:
+            self._stale("")
+            return
+        self._pending.pop(number, None)
+        if end is not DeliveryEnd.CONFIRMED:
+            self.failed[end.value] += 1
+            why = "" if error is None else text_of(error)
+            log.error("outbox %r: a delivery is given up, %s: %s", self.name, end.value, why)
+
+    @property
+    def _confirmed(self) -> int:
+        """The number up to which every entry has ended."""
+        return next(iter(self._pending), self._last + 1) - 1
+
+    async def _append(self) -> None:
+        """Append what waits, one append after the other."""
+        while True:
+            self._work.clear()
+            if not self._waiting:
+                await self._work.wait()
+            rows: list[tuple[bytes, _Entry, asyncio.Future[None]]] = []
+            size = 0
+            while self._waiting and len(rows) < WAITING_MAX and size < APPEND_BYTES:
+                rows.append(self._waiting.popleft())
+                size += len(rows[-1][0])
+            self._room.set()
+            try:
+                await self._append_rows(rows)
+            except (ShardBusError, RequestError) as error:
+                self._lost = self._lost or "unknown"
+                for _, _, taken in rows:
+                    if not taken.done():
+                        taken.set_exception(error)
+                self._refuse_waiting()
+                return
+
+    async def _append_rows(self, rows: list[tuple[bytes, _Entry, asyncio.Future[None]]]) -> None:
+        op_id = secrets.randbits(62) + 1
+        entries = tuple(encoded for encoded, _, _ in rows)
+        after = self._last
+        self._last = await self._step("append", number=after, entries=entries, op_id=op_id)
+        for number, (_, entry, taken) in enumerate(rows, after + 1):
+            if not taken.done():
+                taken.set_result(None)
+            await self._deliver(number, entry)
+
+    def _refuse_waiting(self) -> None:
+        self._room.set()
+        while self._waiting:
+            taken = self._waiting.popleft()[2]
+            if not taken.done():
+                text = f"the outbox {self.name!r} takes nothing any more"
+                taken.set_exception(DeliveryFailed(text, reason=self._lost, definite=True))
+
+    async def _renew(self) -> None:
+        """Keep the lease. One that cannot be renewed in time may be taken by another process, whose
+        fence then refuses this one."""
+        while not self._lost:
+            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(ShardBusError):
+                if await self._step("renew", within=TTL_S) is False:
+                    self._fence = await self._step("open", within=TTL_S) or self._fence
+
+    async def _trim(self) -> None:
+        """Remove confirmed entries from the journal."""
+        while not self._lost:
+            await asyncio.sleep(TRIM_S)
+            confirmed = self._confirmed
+            if confirmed > self._trimmed:
+                with contextlib.suppress(ShardBusError):
+                    await self._step("trim", number=confirmed)
+                    self._trimmed = confirmed

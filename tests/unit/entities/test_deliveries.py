@@ -1,0 +1,200 @@
+"""Deliveries at entities, in whole nodes in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from shardbus import BufferFull, ConfigError, DeliveryFailed, Entity, Rejection, ShardBus, handler
+from shardbus.entities.entity_sends import LIST, delivers
+from shardbus.errors import SchemaError
+from shardbus.testing import TestCluster
+
+bus = ShardBus("deliveries")
+runs: dict[str, int] = {}
+
+
+@dataclass
+class Broke(Rejection):
+    left: int
+
+
+@dataclass
+class Balance:
+    cents: int = 0
+    got: list[int] = field(default_factory=list)
+
+
+@bus.entity(name="account", shards=6)
+class Account(Entity):
+    state: Balance
+
+    @handler
+    async def credit(self, cents: int) -> int:
+        self.state.cents += cents
+        self.state.got.append(cents)
+        await self.save()
+        return self.state.cents
+
+    @handler
+    def earn(self, cents: int) -> int:
+        self.state.cents += cents
+        return self.state.cents
+
+    @handler
+    async def pay(self, payee: str, cents: int) -> None:
+        self.state.cents -= cents
+        self.deliver(self.context.ref(Account, payee).credit, cents)
+        await self.save()
+
+    @handler
+    async def promise(self, payee: str) -> None:
+        self.deliver(self.context.ref(Account, payee).credit, 1)
+        raise ValueError("before the save")
+
+    @handler
+    async def late(self, cents: int) -> None:
+        self.state.cents += cents
+        await self.save()
+        raise ValueError("after the save")
+
+    @handler
+    def refuse(self) -> None:
+        runs["refuse"] = runs.get("refuse", 0) + 1
+        raise Broke(self.state.cents)
+
+    @handler
+    def fail(self) -> None:
+        raise ValueError("always")
+
+    @handler
+    def balance(self) -> Balance:
+        return self.state
+
+    async def receive(self, message: object) -> None:
+        self.state.got.append(-1)
+
+
+@bus.entity(name="till", shards=6)
+class Till(Entity):
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    @handler
+    def take(self, number: int) -> None:
+        self.taken.append(number)
+
+    @handler
+    def report(self) -> list[int]:
+        return self.taken
+
+
+async def test_a_delivery_takes_effect_and_is_stored_before_it_is_confirmed() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        account = cluster.client().ref(Account, "a")
+        await account.credit.deliver(5)
+        await account.earn.deliver(7)
+        for _ in range(1):
+            await cluster.kill(cluster.where(Account, "a") or cluster.nodes[0])
+        await cluster.settle()
+        assert (await account.balance()).cents == 12
+
+
+async def test_the_client_tells_with_an_acknowledgement() -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        client = cluster.client()
+        await client.tell("account", "a", "credit", 5, ack=True)
+        await client.tell(Account, "a", {"any": "message"}, ack=True)
+        assert (await client.ref(Account, "a").balance()).got == [5, -1]
+
+
+async def test_windows_are_kept_and_order_with_them() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        till = cluster.client().ref(Till, "t")
+        await asyncio.gather(*(till.take.deliver(n) for n in range(120)))
+        assert await till.report() == list(range(120))
+        under_way = [till.take.deliver_nowait(n) for n in range(50)]
+        with pytest.raises(BufferFull, match="window"):
+            till.take.deliver_nowait(50)
+        await asyncio.gather(*under_way)
+
+
+async def test_errors_of_handlers() -> None:
+    async with TestCluster(bus, nodes=1) as cluster:
+        account = cluster.client().ref(Account, "a")
+        with pytest.raises(Broke) as refused:
+            await account.refuse.deliver()
+        assert refused.value.left == 0
+        await account.late.deliver(3)
+        assert (await account.balance()).cents == 3
+        call: Any = account.credit
+        with pytest.raises(SchemaError):
+            await call.deliver("three")
+        poison, behind = account.fail.deliver(), account.credit.deliver(4)
+        with pytest.raises(DeliveryFailed) as failed:
+            await poison
+        assert (failed.value.reason, failed.value.definite) == ("poison", True)
+        await behind
+        assert (await account.balance()).cents == 7
+
+
+async def test_an_ask_with_a_key_runs_once() -> None:
+    runs.clear()
+    async with TestCluster(bus, nodes=2) as cluster:
+        client = cluster.client()
+        account = client.ref(Account, "a")
+        assert [await account.credit.ask(5, key="one") for _ in range(2)] == [5, 5]
+        assert await account.credit.ask(5, key="two") == 10
+        await cluster.kill(cluster.where(Account, "a") or cluster.nodes[0])
+        await cluster.settle()
+        assert await account.credit.ask(5, key="one") == 5
+        for _ in range(2):
+            with pytest.raises(Broke) as refused:
+                await account.refuse.ask(key="three")
+            assert refused.value.left == 10
+        assert runs == {"refuse": 1}
+        call: Any = account.credit
+        with pytest.raises(ConfigError, match="a key is a text"):
+            call.ask(5, key="")
+
+
+async def test_an_entity_delivers_what_its_save_has_stored() -> None:
+    async with TestCluster(bus, nodes=3) as cluster:
+        client = cluster.client()
+        payer, payee = client.ref(Account, "a"), client.ref(Account, "b")
+        for _ in range(10):
+            await payer.pay("b", 3)
+        await cluster.advance(5)
+        assert (await payee.balance()).got == [3] * 10
+        with pytest.raises(Exception, match="before the save"):
+            await payer.promise("b")
+        await cluster.advance(5)
+        assert (await payee.balance()).got == [3] * 10
+        assert (await payer.balance()).cents == -30
+
+
+async def test_the_next_home_delivers_without_a_message_for_the_payer() -> None:
+    async with TestCluster(bus, nodes=2) as cluster:
+        payer = cluster.client().ref(Account, "a")
+        await payer.balance()
+        home = cluster.where(Account, "a")
+        assert home is not None
+        pays = payer.pay.tell("b", 3)
+        await pays
+        listed = lambda: any(  # noqa: E731
+            name == "account" + LIST and row.entity_ids
+            for (name, _), row in cluster.world.store.data.remembered.items()
+        )
+        while not listed():
+            await cluster.advance(0.001)
+        await cluster.kill(home)
+        await cluster.advance(40)
+        assert not listed()
+
+
+def test_classes_that_deliver_are_known() -> None:
+    assert delivers(Account)
+    assert not delivers(Till)
