@@ -73,7 +73,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.tasks.eager import EagerTask
+from shardbus.tasks.eager import EagerTask, references
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
@@ -235,6 +235,21 @@ class EntityRunner:
         elif self.run(activation, message):
             self.settle_if_needed(activation)
 
+    def receive_directly(self, activation: Activation, message: Message) -> None:
+        """Handle an ask inside the await of its caller, or queue it. The gate is open. What the
+        caller's own message has asked in its first step is kept apart."""
+        activation.used = self.tick
+        if activation.busy:
+            self.queue(activation, message)
+            return
+        handlers = self.running_handlers
+        first = handlers.exchange_first(None)
+        try:
+            if self.run(activation, message):
+                self.settle_if_needed(activation)
+        finally:
+            handlers.exchange_first(first)
+
     def queue(self, activation: Activation, message: Message) -> None:
         """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the
         entity itself waits for, which would wait for ever."""
@@ -358,9 +373,11 @@ class EntityRunner:
         eager, coroutine = self.eager, work
         entered = eager.enter()
         try:
-            eager.task.context = context = eager.base.copy()
+            task = eager.task
+            task.context = context = eager.base.copy()
             error: BaseException | None = None
-            eager.task.coroutine = value = None
+            task.coroutine = value = None
+            before = references(eager.task)
             try:
                 if work is None:
                     value = context.run(invoked, invoker, activation.entity, payload)
@@ -380,18 +397,20 @@ class EntityRunner:
                     error = e
             except BaseException as e:
                 error = e
-            error = eager.replace(value, error)
+            if error is not None or eager.has_traces(before, context):
+                error = eager.replace(value, error)
             if error is not None:
                 return self.raised(
                     activation, invoker, payload, error, session, corr, message.begun
                 )
+            if session is not None and (invoker.returns_values or not is_unfinished(value)):
+                context.run(answer, activation, invoker, value, session, corr)
+                return True
         finally:
             eager.leave(entered)
             self.activation, self.run_header = outer
         if not invoker.returns_values and is_unfinished(value):
             return self.run(activation, message, finish(value))
-        if session is not None:
-            answer(activation, invoker, value, session, corr)
         return True
 
     def raised(

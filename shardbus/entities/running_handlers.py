@@ -34,6 +34,10 @@ RunHeader = tuple[
 ids (or the one of all), and the iterator that takes the payloads: it shows which message is being
 handled, so that nothing has to be noted for each."""
 
+FirstChain = tuple[Activation, RunHeader, int, CallChain]
+"""The call chain of a message that has asked in its first step: its entity, its run and its place
+there."""
+
 NONE_LEFT: Iterator[bytes] = iter(())
 """The iterator of a run whose last message is being handled."""
 
@@ -84,7 +88,7 @@ class RunningHandlers:
         self._type, self._loop, self._current = entity_type, loop, current
         self.tasks: dict[int, EagerTask] = {}
         """By `id`; the longest waiting comes first."""
-        self._first: tuple[Activation, RunHeader, int, CallChain] | None = None
+        self._first: FirstChain | None = None
         """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
 
@@ -191,7 +195,18 @@ class RunningHandlers:
             activation = self._current.activation
         return None if activation is None else (self._type, activation)
 
+    def in_first_step(self, eager: EagerTask) -> Activation | None:
+        """Return the entity whose message an eager task has begun, in its first step. Any other
+        whose code runs under a task of this owner is busy."""
+        return self._current.activation if eager.activation is None else None
+
     # ---- call chains
+
+    def exchange_first(self, first: FirstChain | None) -> FirstChain | None:
+        """Set the call chain of the message being handled, and return the one before. A message
+        that is handled inside the first step of another one has its own."""
+        before, self._first = self._first, first
+        return before
 
     def call_chain_now(self) -> CallChain | None:
         """Return the run of a handler that waits for the code that calls this, if there is one."""

@@ -174,6 +174,18 @@ class Asks:
                     error = SchemaError(f"the answer does not fit: {text_of(e)}")
                     set_error(waiter, _as_begun(error, begun=True))
 
+    @staticmethod
+    def settle(waiter: Any, decode: Decode, payload: bytes) -> None:
+        """Give an answer to the future of a caller that was taken out."""
+        if waiter.done():
+            return
+        try:
+            waiter.set_result(decode(payload))
+        except BaseException as e:
+            raise_interrupt(e)
+            error = SchemaError(f"the answer does not fit: {text_of(e)}")
+            set_error(waiter, _as_begun(error, begun=True))
+
     def on_fail(self, fail: Fail) -> None:
         """An ask failed on the other side."""
         entry = self.entries.pop(fail.corr, None)

@@ -47,6 +47,11 @@ class Loopback:
         """True if the inbox hands out what it gets, and the open batch weighs little."""
         return weight < WINDOW_BYTES and not self._inbox.holding
 
+    @property
+    def is_clear(self) -> bool:
+        """True if the inbox holds nothing, and withholds nothing for any entity."""
+        return not self._inbox.holding and not self._inbox.any_full
+
     def free(self) -> None:
         """Wake senders, unless the inbox holds what it gets."""
         if not self._inbox.holding:

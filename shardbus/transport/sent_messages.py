@@ -20,7 +20,7 @@ Source: docs/reference/metrics.md; B.150.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -55,6 +55,23 @@ class SentMessages:
         if histogram is None:
             histogram = self.durations[entity_type] = Histogram()
         histogram.observe(max(0.0, seconds), weight)
+
+
+    def asked_alone(
+        self, entity_type: str, answer: asyncio.Future[Any], clock: Callable[[], float]
+    ) -> None:
+        """Count an ask that leaves in no batch, and time it if it is a sample. `clock` is the
+        loop's."""
+        self.counts[entity_type] = self.counts.get(entity_type, 0) + 1
+        self.asks += 1
+        if self.asks >= self.marks.mark:
+            began = clock()
+            weight = self.marks.take(self.asks, began)
+
+            def done(_: object) -> None:
+                self.ended(entity_type, clock() - began, weight)
+
+            answer.add_done_callback(done)
 
 
 class BatchDeparture:

@@ -1,0 +1,175 @@
+"""The direct way of asks from this node to entities of one type on it.
+
+`transport.direct_ask` has an ask at hand that its caller now awaits. Here it is decided whether the
+entity handles it there and then (`goes_directly`), and if so, done. Whatever is in question takes
+the batch, as every message does that comes from elsewhere:
+
+    condition                       otherwise
+    the loopback is clear           what was sent before arrives first
+    the turn has room               the loop must go on, and the stack must end
+    the node is confirmed           the message waits at the gate
+    the type uses no leases         they are checked as a run arrives
+    a handler takes the method      what no handler takes is refused where runs arrive
+    time is left                    it has expired
+    the stack is known              a task that began inside a handler's step awaits it
+    the entity is active            its shard moves, its entity starts, or it lives elsewhere
+    the entity can take it          its first step is on the stack, or it is about to go on
+
+An active entity is in memory, in a shard that admits every message. An idle one handles the message
+at once, in a context and under a task of its own, as it would from a run. One whose handler waits
+has it in its mailbox. An entity whose first step is on the stack below is neither: what is for it
+comes by the batch, when that step has ended. To know these, the caller counts as busy while its ask
+is handled here. So an entity still handles one message at a time, and a cycle of asks is found in
+the same place as ever: where a message meets an entity that waits.
+
+The message counts as sent, as accepted and as begun, and is sampled, like any other.
+
+Source: docs/architecture.md; S2.47-S2.49; B.108, B.122.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardbus.entities.activation import Activation, Message
+from shardbus.entities.entity_type import Invoker
+from shardbus.entities.gate import SuspensionGate
+from shardbus.entities.runner import EntityRunner
+from shardbus.guarded_log import GuardedLog
+from shardbus.shells.load_sampling import LoadSampling
+from shardbus.tasks.eager import EagerTask
+from shardbus.tasks.internals import current_task
+from shardbus.tasks.interrupts import raise_interrupt
+from shardbus.transport.direct_ask import DEPTH_MAX, TURN_S, DirectAsk, LocalOutbox
+from shardbus.transport.sent_messages import SentMessages
+from shardbus.transport.session import Session
+
+log = GuardedLog("shardbus.sharding")
+
+
+def goes_directly(
+    *,
+    clear: bool,
+    room: bool,
+    confirmed: bool,
+    leases: bool,
+    handler: bool,
+    time_left: bool,
+    stack_known: bool,
+    active: bool,
+    busy: bool,
+    waits: bool,
+) -> bool:
+    """Decide whether an ask that its caller awaits is handed to its entity there and then. `busy`
+    and `waits` are of an active entity: it handles a message, and this handler waits."""
+    if not (clear and room and confirmed and handler and time_left and stack_known) or leases:
+        return False
+    return active and (waits or not busy)
+
+
+class DirectAsks:
+    """The direct way of one entity type."""
+
+    __slots__ = (
+        "_counts", "_find", "_gate", "_gate_clock", "_invokers", "_leases", "_loop",
+        "_name", "_outbox", "_sampling", "_sent", "_session", "runner",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        outbox: LocalOutbox,
+        runner: EntityRunner,
+        find: Callable[[str], Activation | None],
+        invokers: Mapping[str, Invoker],
+        sampling: LoadSampling,
+        sent: SentMessages,
+        *,
+        leases: bool,
+    ) -> None:
+        self._name, self._session, self._outbox, self.runner = name, session, outbox, runner
+        self._find, self._invokers, self._sampling = find, invokers, sampling
+        self._sent, self._leases = sent, leases
+        self._counts, self._loop = runner.counts, runner.loop
+        self._gate: SuspensionGate = runner.gate
+        self._gate_clock = self._gate.clock
+        outbox.ways[name] = self
+
+    def take(self, ask: DirectAsk) -> bool:
+        """Handle the ask at hand now. Returns False, with no effect, if it goes by the batch."""
+        outbox, gate = self._outbox, self._gate
+        task: Any = current_task(self._loop)
+        caller, stack_known = None, True
+        if task.__class__ is EagerTask:
+            caller = task.runner.owner.in_first_step(task)
+            if caller is not None and caller.busy:
+                caller = None
+        else:
+            stack_known = not any(way.runner.eager.depth for way in outbox.ways.values())
+        if caller is not None:
+            caller.busy = True
+        try:
+            now = self._gate_clock()
+            if not outbox.turn_ends:
+                outbox.turn_ends = now + TURN_S
+            activation = self._find(ask.entity_id)
+            invoker = self._invokers.get(ask.key[1])
+            if (
+                activation is None
+                or invoker is None
+                or not goes_directly(
+                    clear=outbox.is_clear,
+                    room=outbox.turn_left > 0
+                    and now <= outbox.turn_ends
+                    and outbox.depth < DEPTH_MAX,
+                    confirmed=not gate.closed and now < gate.valid_until,
+                    leases=self._leases,
+                    handler=True,
+                    time_left=ask.timeout_ms > 0,
+                    stack_known=stack_known,
+                    active=True,
+                    busy=activation.busy,
+                    waits=activation.task is not None,
+                )
+            ):
+                return False
+            self._hand_over(ask, activation, invoker)
+        finally:
+            if caller is not None and caller.task is None:
+                caller.busy = False
+        return True
+
+    def _hand_over(self, ask: DirectAsk, activation: Activation, invoker: Invoker) -> None:
+        """Count the ask, and give it to its entity."""
+        outbox, counts, asks = self._outbox, self._counts, self._outbox.asks
+        outbox.at_hand = None
+        outbox.turn_left -= 1
+        self._sent.asked_alone(self._name, ask, self._loop.time)
+        counts.accepted += 1
+        if counts.accepted >= self._sampling.marks.mark:
+            _, timed = self._sampling.sample(counts.accepted, (ask.entity_id,), invoker)
+            invoker = timed or invoker
+        corr = asks.corr = asks.corr + 1
+        deadline = asks.deadline(ask.timeout_ms)
+        asks.entries[corr] = (ask, ask.decode, deadline)
+        message = Message(invoker, ask.payload, self._session, corr, deadline, ask.chain)
+        outbox.depth += 1
+        try:
+            self.runner.receive_directly(activation, message)
+        except BaseException as e:
+            try:
+                raise_interrupt(e)
+            except BaseException:
+                self._loop.call_soon(_raise, e)
+            else:
+                log.exception("failed on an ask of %s", self._name)
+        finally:
+            outbox.depth -= 1
+
+
+def _raise(error: BaseException) -> None:
+    """Raise an interrupt in a callback of the loop, and not in the await of an ask."""
+    raise error

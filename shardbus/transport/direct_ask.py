@@ -1,0 +1,232 @@
+"""Asks that stay on their node: handled where their caller awaits them.
+
+An ask to an entity of the same node needs no batch. Its caller waits for the answer, and where it
+awaits that, the entity's handler may run at once, as a coroutine that it had called. So the last
+ask stays at hand, in front of the open batch:
+
+    ask ──> at hand ──its caller awaits it──> handled there (`DirectWay`)
+               └── anything else is sent, the turn of the loop ends, or `DirectWay` declines
+                                   └──> open batch ──> the loopback, as every message
+
+- **Never inside a sender's call.** Between its awaits no code of the caller is interrupted. An
+  await may always let others run.
+- **Order.** An ask is at hand only while the open batch is empty, and enters it before anything
+  else. So it is younger than all that this process has sent to itself, and older than all that
+  follows.
+- **The loop goes on.** The await of an answer that is there does not let the loop run. So one turn
+  of the loop has `DIRECT_MAX` direct asks, in `TURN_S` after the first of them, nested no deeper
+  than `DEPTH_MAX`; the next one waits for the next turn.
+
+Answers to the futures of this process take no batch either, whichever way the ask came, unless
+reading them runs code of the application's: that runs in a callback of the loop, outside of any
+entity. Errors go by the batch.
+
+Which asks are direct is decided in `shells.direct_asks`.
+
+Source: docs/architecture.md; B.108.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from types import BuiltinMethodType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from shardbus.errors import EntityFailed, RequestError
+from shardbus.tasks.answers import ANSWERS, WatchedAnswer, is_watched
+from shardbus.transport.asks import Asks, Key
+from shardbus.transport.loopback import Loopback
+from shardbus.transport.outbox import SessionOutbox
+from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.sent_messages import BatchDeparture
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain, Run
+from shardbus.wire.schema import Decode, decode_any, decode_value
+
+DIRECT_MAX = 256
+"""Direct asks in one turn of the loop."""
+TURN_S = 0.001
+"""Seconds after the first direct ask of a turn in which more may follow."""
+DEPTH_MAX = 12
+"""Direct asks that are handled inside one another."""
+
+
+class DirectAsk(asyncio.Future[Any]):
+    """The answer of an ask to this process, and the ask itself until its caller awaits it."""
+
+    __slots__ = ("chain", "decode", "entity_id", "key", "outbox", "payload", "timeout_ms")
+    outbox: LocalOutbox
+    key: Key
+    entity_id: str
+    payload: bytes
+    timeout_ms: int
+    decode: Decode | None
+    chain: Chain
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        outbox = self.outbox
+        if outbox.at_hand is self:
+            outbox.awaited(self)
+        return super().__await__()
+
+    __iter__ = __await__
+
+
+class WatchedDirectAsk(WatchedAnswer, DirectAsk):
+    """The same, with the line that asked."""
+
+
+class DirectWay(Protocol):
+    """Hands the asks of one entity type to their entities."""
+
+    def take(self, ask: DirectAsk, /) -> bool:
+        """Handle an ask in the await of its caller. Returns False, with no effect, if it goes by
+        the batch."""
+        ...
+
+
+class LocalOutbox(SessionOutbox):
+    """What a process sends to itself."""
+
+    __slots__ = ("_loopback", "at_hand", "depth", "turn_ends", "turn_left", "ways")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        asks: Asks,
+        loopback: Loopback,
+        send_buffer_limit: SendBufferLimit,
+        departure: BatchDeparture,
+    ) -> None:
+        super().__init__(loop, asks, loopback, send_buffer_limit, departure)
+        self._loopback = loopback
+        self.ways: dict[str, DirectWay] = {}
+        """By entity type."""
+        self.at_hand: DirectAsk | None = None
+        """The last ask, while nothing has followed it and its caller has not awaited it."""
+        self.depth = 0
+        """Direct asks that are being handled, each inside the one before."""
+        self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
+        """Direct asks that this turn of the loop may still have, and until when, by the clock of
+        the gate; 0 before the first."""
+
+    @property
+    def asks(self) -> Asks:
+        """The asks that wait for their outcome."""
+        return self._asks
+
+    @property
+    def is_clear(self) -> bool:
+        """True if everything that this process has sent to itself was handed out."""
+        return not self.runs and self.held is None and self.lost is None and self._loopback.is_clear
+
+    # ---- asks
+
+    def ask(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain = (),
+        since: float | None = None,
+    ) -> None:
+        direct = isinstance(waiter, DirectAsk) and since is None
+        if not direct or self.runs or self.at_hand is not None or not self.writable:
+            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
+            return
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
+            return
+        waiter.key, waiter.entity_id, waiter.payload = key, entity_id, payload
+        waiter.timeout_ms, waiter.decode, waiter.chain = timeout_ms, decode, chain
+        self.at_hand = waiter
+        if not self.scheduled:
+            self._schedule()
+
+    def awaited(self, ask: DirectAsk) -> None:
+        """The caller of the ask at hand awaits it."""
+        way = self.ways.get(ask.key[0])
+        if way is None or not way.take(ask):
+            self._put_at_hand()
+
+    def _put_at_hand(self) -> None:
+        """Add the ask at hand to the open batch."""
+        ask, self.at_hand = self.at_hand, None
+        if ask is not None:
+            key, entity_id, payload = ask.key, ask.entity_id, ask.payload
+            super().ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
+
+    # ---- what follows an ask at hand
+
+    def _put(self, run: Run, size: int) -> None:
+        self._put_at_hand()
+        super()._put(run, size)
+
+    def _open_tells(self, key: Key, entity_id: str, payload: bytes, accepted: bool) -> bool:
+        self._put_at_hand()
+        return super()._open_tells(key, entity_id, payload, accepted)
+
+    def _open_asks(self, *args: Any) -> bool:
+        self._put_at_hand()
+        return super()._open_asks(*args)
+
+    def _open_replies(self) -> list[int]:
+        self._put_at_hand()
+        return super()._open_replies()
+
+    def _flush_scheduled(self) -> None:
+        self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
+        super()._flush_scheduled()
+
+    def flush(self) -> None:
+        self._put_at_hand()
+        super().flush()
+
+    def end(self, error: RequestError) -> list[Run]:
+        self._put_at_hand()
+        return super().end(error)
+
+    @property
+    def unflushed(self) -> bool:
+        return self.at_hand is not None or super().unflushed
+
+    # ---- answers
+
+    def reply(self, corr: int, payload: bytes) -> EntityFailed | None:
+        asks = self._asks
+        entry = asks.entries.get(corr)
+        if (
+            entry is None
+            or len(payload) > PAYLOAD_BYTES_MAX
+            or not (entry[1].__class__ is BuiltinMethodType or entry[1] in PLAIN)
+        ):
+            return super().reply(corr, payload)
+        del asks.entries[corr]
+        asks.settle(entry[0], entry[1], payload)
+        return None
+
+
+PLAIN = (decode_any, decode_value)
+"""Functions that read an answer and run no code of the application's, besides those of msgspec."""
+
+
+def direct_asks_of(
+    loop: asyncio.AbstractEventLoop, outbox: LocalOutbox
+) -> Callable[[], DirectAsk]:
+    """Return a function that makes the future of an ask to this process."""
+    make: Callable[[], DirectAsk] = partial(DirectAsk, loop=loop)
+    if is_watched(loop):
+        answers: WeakSet[WatchedAnswer] | None = getattr(loop, ANSWERS, None)
+        make = partial(WatchedDirectAsk, loop, answers)
+
+    def direct_ask() -> DirectAsk:
+        ask = make()
+        ask.outbox = outbox
+        return ask
+
+    return direct_ask
