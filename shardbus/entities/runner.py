@@ -86,6 +86,9 @@ Handled = tuple[Invoker, bytes, Session | None, int]
 """A message that a handler got: its method, payload, and the session and correlation id of its
 asker."""
 
+new_message: Any = tuple.__new__
+"""Makes a named tuple in half the time of its own constructor."""
+
 SETTLE_MAX = 256
 """Messages of one mailbox handled in a row before other callbacks of the loop run."""
 
@@ -235,20 +238,28 @@ class EntityRunner:
         elif self.run(activation, message):
             self.settle_if_needed(activation)
 
-    def receive_directly(self, activation: Activation, message: Message) -> None:
-        """Handle an ask inside the await of its caller, or queue it. The gate is open. What the
-        caller's own message has asked in its first step is kept apart."""
+    def receive_directly(
+        self,
+        activation: Activation,
+        fields: tuple[Invoker, bytes, Session | None, int, int, Chain],
+    ) -> None:
+        """Handle an ask, given by the fields of its message, inside the await of its caller, or
+        queue it. The gate is open. What the caller's own message has asked in its first step is
+        kept apart."""
         activation.used = self.tick
+        message: Message = new_message(Message, fields)
         if activation.busy:
             self.queue(activation, message)
             return
         handlers = self.running_handlers
-        first = handlers.exchange_first(None)
+        first, handlers.first = handlers.first, None
         try:
-            if self.run(activation, message):
-                self.settle_if_needed(activation)
+            if self.run(activation, message) and (
+                activation.stopping is not None or activation.mailbox
+            ):
+                self.settle(activation)
         finally:
-            handlers.exchange_first(first)
+            handlers.first = first
 
     def queue(self, activation: Activation, message: Message) -> None:
         """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the

@@ -23,6 +23,7 @@ from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.reentrancy import CallChain
 from shardbus.errors import ReentrancyError
 from shardbus.tasks.eager import OWNER, EagerRunner, EagerTask
+from shardbus.tasks.internals import current_task
 from shardbus.tasks.waiters import eager_task_waiting_for
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -88,7 +89,7 @@ class RunningHandlers:
         self._type, self._loop, self._current = entity_type, loop, current
         self.tasks: dict[int, EagerTask] = {}
         """By `id`; the longest waiting comes first."""
-        self._first: FirstChain | None = None
+        self.first: FirstChain | None = None
         """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
 
@@ -147,9 +148,9 @@ class RunningHandlers:
                 eager.message = message
             elif header is not None and current.activation is activation:
                 eager.message = current_of(header)
-            if self._first is not None:
+            if self.first is not None:
                 eager.call_chain = self._first_chain(activation)
-                self._first = None
+                self.first = None
         activation.task = eager
         self.tasks[id(eager)] = eager
         eager.on_end = done
@@ -202,15 +203,9 @@ class RunningHandlers:
 
     # ---- call chains
 
-    def exchange_first(self, first: FirstChain | None) -> FirstChain | None:
-        """Set the call chain of the message being handled, and return the one before. A message
-        that is handled inside the first step of another one has its own."""
-        before, self._first = self._first, first
-        return before
-
     def call_chain_now(self) -> CallChain | None:
         """Return the run of a handler that waits for the code that calls this, if there is one."""
-        task: Any = asyncio.current_task(self._loop)
+        task: Any = current_task(self._loop)
         eager = task
         if task.__class__ is not EagerTask:
             eager = eager_task_waiting_for(task) if task is not None else None
@@ -232,14 +227,14 @@ class RunningHandlers:
         first = self._first_chain(activation)
         if first is None:
             first = self._new(activation, header[2])
-            self._first = (activation, header, place_of(header), first)
+            self.first = (activation, header, place_of(header), first)
         return first
 
     def _first_chain(self, activation: Activation) -> CallChain | None:
         """Return the call chain of the message being handled, if it has asked in its first step."""
-        if self._first is None:
+        if self.first is None:
             return None
-        asker, header, place, chain = self._first
+        asker, header, place, chain = self.first
         same = asker is activation and header is self._current.run_header
         return chain if same and place == place_of(header) else None
 

@@ -313,7 +313,7 @@ class Router:
     def ask_directly(self, local: LocalOutbox) -> None:
         """Make the asks that this outbox takes so that entities of this node may handle them where
         they are awaited."""
-        self._local, self._create_direct = local, direct_asks_of(self._loop, local)
+        self._local, self._create_direct = local, direct_asks_of(self._loop)
 
     def shard_of(self, entity_id: str) -> str:
         """Return the shard of an entity.

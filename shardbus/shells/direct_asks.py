@@ -33,7 +33,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardbus.entities.activation import Activation, Message
+from shardbus.entities.activation import NEVER, Activation
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.runner import EntityRunner
@@ -50,31 +50,29 @@ log = GuardedLog("shardbus.sharding")
 
 
 def goes_directly(
-    *,
     clear: bool,
     room: bool,
     confirmed: bool,
-    leases: bool,
-    handler: bool,
     time_left: bool,
     stack_known: bool,
-    active: bool,
+    leases: bool,
     busy: bool,
     waits: bool,
 ) -> bool:
-    """Decide whether an ask that its caller awaits is handed to its entity there and then. `busy`
-    and `waits` are of an active entity: it handles a message, and this handler waits."""
-    if not (clear and room and confirmed and handler and time_left and stack_known) or leases:
+    """Decide whether an ask that its caller awaits is handed to its active entity there and then.
+    The conditions are those of the module. `busy`, `waits`: the entity handles a message, and this
+    handler waits."""
+    if not (clear and room and confirmed and time_left and stack_known) or leases:
         return False
-    return active and (waits or not busy)
+    return waits or not busy
 
 
 class DirectAsks:
     """The direct way of one entity type."""
 
     __slots__ = (
-        "_counts", "_find", "_gate", "_gate_clock", "_invokers", "_leases", "_loop",
-        "_name", "_outbox", "_sampling", "_sent", "_session", "runner",
+        "_asks", "_counts", "_find", "_gate", "_gate_clock", "_inbox", "_invokers", "_leases", "_loop",
+        "_marks", "_name", "_outbox", "_receive", "_sampling", "_sent", "_session", "eager",
     )  # fmt: skip
 
     def __init__(
@@ -90,86 +88,100 @@ class DirectAsks:
         *,
         leases: bool,
     ) -> None:
-        self._name, self._session, self._outbox, self.runner = name, session, outbox, runner
+        self._name, self._session, self._outbox = name, session, outbox
+        self._asks, self._receive, self.eager = outbox.asks, runner.receive_directly, runner.eager
         self._find, self._invokers, self._sampling = find, invokers, sampling
-        self._sent, self._leases = sent, leases
+        self._sent, self._leases, self._marks = sent, leases, sampling.marks
         self._counts, self._loop = runner.counts, runner.loop
         self._gate: SuspensionGate = runner.gate
-        self._gate_clock = self._gate.clock
+        self._gate_clock, self._inbox = self._gate.clock, outbox.inbox
         outbox.ways[name] = self
 
-    def take(self, ask: DirectAsk) -> bool:
-        """Handle the ask at hand now. Returns False, with no effect, if it goes by the batch."""
-        outbox, gate = self._outbox, self._gate
+    def take(self, ask: DirectAsk) -> None:
+        """Handle the ask at hand, whose caller awaits it, or put it into the batch."""
+        outbox, gate, caller = self._outbox, self._gate, None
         task: Any = current_task(self._loop)
-        caller, stack_known = None, True
+        stack_known = True
         if task.__class__ is EagerTask:
             caller = task.runner.owner.in_first_step(task)
-            if caller is not None and caller.busy:
-                caller = None
+            if caller is not None:
+                if caller.busy:
+                    caller = None
+                else:
+                    caller.busy = True
         else:
-            stack_known = not any(way.runner.eager.depth for way in outbox.ways.values())
-        if caller is not None:
-            caller.busy = True
+            for way in outbox.ways.values():
+                if way.eager.depth:
+                    stack_known = False
         try:
             now = self._gate_clock()
             if not outbox.turn_ends:
                 outbox.turn_ends = now + TURN_S
-            activation = self._find(ask.entity_id)
-            invoker = self._invokers.get(ask.key[1])
+            activation, invoker = self._find(ask.entity_id), self._invokers.get(ask.key[1])
             if (
                 activation is None
                 or invoker is None
                 or not goes_directly(
-                    clear=outbox.is_clear,
-                    room=outbox.turn_left > 0
-                    and now <= outbox.turn_ends
-                    and outbox.depth < DEPTH_MAX,
-                    confirmed=not gate.closed and now < gate.valid_until,
-                    leases=self._leases,
-                    handler=True,
-                    time_left=ask.timeout_ms > 0,
-                    stack_known=stack_known,
-                    active=True,
-                    busy=activation.busy,
-                    waits=activation.task is not None,
+                    outbox.held is None and outbox.lost is None and self._inbox.is_clear,
+                    outbox.turn_left > 0 and now <= outbox.turn_ends and outbox.depth < DEPTH_MAX,
+                    now < gate.valid_until and not gate.closed,
+                    ask.timeout_ms > 0,
+                    stack_known,
+                    self._leases,
+                    activation.busy,
+                    activation.task is not None,
                 )
             ):
-                return False
-            self._hand_over(ask, activation, invoker)
+                outbox.put_at_hand()
+                return
+            outbox.at_hand = None
+            outbox.turn_left -= 1
+            outbox.depth += 1
+            try:
+                self._hand_over(ask, activation, invoker)
+            except BaseException as e:
+                self._failed(e)
+            finally:
+                outbox.depth -= 1
         finally:
             if caller is not None and caller.task is None:
                 caller.busy = False
-        return True
 
     def _hand_over(self, ask: DirectAsk, activation: Activation, invoker: Invoker) -> None:
         """Count the ask, and give it to its entity."""
-        outbox, counts, asks = self._outbox, self._counts, self._outbox.asks
-        outbox.at_hand = None
-        outbox.turn_left -= 1
-        self._sent.asked_alone(self._name, ask, self._loop.time)
-        counts.accepted += 1
-        if counts.accepted >= self._sampling.marks.mark:
-            _, timed = self._sampling.sample(counts.accepted, (ask.entity_id,), invoker)
+        counts, asks, sent, name = self._counts, self._asks, self._sent, self._name
+        sent.counts[name] = sent.counts.get(name, 0) + 1
+        asked = sent.asks = sent.asks + 1
+        if asked >= sent.marks.mark:
+            sent.sample_alone(name, ask, self._loop.time)
+        accepted = counts.accepted = counts.accepted + 1
+        if accepted >= self._marks.mark:
+            _, timed = self._sampling.sample(accepted, (ask.entity_id,), invoker)
             invoker = timed or invoker
         corr = asks.corr = asks.corr + 1
-        deadline = asks.deadline(ask.timeout_ms)
-        asks.entries[corr] = (ask, ask.decode, deadline)
-        message = Message(invoker, ask.payload, self._session, corr, deadline, ask.chain)
-        outbox.depth += 1
+        if activation.busy:
+            deadline = asks.deadline(ask.timeout_ms)
+            asks.entries[corr] = (ask, ask.decode, deadline)
+            self._receive(
+                activation, (invoker, ask.payload, self._session, corr, deadline, ask.chain)
+            )
+            return
+        # Most handlers answer at once: a deadline costs as much as the answer.
+        asks.entries[corr] = (ask, ask.decode, NEVER)
+        self._receive(activation, (invoker, ask.payload, self._session, corr, 0, ask.chain))
+        if corr in asks.entries:
+            asks.entries[corr] = (ask, ask.decode, asks.deadline(ask.timeout_ms))
+
+    def _failed(self, error: BaseException) -> None:
+        """Report an error that is of no handler. An interrupt is raised in a callback of the loop,
+        and not in the await of an ask."""
         try:
-            self.runner.receive_directly(activation, message)
-        except BaseException as e:
-            try:
-                raise_interrupt(e)
-            except BaseException:
-                self._loop.call_soon(_raise, e)
-            else:
-                log.exception("failed on an ask of %s", self._name)
-        finally:
-            outbox.depth -= 1
+            raise_interrupt(error)
+        except BaseException:
+            self._loop.call_soon(_raise, error)
+        else:
+            log.error("failed on an ask of %s", self._name, exc_info=error)
 
 
 def _raise(error: BaseException) -> None:
-    """Raise an interrupt in a callback of the loop, and not in the await of an ask."""
     raise error

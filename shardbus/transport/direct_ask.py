@@ -37,6 +37,7 @@ from weakref import WeakSet
 
 from shardbus.errors import EntityFailed, RequestError
 from shardbus.tasks.answers import ANSWERS, WatchedAnswer, is_watched
+from shardbus.tasks.eager import EagerRunner
 from shardbus.transport.asks import Asks, Key
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outbox import SessionOutbox
@@ -47,10 +48,15 @@ from shardbus.wire.schema import Decode, decode_any, decode_value
 
 DIRECT_MAX = 256
 """Direct asks in one turn of the loop."""
-TURN_S = 0.001
+TURN_S = 0.002
 """Seconds after the first direct ask of a turn in which more may follow."""
 DEPTH_MAX = 12
 """Direct asks that are handled inside one another."""
+
+
+future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = (
+    asyncio.Future.__await__
+)
 
 
 class DirectAsk(asyncio.Future[Any]):
@@ -68,8 +74,8 @@ class DirectAsk(asyncio.Future[Any]):
     def __await__(self) -> Generator[Any, None, Any]:
         outbox = self.outbox
         if outbox.at_hand is self:
-            outbox.awaited(self)
-        return super().__await__()
+            outbox.ways[self.key[0]].take(self)
+        return future_await(self)
 
     __iter__ = __await__
 
@@ -81,16 +87,18 @@ class WatchedDirectAsk(WatchedAnswer, DirectAsk):
 class DirectWay(Protocol):
     """Hands the asks of one entity type to their entities."""
 
-    def take(self, ask: DirectAsk, /) -> bool:
-        """Handle an ask in the await of its caller. Returns False, with no effect, if it goes by
-        the batch."""
+    eager: EagerRunner
+    """Runs the first steps of their handlers."""
+
+    def take(self, ask: DirectAsk, /) -> None:
+        """Handle the ask at hand in the await of its caller, or put it into the batch."""
         ...
 
 
 class LocalOutbox(SessionOutbox):
     """What a process sends to itself."""
 
-    __slots__ = ("_loopback", "at_hand", "depth", "turn_ends", "turn_left", "ways")
+    __slots__ = ("at_hand", "depth", "inbox", "turn_ends", "turn_left", "ways")
 
     def __init__(
         self,
@@ -101,7 +109,7 @@ class LocalOutbox(SessionOutbox):
         departure: BatchDeparture,
     ) -> None:
         super().__init__(loop, asks, loopback, send_buffer_limit, departure)
-        self._loopback = loopback
+        self.inbox = loopback.inbox
         self.ways: dict[str, DirectWay] = {}
         """By entity type."""
         self.at_hand: DirectAsk | None = None
@@ -117,11 +125,6 @@ class LocalOutbox(SessionOutbox):
         """The asks that wait for their outcome."""
         return self._asks
 
-    @property
-    def is_clear(self) -> bool:
-        """True if everything that this process has sent to itself was handed out."""
-        return not self.runs and self.held is None and self.lost is None and self._loopback.is_clear
-
     # ---- asks
 
     def ask(
@@ -135,11 +138,12 @@ class LocalOutbox(SessionOutbox):
         chain: Chain = (),
         since: float | None = None,
     ) -> None:
-        direct = isinstance(waiter, DirectAsk) and since is None
-        if not direct or self.runs or self.at_hand is not None or not self.writable:
-            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
-            return
-        if len(payload) > PAYLOAD_BYTES_MAX:
+        if isinstance(waiter, DirectAsk):
+            waiter.outbox = self
+            first = not self.runs and self.at_hand is None and since is None
+        else:
+            first = False
+        if not first or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
             super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
             return
         waiter.key, waiter.entity_id, waiter.payload = key, entity_id, payload
@@ -148,13 +152,7 @@ class LocalOutbox(SessionOutbox):
         if not self.scheduled:
             self._schedule()
 
-    def awaited(self, ask: DirectAsk) -> None:
-        """The caller of the ask at hand awaits it."""
-        way = self.ways.get(ask.key[0])
-        if way is None or not way.take(ask):
-            self._put_at_hand()
-
-    def _put_at_hand(self) -> None:
+    def put_at_hand(self) -> None:
         """Add the ask at hand to the open batch."""
         ask, self.at_hand = self.at_hand, None
         if ask is not None:
@@ -164,19 +162,19 @@ class LocalOutbox(SessionOutbox):
     # ---- what follows an ask at hand
 
     def _put(self, run: Run, size: int) -> None:
-        self._put_at_hand()
+        self.put_at_hand()
         super()._put(run, size)
 
     def _open_tells(self, key: Key, entity_id: str, payload: bytes, accepted: bool) -> bool:
-        self._put_at_hand()
+        self.put_at_hand()
         return super()._open_tells(key, entity_id, payload, accepted)
 
     def _open_asks(self, *args: Any) -> bool:
-        self._put_at_hand()
+        self.put_at_hand()
         return super()._open_asks(*args)
 
     def _open_replies(self) -> list[int]:
-        self._put_at_hand()
+        self.put_at_hand()
         return super()._open_replies()
 
     def _flush_scheduled(self) -> None:
@@ -184,11 +182,11 @@ class LocalOutbox(SessionOutbox):
         super()._flush_scheduled()
 
     def flush(self) -> None:
-        self._put_at_hand()
+        self.put_at_hand()
         super().flush()
 
     def end(self, error: RequestError) -> list[Run]:
-        self._put_at_hand()
+        self.put_at_hand()
         return super().end(error)
 
     @property
@@ -200,33 +198,23 @@ class LocalOutbox(SessionOutbox):
     def reply(self, corr: int, payload: bytes) -> EntityFailed | None:
         asks = self._asks
         entry = asks.entries.get(corr)
-        if (
-            entry is None
-            or len(payload) > PAYLOAD_BYTES_MAX
-            or not (entry[1].__class__ is BuiltinMethodType or entry[1] in PLAIN)
-        ):
-            return super().reply(corr, payload)
-        del asks.entries[corr]
-        asks.settle(entry[0], entry[1], payload)
-        return None
+        if entry is not None and len(payload) <= PAYLOAD_BYTES_MAX:
+            waiter, decode, _ = entry
+            if decode is not None and (type(decode) is BuiltinMethodType or decode in PLAIN):
+                del asks.entries[corr]
+                asks.settle(waiter, decode, payload)
+                return None
+        return super().reply(corr, payload)
 
 
 PLAIN = (decode_any, decode_value)
 """Functions that read an answer and run no code of the application's, besides those of msgspec."""
 
 
-def direct_asks_of(
-    loop: asyncio.AbstractEventLoop, outbox: LocalOutbox
-) -> Callable[[], DirectAsk]:
-    """Return a function that makes the future of an ask to this process."""
-    make: Callable[[], DirectAsk] = partial(DirectAsk, loop=loop)
-    if is_watched(loop):
-        answers: WeakSet[WatchedAnswer] | None = getattr(loop, ANSWERS, None)
-        make = partial(WatchedDirectAsk, loop, answers)
-
-    def direct_ask() -> DirectAsk:
-        ask = make()
-        ask.outbox = outbox
-        return ask
-
-    return direct_ask
+def direct_asks_of(loop: asyncio.AbstractEventLoop) -> Callable[[], DirectAsk]:
+    """Return a function that makes the future of an ask to this process. The outbox that takes the
+    ask sets its fields."""
+    if not is_watched(loop):
+        return partial(DirectAsk, loop=loop)
+    answers: WeakSet[WatchedAnswer] | None = getattr(loop, ANSWERS, None)
+    return partial(WatchedDirectAsk, loop, answers)

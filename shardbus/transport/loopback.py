@@ -22,7 +22,7 @@ from shardbus.wire.batch import Run
 class Loopback:
     """Passes batches to the inbox of the same session. Calls `on_room` when that takes more."""
 
-    __slots__ = ("_inbox", "_loop", "_on_room", "name")
+    __slots__ = ("_loop", "_on_room", "inbox", "name")
     local = True
     idle = False
     """A message never leaves inside its sender's call."""
@@ -35,26 +35,21 @@ class Loopback:
         inbox: Inbox[Any],
         on_room: Callable[[], None],
     ) -> None:
-        self.name, self._loop, self._inbox, self._on_room = name, loop, inbox, on_room
+        self.name, self._loop, self.inbox, self._on_room = name, loop, inbox, on_room
 
     def put(self, runs: list[Run], weight: int) -> bool:
         """Receive a batch. Returns True if there is room for more."""
         self.free()
-        self._inbox.receive_runs(runs, weight)
-        return not self._inbox.holding
+        self.inbox.receive_runs(runs, weight)
+        return not self.inbox.holding
 
     def has_room(self, weight: int) -> bool:
         """True if the inbox hands out what it gets, and the open batch weighs little."""
-        return weight < WINDOW_BYTES and not self._inbox.holding
-
-    @property
-    def is_clear(self) -> bool:
-        """True if the inbox holds nothing, and withholds nothing for any entity."""
-        return not self._inbox.holding and not self._inbox.any_full
+        return weight < WINDOW_BYTES and not self.inbox.holding
 
     def free(self) -> None:
         """Wake senders, unless the inbox holds what it gets."""
-        if not self._inbox.holding:
+        if not self.inbox.holding:
             self._on_room()
 
     def rewrite_unsent(self, change: Callable[[bytes], bytes | None]) -> None:
@@ -66,4 +61,4 @@ class Loopback:
 
     def leave(self, leaves: Callable[[Target], bool]) -> None:
         """Hand out the rests of these entities: no Flush follows here."""
-        self._inbox.unlist(leaves)
+        self.inbox.unlist(leaves)

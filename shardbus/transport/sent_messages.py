@@ -57,21 +57,14 @@ class SentMessages:
         histogram.observe(max(0.0, seconds), weight)
 
 
-    def asked_alone(
+    def sample_alone(
         self, entity_type: str, answer: asyncio.Future[Any], clock: Callable[[], float]
     ) -> None:
-        """Count an ask that leaves in no batch, and time it if it is a sample. `clock` is the
+        """Time an ask that leaves now in no batch, whose count has passed the mark. `clock` is the
         loop's."""
-        self.counts[entity_type] = self.counts.get(entity_type, 0) + 1
-        self.asks += 1
-        if self.asks >= self.marks.mark:
-            began = clock()
-            weight = self.marks.take(self.asks, began)
-
-            def done(_: object) -> None:
-                self.ended(entity_type, clock() - began, weight)
-
-            answer.add_done_callback(done)
+        began = clock()
+        weight = self.marks.take(self.asks, began)
+        answer.add_done_callback(lambda _: self.ended(entity_type, clock() - began, weight))
 
 
 class BatchDeparture:
