@@ -22,6 +22,7 @@ BENCH_RUNS (3) and BENCH_SECONDS (4) make it shorter or longer.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -40,9 +41,9 @@ from benchmarks.harness import (
     free_port,
     median,
     percentile,
+    told,
     warmed,
 )
-from benchmarks.harness import told as told_remotely
 from benchmarks.home_app import CHAIN, Bare, Callee, Caller, Reading, bus
 from benchmarks.sides import Product
 
@@ -179,24 +180,65 @@ class Home(Side):
         return rounds * ENTITIES / (time.monotonic() - began)
 
 
+def spent(pid: int) -> int:
+    """Return the nanoseconds of processor time that the loop of a process has taken."""
+    with open(f"/proc/{pid}/task/{pid}/schedstat") as file:
+        return int(file.read().split()[0])
+
+
 async def many() -> None:
     """Measure asks in flight and tells, beside a remote pair."""
     home = Home()
     async with Product("remote") as remote:
-        rates: Figures = {"home": [], "remote": []}
-        for side in (home, remote):
-            await asked(side, IN_FLIGHT, 0.5)
-        for _ in range(RUNS):
-            for side in (home, remote):
-                rates[side.name].append((await asked(side, IN_FLIGHT, SECONDS))[0])
-        report("256", rates, "req/s")
-        rates = {"home": [], "remote": []}
         rounds = await warmed(remote)
         await home.tells(2)
-        for _ in range(RUNS):
-            rates["home"].append(await home.tells(rounds))
-            rates["remote"].append(await told_remotely(remote, rounds))
-        report("tell", rates, "msg/s")
+        for side in (home, remote):
+            await asked(side, IN_FLIGHT, 0.5)
+
+        async def asks(side: Home | Product) -> tuple[int, float]:
+            rate, taken = await asked(side, IN_FLIGHT, SECONDS)
+            return len(taken), rate
+
+        async def tells(side: Home | Product) -> tuple[int, float]:
+            local = side.tells(rounds) if isinstance(side, Home) else told(side, rounds)
+            return rounds * ENTITIES, await local
+
+        for what, unit, work in (("256", "req/s", asks), ("tell", "msg/s", tells)):
+            await compare(what, unit, work, home, remote)
+
+
+async def compare(
+    what: str,
+    unit: str,
+    work: Callable[[Home | Product], Awaitable[tuple[int, float]]],
+    home: Home,
+    remote: Product,
+) -> None:
+    """Do the work on both sides in turn; print rates, processor times and ratios. The remote pair
+    has two loops: on two free processors its slower one sets the pace (`ratio_WHAT_cpu`)."""
+    rates: Figures = {"home": [], "remote": []}
+    cpus: Figures = {"home": [], "remote_node": [], "remote_producer": []}
+    producer = os.getpid()
+    node = remote.host.process.pid
+    for _ in range(RUNS):
+        for side in (home, remote):
+            before = spent(producer), spent(node)
+            n, rate = await work(side)
+            mine, theirs = (
+                (spent(p) - b) / n / 1e3 for p, b in zip((producer, node), before, strict=True)
+            )
+            rates[side.name].append(rate)
+            if side is home:
+                cpus["home"].append(mine)
+            else:
+                cpus["remote_node"].append(theirs)
+                cpus["remote_producer"].append(mine)
+    report(what, rates, unit)
+    for name, values in cpus.items():
+        emit(f"home/{what}_{name}_cpu", median(values), "us")
+    slower = map(max, cpus["remote_node"], cpus["remote_producer"])
+    ratios = [b / a for a, b in zip(cpus["home"], slower, strict=True)]
+    emit(f"home/ratio_{what}_cpu", median(ratios), "x", of="remote")
 
 
 def report(what: str, rates: Figures, unit: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ class Callee(Entity):
 
     def __init__(self) -> None:
         self.count = 0
+        self.next: Any = None
+        """The next entity of a chain."""
 
     @handler
     async def hit(self, payload: bytes) -> int:
@@ -57,8 +60,9 @@ class Callee(Entity):
         """Ask the next entity of a chain, `left` more."""
         if not left:
             return 1
-        ref = self.context.ref(Callee, f"{name}-{left}")
-        return 1 + int(await ref.link(name, left - 1))
+        if self.next is None:
+            self.next = self.context.ref(Callee, f"{name}-{left}")
+        return 1 + int(await self.next.link(name, left - 1))
 
 
 @bus.entity(name="caller", shards=16, passivate_after=3600.0)
@@ -68,7 +72,11 @@ class Caller(Entity):
     @handler
     async def ask_often(self, times: int, payload: bytes) -> list[float]:
         """Ask one entity one message at a time; return the microseconds that each ask took."""
-        call, taken, clock = self.context.ref(Callee, "beside").hit, list[float](), time.monotonic_ns
+        call, taken, clock = (
+            self.context.ref(Callee, "beside").hit,
+            list[float](),
+            time.monotonic_ns,
+        )
         for _ in range(times):
             began = clock()
             await call(payload)

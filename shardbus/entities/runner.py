@@ -35,6 +35,7 @@ from typing import Any, cast
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
     MOVES,
+    NEVER,
     OUTCOME,
     RUNNING,
     STARTING,
@@ -85,9 +86,6 @@ log = GuardedLog("shardbus.entity")
 Handled = tuple[Invoker, bytes, Session | None, int]
 """A message that a handler got: its method, payload, and the session and correlation id of its
 asker."""
-
-new_message: Any = tuple.__new__
-"""Makes a named tuple in half the time of its own constructor."""
 
 SETTLE_MAX = 256
 """Messages of one mailbox handled in a row before other callbacks of the loop run."""
@@ -241,20 +239,20 @@ class EntityRunner:
     def receive_directly(
         self,
         activation: Activation,
-        fields: tuple[Invoker, bytes, Session | None, int, int, Chain],
+        invoker: Invoker,
+        payload: bytes,
+        session: Session,
+        corr: int,
+        chain: Chain,
     ) -> None:
-        """Handle an ask, given by the fields of its message, inside the await of its caller, or
-        queue it. The gate is open. What the caller's own message has asked in its first step is
-        kept apart."""
+        """Handle an ask for an idle entity inside the await of its caller. The gate is open. What
+        the caller's own message has asked in its first step is kept apart."""
         activation.used = self.tick
-        message: Message = new_message(Message, fields)
-        if activation.busy:
-            self.queue(activation, message)
-            return
+        self.counts.begun += 1
         handlers = self.running_handlers
         first, handlers.first = handlers.first, None
         try:
-            if self.run(activation, message) and (
+            if self._handle(activation, invoker, payload, session, corr, 0, chain) and (
                 activation.stopping is not None or activation.mailbox
             ):
                 self.settle(activation)
@@ -375,10 +373,24 @@ class EntityRunner:
     ) -> bool:
         """Handle one message. Returns True if that is done; otherwise `settle` is called later.
         `work`: what its handler has left to do, instead of a call of it."""
-        invoker, payload, session, corr, _, chain = message
+        invoker, payload, session, corr, deadline, chain = message
         if corr != OWN and invoker.name != OUTCOME and work is None:
             self.counts.begun += 1
-        outer = self.activation, self.run_header
+        return self._handle(activation, invoker, payload, session, corr, deadline, chain, work)
+
+    def _handle(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        payload: bytes,
+        session: Session | None,
+        corr: int,
+        deadline: int,
+        chain: Chain,
+        work: Coroutine[Any, Any, Any] | None = None,
+    ) -> bool:
+        """Handle a message, given by its fields, as `run` does."""
+        outer, outer_header = self.activation, self.run_header
         self.activation = activation
         self.run_header = (invoker, session, chain, (payload,), corr, NONE_LEFT)
         eager, coroutine = self.eager, work
@@ -397,7 +409,7 @@ class EntityRunner:
                     elif not invoker.returns_values and is_unfinished(value):
                         coroutine = finish(value)
                 if coroutine is not None:
-                    eager.task.coroutine = coroutine
+                    task.coroutine = coroutine
                     waits_for = context.run(coroutine.send, None)
                     self.carry_on(activation, coroutine, waits_for, context)
                     return False
@@ -411,18 +423,17 @@ class EntityRunner:
             if error is not None or eager.has_traces(before, context):
                 error = eager.replace(value, error)
             if error is not None:
-                return self.raised(
-                    activation, invoker, payload, error, session, corr, message.begun
-                )
-            if session is not None and (invoker.returns_values or not is_unfinished(value)):
-                context.run(answer, activation, invoker, value, session, corr)
+                begun = deadline == NEVER
+                return self.raised(activation, invoker, payload, error, session, corr, begun)
+            if invoker.returns_values or not is_unfinished(value):
+                if session is not None:
+                    context.run(answer, activation, invoker, value, session, corr)
                 return True
         finally:
             eager.leave(entered)
-            self.activation, self.run_header = outer
-        if not invoker.returns_values and is_unfinished(value):
-            return self.run(activation, message, finish(value))
-        return True
+            self.activation, self.run_header = outer, outer_header
+        message = Message(invoker, payload, session, corr, deadline, chain)
+        return self.run(activation, message, finish(value))
 
     def raised(
         self,

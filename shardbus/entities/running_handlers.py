@@ -209,7 +209,9 @@ class RunningHandlers:
         eager = task
         if task.__class__ is not EagerTask:
             eager = eager_task_waiting_for(task) if task is not None else None
-        found: CallChain | None = eager.owner.call_chain(eager) if eager is not None else None
+        if eager is None:
+            return None
+        found: CallChain | None = eager.runner.owner.call_chain(eager)
         return found
 
     def call_chain(self, eager: EagerTask) -> CallChain | None:

@@ -279,7 +279,7 @@ class Router:
         """The routes by the number of the default shard function, so that no text is built."""
         self._owner, self._loop, self._clock, self._caller = owner, loop, clock, caller
         self._create_future = answers_of(loop)
-        self._local: object = NO_ROUTE
+        self._local: Any = NO_ROUTE
         """The outbox of the node's session with itself; in a client no outbox."""
         self._create_direct: Callable[[], asyncio.Future[Any]] = self._create_future
         self.done = loop.create_future()
@@ -427,7 +427,10 @@ class Router:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
-        future = self._create_future() if out is not self._local else self._create_direct()
+        if out is not self._local or out.runs or out.at_hand is not None or out.turn_left <= 0:
+            future = self._create_future()
+        else:
+            future = self._create_direct()
         run: Run | None = None
         if self._caller is not None and (caller := self._caller()) is not None:
             run = caller.call_chain_now()

@@ -33,7 +33,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardbus.entities.activation import NEVER, Activation
+from shardbus.entities.activation import NEVER, Activation, Message
 from shardbus.entities.entity_type import Invoker
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.runner import EntityRunner
@@ -72,7 +72,7 @@ class DirectAsks:
 
     __slots__ = (
         "_asks", "_counts", "_find", "_gate", "_gate_clock", "_inbox", "_invokers", "_leases", "_loop",
-        "_marks", "_name", "_outbox", "_receive", "_sampling", "_sent", "_session", "eager",
+        "_marks", "_name", "_outbox", "_runner", "_sampling", "_sent", "_session", "eager",
     )  # fmt: skip
 
     def __init__(
@@ -89,7 +89,7 @@ class DirectAsks:
         leases: bool,
     ) -> None:
         self._name, self._session, self._outbox = name, session, outbox
-        self._asks, self._receive, self.eager = outbox.asks, runner.receive_directly, runner.eager
+        self._asks, self._runner, self.eager = outbox.asks, runner, runner.eager
         self._find, self._invokers, self._sampling = find, invokers, sampling
         self._sent, self._leases, self._marks = sent, leases, sampling.marks
         self._counts, self._loop = runner.counts, runner.loop
@@ -117,13 +117,15 @@ class DirectAsks:
             now = self._gate_clock()
             if not outbox.turn_ends:
                 outbox.turn_ends = now + TURN_S
+            elif now > outbox.turn_ends:
+                outbox.turn_left = 0
             activation, invoker = self._find(ask.entity_id), self._invokers.get(ask.key[1])
             if (
                 activation is None
                 or invoker is None
                 or not goes_directly(
                     outbox.held is None and outbox.lost is None and self._inbox.is_clear,
-                    outbox.turn_left > 0 and now <= outbox.turn_ends and outbox.depth < DEPTH_MAX,
+                    outbox.turn_left > 0 and outbox.depth < DEPTH_MAX,
                     now < gate.valid_until and not gate.closed,
                     ask.timeout_ms > 0,
                     stack_known,
@@ -162,13 +164,15 @@ class DirectAsks:
         if activation.busy:
             deadline = asks.deadline(ask.timeout_ms)
             asks.entries[corr] = (ask, ask.decode, deadline)
-            self._receive(
-                activation, (invoker, ask.payload, self._session, corr, deadline, ask.chain)
-            )
+            activation.used = self._runner.tick
+            message = Message(invoker, ask.payload, self._session, corr, deadline, ask.chain)
+            self._runner.queue(activation, message)
             return
         # Most handlers answer at once: a deadline costs as much as the answer.
         asks.entries[corr] = (ask, ask.decode, NEVER)
-        self._receive(activation, (invoker, ask.payload, self._session, corr, 0, ask.chain))
+        self._runner.receive_directly(
+            activation, invoker, ask.payload, self._session, corr, ask.chain
+        )
         if corr in asks.entries:
             asks.entries[corr] = (ask, ask.decode, asks.deadline(ask.timeout_ms))
 

@@ -348,13 +348,12 @@ class EagerRunner:
 
     def has_traces(self, before: int, context: Context) -> bool:
         """True if code has left traces in the current task, to which there were `before` references
-        in the same frame, or in its context. The caller refers to the task as it did before."""
-        task = self.task
+        when its caller had those that it has now, or in its context."""
         try:
-            # The local and the argument of this function are two references.
-            if references(task) - 1 != before or task.__dict__ or task.changed is not None:
-                return True
-            return bool(context != self.base)
+            # As an attribute: from 3.14 on some loads of a local are no reference.
+            return references(self.task) != before or bool(
+                self.task.__dict__ or context != self.base
+            )
         except BaseException:  # of the `__eq__` of a variable's value
             return True
 

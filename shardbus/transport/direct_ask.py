@@ -38,25 +38,26 @@ from weakref import WeakSet
 from shardbus.errors import EntityFailed, RequestError
 from shardbus.tasks.answers import ANSWERS, WatchedAnswer, is_watched
 from shardbus.tasks.eager import EagerRunner
-from shardbus.transport.asks import Asks, Key
+from shardbus.transport.asks import Asks, Key, refuse_answer
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outbox import SessionOutbox
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.sent_messages import BatchDeparture
-from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain, Run
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX, AskRun, Chain, Run
 from shardbus.wire.schema import Decode, decode_any, decode_value
 
 DIRECT_MAX = 256
 """Direct asks in one turn of the loop."""
 TURN_S = 0.002
 """Seconds after the first direct ask of a turn in which more may follow."""
+CROWD = 16
+"""Asks in one batch after which the next turn has no direct ones: in a batch each of many asks
+costs less."""
 DEPTH_MAX = 12
 """Direct asks that are handled inside one another."""
 
 
-future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = (
-    asyncio.Future.__await__
-)
+future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = asyncio.Future.__await__
 
 
 class DirectAsk(asyncio.Future[Any]):
@@ -138,13 +139,12 @@ class LocalOutbox(SessionOutbox):
         chain: Chain = (),
         since: float | None = None,
     ) -> None:
-        if isinstance(waiter, DirectAsk):
-            waiter.outbox = self
-            first = not self.runs and self.at_hand is None and since is None
-        else:
-            first = False
-        if not first or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
+        if not isinstance(waiter, DirectAsk) or since is not None:
             super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
+            return
+        waiter.outbox = self
+        if self.at_hand is not None or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
+            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain)
             return
         waiter.key, waiter.entity_id, waiter.payload = key, entity_id, payload
         waiter.timeout_ms, waiter.decode, waiter.chain = timeout_ms, decode, chain
@@ -178,7 +178,9 @@ class LocalOutbox(SessionOutbox):
         return super()._open_replies()
 
     def _flush_scheduled(self) -> None:
-        self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
+        self.put_at_hand()
+        asked = sum(len(run.ids) for run in self.runs if isinstance(run, AskRun))
+        self.turn_left, self.turn_ends = DIRECT_MAX if asked < CROWD else 0, 0.0
         super()._flush_scheduled()
 
     def flush(self) -> None:
@@ -202,7 +204,11 @@ class LocalOutbox(SessionOutbox):
             waiter, decode, _ = entry
             if decode is not None and (type(decode) is BuiltinMethodType or decode in PLAIN):
                 del asks.entries[corr]
-                asks.settle(waiter, decode, payload)
+                if not waiter.done():
+                    try:
+                        waiter.set_result(decode(payload))
+                    except BaseException as e:
+                        refuse_answer(waiter, e)
                 return None
         return super().reply(corr, payload)
 

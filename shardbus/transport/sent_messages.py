@@ -56,7 +56,6 @@ class SentMessages:
             histogram = self.durations[entity_type] = Histogram()
         histogram.observe(max(0.0, seconds), weight)
 
-
     def sample_alone(
         self, entity_type: str, answer: asyncio.Future[Any], clock: Callable[[], float]
     ) -> None:
