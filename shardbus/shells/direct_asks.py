@@ -29,7 +29,6 @@ Source: docs/architecture.md; S2.47-S2.49; B.108, B.122.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
