@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardbus import Entity, EntityFailed, ReentrancyError, Rejection, ShardBus, handler
+from shardbus import AskTimeout, Entity, EntityFailed, ReentrancyError, Rejection, ShardBus, handler
 from shardbus.errors import MailboxFull
 from shardbus.node.node import Node
 from shardbus.shells.message_account import account_of
@@ -25,6 +25,19 @@ SEEN: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="")
 @dataclass
 class Refused(Rejection):
     left: int
+
+
+@dataclass
+class Checked:
+    """A value whose class runs code where it is read."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        READERS.append(asyncio.current_task())
+
+
+READERS: list[Any] = []
 
 
 def application() -> tuple[ShardBus, Any]:
@@ -65,6 +78,12 @@ def application() -> tuple[ShardBus, Any]:
         async def share(self, rows: list[int]) -> list[int]:
             self.rows.extend(rows)
             return self.rows
+
+        @handler
+        async def checked(self) -> Checked:
+            checked = Checked("x")
+            READERS.clear()
+            return checked
 
         @handler
         async def fails(self) -> None:
@@ -360,3 +379,21 @@ async def test_what_is_sent_and_accepted_is_counted_alike(most: bool) -> None:
         after = sent.asks, sent.counts["one"], counts.accepted, counts.begun
         assert [b - a for a, b in zip(before, after, strict=True)] == [600] * 4
         assert one.missing() == 0
+
+
+async def test_a_direct_ask_keeps_its_deadline() -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        with pytest.raises(AskTimeout):
+            await one.ref("a").within(0.1).wait("x")
+        assert one.log == ["a:x begins"]
+        one.gate.set()
+
+
+async def test_an_answer_of_a_class_with_code_is_read_outside_of_entities(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        assert (await one.ref("a").checked()).text == "x"
+        assert READERS[-1] is None

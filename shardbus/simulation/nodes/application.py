@@ -309,6 +309,8 @@ class SimSender:
             if asked:
                 answer = call(self.name, message.seq)
                 answer.add_done_callback(lambda done: self._on_reply(message, kind, done))
+                if self._load.awaits:
+                    answer.__await__()  # begins to await it, and goes on without the answer
             else:
                 await call.tell(self.name, message.seq)
         except RequestError as error:
