@@ -189,7 +189,7 @@ def spent(pid: int) -> int:
 async def many() -> None:
     """Measure asks in flight and tells, beside a remote pair."""
     home = Home()
-    async with Product("remote") as remote:
+    async with Product("remote", "at_once") as remote:
         rounds = await warmed(remote)
         await home.tells(2)
         for side in (home, remote):

@@ -40,7 +40,7 @@ from shardbus.routing.pending_message import (
     Refusal,
     rejection,
 )
-from shardbus.routing.shard_route import NO_ROUTE, ROUTES_MAX, ShardRoute, check_room
+from shardbus.routing.shard_route import ROUTES_MAX, ShardRoute, check_room
 from shardbus.routing.tracer import Tracer
 from shardbus.sharding import events
 from shardbus.sharding.instances import INSTANCES_MAX, split_row
@@ -55,7 +55,7 @@ from shardbus.sharding.region.route import (
 )
 from shardbus.tasks.answers import answers_of
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
-from shardbus.transport.direct_ask import LocalOutbox, direct_asks_of
+from shardbus.transport.direct_ask import LocalOutbox
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
@@ -279,9 +279,6 @@ class Router:
         """The routes by the number of the default shard function, so that no text is built."""
         self._owner, self._loop, self._clock, self._caller = owner, loop, clock, caller
         self._create_future = answers_of(loop)
-        self._local: Any = NO_ROUTE
-        """The outbox of the node's session with itself; in a client no outbox."""
-        self._create_direct: Callable[[], asyncio.Future[Any]] = self._create_future
         self.done = loop.create_future()
         """What a tell returns while there is room: one finished future for all."""
         self.done.set_result(None)
@@ -309,11 +306,6 @@ class Router:
     def by(self, choice: Choice) -> LoopSender:
         """Raise ConfigError: the type has no instances."""
         raise without_instances(self.interface.name)
-
-    def ask_directly(self, local: LocalOutbox) -> None:
-        """Make the asks that this outbox takes so that entities of this node may handle them where
-        they are awaited."""
-        self._local, self._create_direct = local, direct_asks_of(self._loop)
 
     def shard_of(self, entity_id: str) -> str:
         """Return the shard of an entity.
@@ -427,10 +419,7 @@ class Router:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
-        if out is not self._local or out.runs or out.at_hand is not None or out.turn_left <= 0:
-            future = self._create_future()
-        else:
-            future = self._create_direct()
+        future = self._create_future() if out.__class__ is not LocalOutbox else out.new_answer()
         run: Run | None = None
         if self._caller is not None and (caller := self._caller()) is not None:
             run = caller.call_chain_now()

@@ -70,8 +70,9 @@ class DirectAsks:
     """The direct way of one entity type."""
 
     __slots__ = (
-        "_asks", "_counts", "_find", "_gate", "_gate_clock", "_inbox", "_invokers", "_leases", "_loop",
-        "_marks", "_name", "_outbox", "_runner", "_sampling", "_sent", "_session", "eager",
+        "_asks", "_counts", "_find", "_gate", "_gate_clock", "_inbox", "_invokers", "_leases",
+        "_loop", "_marks", "_name", "_outbox", "_runner", "_sampling", "_sent", "_session",
+        "_state", "eager",
     )  # fmt: skip
 
     def __init__(
@@ -93,12 +94,13 @@ class DirectAsks:
         self._sent, self._leases, self._marks = sent, leases, sampling.marks
         self._counts, self._loop = runner.counts, runner.loop
         self._gate: SuspensionGate = runner.gate
-        self._gate_clock, self._inbox = self._gate.clock, outbox.inbox
-        outbox.ways[name] = self
+        self._gate_clock, self._inbox = self._gate.clock, outbox.direct.inbox
+        self._state = outbox.direct
+        self._state.ways[name] = self
 
     def take(self, ask: DirectAsk) -> None:
         """Handle the ask at hand, whose caller awaits it, or put it into the batch."""
-        outbox, gate, caller = self._outbox, self._gate, None
+        state, gate, caller = self._state, self._gate, None
         task: Any = current_task(self._loop)
         stack_known = True
         if task.__class__ is EagerTask:
@@ -109,22 +111,24 @@ class DirectAsks:
                 else:
                     caller.busy = True
         else:
-            for way in outbox.ways.values():
+            for way in state.ways.values():
                 if way.eager.depth:
                     stack_known = False
         try:
             now = self._gate_clock()
-            if not outbox.turn_ends:
-                outbox.turn_ends = now + TURN_S
-            elif now > outbox.turn_ends:
-                outbox.turn_left = 0
+            if not state.turn_ends:
+                state.turn_ends = now + TURN_S
+            elif now > state.turn_ends:
+                state.turn_left = 0
             activation, invoker = self._find(ask.entity_id), self._invokers.get(ask.key[1])
             if (
                 activation is None
                 or invoker is None
                 or not goes_directly(
-                    outbox.held is None and outbox.lost is None and self._inbox.is_clear,
-                    outbox.turn_left > 0 and outbox.depth < DEPTH_MAX,
+                    self._outbox.held is None
+                    and self._outbox.lost is None
+                    and self._inbox.is_clear,
+                    state.turn_left > 0 and state.depth < DEPTH_MAX,
                     now < gate.valid_until and not gate.closed,
                     ask.timeout_ms > 0,
                     stack_known,
@@ -133,17 +137,17 @@ class DirectAsks:
                     activation.task is not None,
                 )
             ):
-                outbox.put_at_hand()
+                self._outbox.put_at_hand()
                 return
-            outbox.at_hand = None
-            outbox.turn_left -= 1
-            outbox.depth += 1
+            state.at_hand = None
+            state.turn_left -= 1
+            state.depth += 1
             try:
                 self._hand_over(ask, activation, invoker)
             except BaseException as e:
                 self._failed(e)
             finally:
-                outbox.depth -= 1
+                state.depth -= 1
         finally:
             if caller is not None and caller.task is None:
                 caller.busy = False

@@ -235,7 +235,6 @@ class RegionShell:
                 node.endpoint.sent,
                 leases=self._check_leases is not None,
             )
-            self.router.ask_directly(outbox)
 
     def set_zones(self, zones: Mapping[NodeId, str]) -> None:
         """Use these zones of the members that have one, to find the nearest instance."""

@@ -36,9 +36,10 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from shardbus.errors import EntityFailed, RequestError
-from shardbus.tasks.answers import ANSWERS, WatchedAnswer, is_watched
+from shardbus.tasks.answers import ANSWERS, WatchedAnswer, answers_of, is_watched
 from shardbus.tasks.eager import EagerRunner
 from shardbus.transport.asks import Asks, Key, refuse_answer
+from shardbus.transport.inbox import Inbox
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outbox import SessionOutbox
 from shardbus.transport.send_buffer import SendBufferLimit
@@ -63,8 +64,8 @@ future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = async
 class DirectAsk(asyncio.Future[Any]):
     """The answer of an ask to this process, and the ask itself until its caller awaits it."""
 
-    __slots__ = ("chain", "decode", "entity_id", "key", "outbox", "payload", "timeout_ms")
-    outbox: LocalOutbox
+    __slots__ = ("chain", "decode", "direct", "entity_id", "key", "payload", "timeout_ms")
+    direct: DirectAsking
     key: Key
     entity_id: str
     payload: bytes
@@ -73,9 +74,9 @@ class DirectAsk(asyncio.Future[Any]):
     chain: Chain
 
     def __await__(self) -> Generator[Any, None, Any]:
-        outbox = self.outbox
-        if outbox.at_hand is self:
-            outbox.ways[self.key[0]].take(self)
+        direct = self.direct
+        if direct.at_hand is self:
+            direct.ways[self.key[0]].take(self)
         return future_await(self)
 
     __iter__ = __await__
@@ -96,10 +97,32 @@ class DirectWay(Protocol):
         ...
 
 
+class DirectAsking:
+    """What this turn of the loop has of direct asks."""
+
+    __slots__ = (
+        "at_hand", "depth", "inbox", "make", "make_plain", "turn_ends", "turn_left", "ways",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox[Any]) -> None:
+        self.inbox = inbox
+        self.make, self.make_plain = direct_asks_of(loop), answers_of(loop)
+        """They make the future of an ask that may be direct, and of any other."""
+        self.ways: dict[str, DirectWay] = {}
+        """By entity type."""
+        self.at_hand: DirectAsk | None = None
+        """The last ask, while nothing has followed it and its caller has not awaited it."""
+        self.depth = 0
+        """Direct asks that are being handled, each inside the one before."""
+        self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
+        """Direct asks that this turn may still have, and until when, by the clock of the gate; 0
+        before the first."""
+
+
 class LocalOutbox(SessionOutbox):
     """What a process sends to itself."""
 
-    __slots__ = ("at_hand", "depth", "inbox", "turn_ends", "turn_left", "ways")
+    __slots__ = ("direct",)
 
     def __init__(
         self,
@@ -110,16 +133,7 @@ class LocalOutbox(SessionOutbox):
         departure: BatchDeparture,
     ) -> None:
         super().__init__(loop, asks, loopback, send_buffer_limit, departure)
-        self.inbox = loopback.inbox
-        self.ways: dict[str, DirectWay] = {}
-        """By entity type."""
-        self.at_hand: DirectAsk | None = None
-        """The last ask, while nothing has followed it and its caller has not awaited it."""
-        self.depth = 0
-        """Direct asks that are being handled, each inside the one before."""
-        self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
-        """Direct asks that this turn of the loop may still have, and until when, by the clock of
-        the gate; 0 before the first."""
+        self.direct = DirectAsking(loop, loopback.inbox)
 
     @property
     def asks(self) -> Asks:
@@ -127,6 +141,14 @@ class LocalOutbox(SessionOutbox):
         return self._asks
 
     # ---- asks
+
+    def new_answer(self) -> asyncio.Future[Any]:
+        """Return the future of the next ask: a direct one if nothing is in front of it. Tasks wait
+        for a plain future of asyncio in less time."""
+        direct = self.direct
+        if self.runs or direct.at_hand is not None or direct.turn_left <= 0:
+            return direct.make_plain()
+        return direct.make()
 
     def ask(
         self,
@@ -142,19 +164,20 @@ class LocalOutbox(SessionOutbox):
         if not isinstance(waiter, DirectAsk) or since is not None:
             super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
             return
-        waiter.outbox = self
-        if self.at_hand is not None or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
+        direct = waiter.direct = self.direct
+        if direct.at_hand is not None or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
             super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain)
             return
         waiter.key, waiter.entity_id, waiter.payload = key, entity_id, payload
         waiter.timeout_ms, waiter.decode, waiter.chain = timeout_ms, decode, chain
-        self.at_hand = waiter
+        direct.at_hand = waiter
         if not self.scheduled:
             self._schedule()
 
     def put_at_hand(self) -> None:
         """Add the ask at hand to the open batch."""
-        ask, self.at_hand = self.at_hand, None
+        direct = self.direct
+        ask, direct.at_hand = direct.at_hand, None
         if ask is not None:
             key, entity_id, payload = ask.key, ask.entity_id, ask.payload
             super().ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
@@ -178,9 +201,9 @@ class LocalOutbox(SessionOutbox):
         return super()._open_replies()
 
     def _flush_scheduled(self) -> None:
-        self.put_at_hand()
         asked = sum(len(run.ids) for run in self.runs if isinstance(run, AskRun))
-        self.turn_left, self.turn_ends = DIRECT_MAX if asked < CROWD else 0, 0.0
+        direct = self.direct
+        direct.turn_left, direct.turn_ends = DIRECT_MAX if asked < CROWD else 0, 0.0
         super()._flush_scheduled()
 
     def flush(self) -> None:
@@ -193,7 +216,7 @@ class LocalOutbox(SessionOutbox):
 
     @property
     def unflushed(self) -> bool:
-        return self.at_hand is not None or super().unflushed
+        return self.direct.at_hand is not None or super().unflushed
 
     # ---- answers
 
@@ -218,8 +241,7 @@ PLAIN = (decode_any, decode_value)
 
 
 def direct_asks_of(loop: asyncio.AbstractEventLoop) -> Callable[[], DirectAsk]:
-    """Return a function that makes the future of an ask to this process. The outbox that takes the
-    ask sets its fields."""
+    """Return a function that makes the future of an ask to this process."""
     if not is_watched(loop):
         return partial(DirectAsk, loop=loop)
     answers: WeakSet[WatchedAnswer] | None = getattr(loop, ANSWERS, None)

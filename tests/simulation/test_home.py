@@ -3,7 +3,6 @@ the same, and no fault breaks either."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,11 +18,9 @@ from tests.markers import long_only
 WAYS = (0, direct_ask.DIRECT_MAX)
 """Direct asks in one turn of the loop: none, and as many as elsewhere."""
 CALM = [
-    NodeOptions(Options(seed=1, nodes=1, seconds=8.0), clients=0, awaits=True, rests=0.0),
-    NodeOptions(
-        Options(seed=2, nodes=2, seconds=8.0), density="dense", burst=40, awaits=True, thinks=0.3
-    ),
-    NodeOptions(Options(seed=3, nodes=3, seconds=8.0), awaits=True, thinks=0.5, every_s=0.05),
+    NodeOptions(Options(seed=1, nodes=1, seconds=8.0), clients=0, rests=0.0),
+    NodeOptions(Options(seed=2, nodes=2, seconds=8.0), density="dense", burst=40, thinks=0.3),
+    NodeOptions(Options(seed=3, nodes=3, seconds=8.0), thinks=0.5, every_s=0.05),
 ]
 
 
@@ -53,7 +50,9 @@ def run(load: NodeOptions, most: int) -> Seen:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct_ask, "DIRECT_MAX", most)
         seen = Seen(patch)
-        outcome = NodeRun(load).run()
+        node_run = NodeRun(load)
+        node_run.application.awaits = True
+        outcome = node_run.run()
         assert outcome.broken is None, f"{most} direct asks in a turn: {outcome.report()}"
     return seen
 
@@ -68,6 +67,6 @@ def test_entities_see_the_same_by_both_ways(load: NodeOptions) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, *long_only(*range(2, 40))])
 def test_no_fault_breaks_either_way(seed: int) -> None:
-    load = replace(draw_node_options(seed, seconds=12.0), awaits=True)
+    load = draw_node_options(seed, seconds=12.0)
     for most in WAYS:
         run(load, most)

@@ -68,9 +68,6 @@ class NodeOptions:
     """The number of ids of each type that are used again and again."""
     storms: float = 0.0
     """The part of bursts in which each message goes to an id that no sender has used."""
-    awaits: bool = False
-    """Senders begin to await each answer at once, so that entities of their node may handle the ask
-    there. They go on without it, so that a seed has the same messages."""
     thinks: float = 0.1
     """The part of messages whose handler waits."""
     passivate_s: float = 120.0
