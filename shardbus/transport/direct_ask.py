@@ -16,6 +16,8 @@ ask stays at hand, in front of the open batch:
 - **The loop goes on.** The await of an answer that is there does not let the loop run. So one turn
   of the loop has `DIRECT_MAX` direct asks, in `TURN_S` after the first of them, nested no deeper
   than `DEPTH_MAX`; the next one waits for the next turn.
+- **A crowd takes batches.** After a batch of `CROWD` asks the next turn has no direct ones: a run
+  of many costs less for each.
 
 Answers to the futures of this process take no batch either, whichever way the ask came, unless
 reading them runs code of the application's: that runs in a callback of the loop, outside of any
