@@ -419,7 +419,7 @@ class Router:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
-        future = self._create_future() if out.__class__ is not LocalOutbox else out.new_answer()
+        future = out.new_answer() if isinstance(out, LocalOutbox) else self._create_future()
         run: Run | None = None
         if self._caller is not None and (caller := self._caller()) is not None:
             run = caller.call_chain_now()

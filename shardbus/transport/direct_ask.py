@@ -194,9 +194,19 @@ class LocalOutbox(SessionOutbox):
         self.put_at_hand()
         return super()._open_tells(key, entity_id, payload, accepted)
 
-    def _open_asks(self, *args: Any) -> bool:
+    def _open_asks(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+        since: float | None,
+    ) -> bool:
         self.put_at_hand()
-        return super()._open_asks(*args)
+        return super()._open_asks(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
 
     def _open_replies(self) -> list[int]:
         self.put_at_hand()
