@@ -16,6 +16,7 @@ the ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.scraped       what it costs that /metrics is read
     python -m benchmarks.metered       metrics and their reader beside no samples and no reader
     python -m benchmarks.traced        what tracing costs
+    python -m benchmarks.home          asks and tells of a node to its own entities
     python -m benchmarks.checkouts     this checkout beside another one, in slices
     python -m benchmarks.instances     tells to instances, and asks beside a slow node
     python -m benchmarks.balance       loads by Zipf's law, simulated

@@ -35,6 +35,7 @@ from typing import Any, cast
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
     MOVES,
+    NEVER,
     OUTCOME,
     RUNNING,
     STARTING,
@@ -75,7 +76,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.tasks.eager import EagerTask
+from shardbus.tasks.eager import EagerTask, references
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
@@ -246,6 +247,29 @@ class EntityRunner:
         elif self.run(activation, message):
             self.settle_if_needed(activation)
 
+    def receive_directly(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        payload: bytes,
+        session: Session,
+        corr: int,
+        chain: Chain,
+    ) -> None:
+        """Handle an ask for an idle entity inside the await of its caller. The gate is open. What
+        the caller's own message has asked in its first step is kept apart."""
+        activation.used = self.tick
+        self.counts.begun += 1
+        handlers = self.running_handlers
+        first, handlers.first = handlers.first, None
+        try:
+            if self._handle(activation, invoker, payload, session, corr, 0, chain) and (
+                activation.stopping is not None or activation.mailbox
+            ):
+                self.settle(activation)
+        finally:
+            handlers.first = first
+
     def queue(self, activation: Activation, message: Message) -> None:
         """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the
         entity itself waits for, which would wait for ever."""
@@ -360,18 +384,34 @@ class EntityRunner:
     ) -> bool:
         """Handle one message. Returns True if that is done; otherwise `settle` is called later.
         `work`: what its handler has left to do, instead of a call of it."""
-        invoker, payload, session, corr, _, chain = message
+        invoker, payload, session, corr, deadline, chain = message
         if corr != OWN and invoker.name != OUTCOME and work is None:
             self.counts.begun += 1
-        outer = self.activation, self.run_header
+        return self._handle(activation, invoker, payload, session, corr, deadline, chain, work)
+
+    def _handle(
+        self,
+        activation: Activation,
+        invoker: Invoker,
+        payload: bytes,
+        session: Session | None,
+        corr: int,
+        deadline: int,
+        chain: Chain,
+        work: Coroutine[Any, Any, Any] | None = None,
+    ) -> bool:
+        """Handle a message, given by its fields, as `run` does."""
+        outer, outer_header = self.activation, self.run_header
         self.activation = activation
         self.run_header = (invoker, session, chain, (payload,), corr, NONE_LEFT)
         eager, coroutine = self.eager, work
         entered = eager.enter()
         try:
-            eager.task.context = context = eager.base.copy()
+            task = eager.task
+            task.context = context = eager.base.copy()
             error: BaseException | None = None
-            eager.task.coroutine = value = None
+            task.coroutine = value = None
+            before = references(eager.task)
             try:
                 if work is None:
                     value = context.run(invoked, invoker, activation.entity, payload)
@@ -380,7 +420,7 @@ class EntityRunner:
                     elif not invoker.returns_values and is_unfinished(value):
                         coroutine = finish(value)
                 if coroutine is not None:
-                    eager.task.coroutine = coroutine
+                    task.coroutine = coroutine
                     waits_for = context.run(coroutine.send, None)
                     self.carry_on(activation, coroutine, waits_for, context)
                     return False
@@ -391,19 +431,20 @@ class EntityRunner:
                     error = e
             except BaseException as e:
                 error = e
-            error = eager.replace(value, error)
+            if error is not None or eager.has_traces(before, context):
+                error = eager.replace(value, error)
             if error is not None:
-                return self.raised(
-                    activation, invoker, payload, error, session, corr, message.begun
-                )
+                begun = deadline == NEVER
+                return self.raised(activation, invoker, payload, error, session, corr, begun)
+            if invoker.returns_values or not is_unfinished(value):
+                if session is not None:
+                    context.run(answer, activation, invoker, value, session, corr)
+                return True
         finally:
             eager.leave(entered)
-            self.activation, self.run_header = outer
-        if not invoker.returns_values and is_unfinished(value):
-            return self.run(activation, message, finish(value))
-        if session is not None:
-            answer(activation, invoker, value, session, corr)
-        return True
+            self.activation, self.run_header = outer, outer_header
+        message = Message(invoker, payload, session, corr, deadline, chain)
+        return self.run(activation, message, finish(value))
 
     def raised(
         self,

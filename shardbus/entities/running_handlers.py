@@ -23,6 +23,7 @@ from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.reentrancy import CallChain
 from shardbus.errors import ReentrancyError
 from shardbus.tasks.eager import OWNER, EagerRunner, EagerTask
+from shardbus.tasks.internals import current_task
 from shardbus.tasks.waiters import eager_task_waiting_for
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -33,6 +34,10 @@ RunHeader = tuple[
 """A run of messages: the method, the asker, the entities that wait, the payloads, the correlation
 ids (or the one of all), and the iterator that takes the payloads: it shows which message is being
 handled, so that nothing has to be noted for each."""
+
+FirstChain = tuple[Activation, RunHeader, int, CallChain]
+"""The call chain of a message that has asked in its first step: its entity, its run and its place
+there."""
 
 NONE_LEFT: Iterator[bytes] = iter(())
 """The iterator of a run whose last message is being handled."""
@@ -84,7 +89,7 @@ class RunningHandlers:
         self._type, self._loop, self._current = entity_type, loop, current
         self.tasks: dict[int, EagerTask] = {}
         """By `id`; the longest waiting comes first."""
-        self._first: tuple[Activation, RunHeader, int, CallChain] | None = None
+        self.first: FirstChain | None = None
         """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
 
@@ -143,9 +148,9 @@ class RunningHandlers:
                 eager.message = message
             elif header is not None and current.activation is activation:
                 eager.message = current_of(header)
-            if self._first is not None:
+            if self.first is not None:
                 eager.call_chain = self._first_chain(activation)
-                self._first = None
+                self.first = None
         activation.task = eager
         self.tasks[id(eager)] = eager
         eager.on_end = done
@@ -191,15 +196,22 @@ class RunningHandlers:
             activation = self._current.activation
         return None if activation is None else (self._type, activation)
 
+    def in_first_step(self, eager: EagerTask) -> Activation | None:
+        """Return the entity whose message an eager task has begun, in its first step. Any other
+        whose code runs under a task of this owner is busy."""
+        return self._current.activation if eager.activation is None else None
+
     # ---- call chains
 
     def call_chain_now(self) -> CallChain | None:
         """Return the run of a handler that waits for the code that calls this, if there is one."""
-        task: Any = asyncio.current_task(self._loop)
+        task: Any = current_task(self._loop)
         eager = task
         if task.__class__ is not EagerTask:
             eager = eager_task_waiting_for(task) if task is not None else None
-        found: CallChain | None = eager.owner.call_chain(eager) if eager is not None else None
+        if eager is None:
+            return None
+        found: CallChain | None = eager.runner.owner.call_chain(eager)
         return found
 
     def call_chain(self, eager: EagerTask) -> CallChain | None:
@@ -217,14 +229,14 @@ class RunningHandlers:
         first = self._first_chain(activation)
         if first is None:
             first = self._new(activation, header[2])
-            self._first = (activation, header, place_of(header), first)
+            self.first = (activation, header, place_of(header), first)
         return first
 
     def _first_chain(self, activation: Activation) -> CallChain | None:
         """Return the call chain of the message being handled, if it has asked in its first step."""
-        if self._first is None:
+        if self.first is None:
             return None
-        asker, header, place, chain = self._first
+        asker, header, place, chain = self.first
         same = asker is activation and header is self._current.run_header
         return chain if same and place == place_of(header) else None
 

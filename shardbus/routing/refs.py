@@ -129,12 +129,16 @@ class Call(Addressed):
         Raises:
             TypeError: the arguments do not fit the handler. SchemaError: one cannot be serialized.
         """
+        if kwargs or (len(args) != self._count and len(args) not in self._method.counts):
+            payload = self._method.encode(args, kwargs)
+        else:
+            try:
+                packed = self._packed  # calling the attribute takes longer
+                payload = packed(args)
+            except UNPACKABLE:
+                payload = self._method.encode(args, kwargs)
         return self._sender.ask(
-            self._key,
-            self._id,
-            self._pack(args, kwargs),
-            self._timeout_ms,
-            self._method.decode_result,
+            self._key, self._id, payload, self._timeout_ms, self._method.decode_result
         )
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:

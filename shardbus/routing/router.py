@@ -55,6 +55,7 @@ from shardbus.sharding.region.route import (
 )
 from shardbus.tasks.answers import answers_of
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
+from shardbus.transport.direct_ask import LocalOutbox
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.machine_timer import MachineTimer
@@ -416,12 +417,12 @@ class Router:
         binding: Binding = Binding.ANY,
     ) -> asyncio.Future[Any]:
         """Send an ask. Returns a future of the answer, which `decode` reads."""
-        future = self._create_future()
+        route = self._by_id.get(entity_id) or self.route_of(entity_id)
+        out = route.out
+        future = out.new_answer() if isinstance(out, LocalOutbox) else self._create_future()
         run: Run | None = None
         if self._caller is not None and (caller := self._caller()) is not None:
             run = caller.call_chain_now()
-        route = self._by_id.get(entity_id) or self.route_of(entity_id)
-        out = route.out
         if out is None:
             chain = () if run is None else run.chain
             waits = future, decode, timeout_ms

@@ -291,6 +291,9 @@ def _error_of(future: Any) -> BaseException | None:
     return None
 
 
+SPARES_MAX = 16
+"""Unused eager tasks that are kept."""
+
 Entered = tuple["asyncio.Task[Any] | None", EagerTask | None]
 """The task that was current before, and the eager task whose first step it interrupts, if any."""
 
@@ -305,7 +308,7 @@ class EagerRunner:
     comparison stands in the loops of the runner because a call would double its time.
     """
 
-    __slots__ = ("_spare", "adopt", "base", "depth", "gate", "loop", "outside", "owner", "task")
+    __slots__ = ("_spares", "adopt", "base", "depth", "gate", "loop", "outside", "owner", "task")
 
     def __init__(
         self,
@@ -322,8 +325,8 @@ class EagerRunner:
         self.base.run(OWNER.set, owner)
         self.task = self.unused()
         """The eager task of the next first step."""
-        self._spare: EagerTask | None = None
-        """An unused eager task, for first steps inside others."""
+        self._spares: list[EagerTask] = []
+        """Unused eager tasks, for first steps inside others."""
         self.depth = 0
         """Above 0 between `enter` and `leave`."""
 
@@ -339,6 +342,21 @@ class EagerRunner:
         task.doing = task._name = ""
         return task
 
+    def _following(self) -> EagerTask:
+        """Return a spare eager task, or a new one."""
+        return self._spares.pop() if self._spares else self.unused()
+
+    def has_traces(self, before: int, context: Context) -> bool:
+        """True if code has left traces in the current task, to which there were `before` references
+        when its caller had those that it has now, or in its context."""
+        try:
+            # As an attribute: from 3.14 on some loads of a local are no reference.
+            return references(self.task) != before or bool(
+                self.task.__dict__ or context != self.base
+            )
+        except BaseException:  # of the `__eq__` of a variable's value
+            return True
+
     def enter(self) -> Entered:
         """Make an eager task current: first steps follow. Calls nest, and may come from inside a
         task. Returns the argument of `leave`."""
@@ -347,8 +365,7 @@ class EagerRunner:
         if outer is not None:
             leave_task(loop, outer)
         if self.depth:
-            interrupted, self.task = self.task, self._spare or self.unused()
-            self._spare = None
+            interrupted, self.task = self.task, self._following()
         self.depth += 1
         enter_task(loop, self.task)
         return outer, interrupted
@@ -362,7 +379,9 @@ class EagerRunner:
             self.task.settle(None, None)
             self.task = self.unused()
         if interrupted is not None:
-            self._spare, self.task = self.task, interrupted
+            if len(self._spares) < SPARES_MAX:
+                self._spares.append(self.task)
+            self.task = interrupted
         if outer is not None:
             enter_task(self.loop, outer)
 
@@ -373,8 +392,8 @@ class EagerRunner:
         outcome of the step, in case that code has kept it. Returns the error, which is
         CancelledError if the task was cancelled. Valid between `enter` and `leave`."""
         task = self.task
-        self.task = following = self._spare or self.unused()
-        self._spare, following.context = None, task.context
+        self.task = following = self._following()
+        following.context = task.context
         leave_task(self.loop, task)
         enter_task(self.loop, following)
         if error is None:  # an exception may have a `__bool__` that raises
@@ -425,8 +444,7 @@ class EagerRunner:
         context returned `waits_for`. Another one is current now. Valid between `enter` and
         `leave`."""
         loop, eager = self.loop, self.task
-        self.task = following = self._spare or self.unused()
-        self._spare = None
+        self.task = following = self._following()
         leave_task(loop, eager)
         enter_task(loop, following)
         eager.steps, eager.context = coroutine, context

@@ -170,9 +170,7 @@ class Asks:
                 try:
                     waiter.set_result(decode(payload))
                 except BaseException as e:  # a message class's own checks may raise anything
-                    raise_interrupt(e)
-                    error = SchemaError(f"the answer does not fit: {text_of(e)}")
-                    set_error(waiter, _as_begun(error, begun=True))
+                    refuse_answer(waiter, e)
 
     def on_fail(self, fail: Fail) -> None:
         """An ask failed on the other side."""
@@ -202,6 +200,13 @@ def refuse(entry: PendingAsk | tuple[Any, Decode | None, int], error: Failure) -
         waiter.fail(error)
     elif not waiter.done():
         set_error(waiter, error)
+
+
+def refuse_answer(waiter: Any, error: BaseException) -> None:
+    """Fail one waiting ask whose answer cannot be read, by this error."""
+    raise_interrupt(error)
+    refused = SchemaError(f"the answer does not fit: {text_of(error)}")
+    set_error(waiter, _as_begun(refused, begun=True))
 
 
 def set_error(answer: Any, error: BaseException) -> None:

@@ -142,6 +142,11 @@ class Inbox(Generic[P]):
         """True if what arrives now is held."""
         return self._pauses > 0 or bool(self._held)
 
+    @property
+    def is_clear(self) -> bool:
+        """True if everything that has arrived was handed out."""
+        return not (self._pauses or self._held or self._full.entities)
+
     # ---- the receiver's room
 
     def pause(self) -> None:

@@ -1,8 +1,8 @@
 """The way of a process's session with itself: no frames and no window, the same rules.
 
 A flushed batch is received at once, but never inside a sender's call, because the sending entity
-may be the receiving one. While the receiver has no room, senders that await their tells wait here,
-too.
+may be the receiving one. An ask that its caller awaits may need no batch (`direct_ask`). While the
+receiver has no room, senders that await their tells wait here, too.
 
 Source: docs/architecture.md.
 """
@@ -22,7 +22,7 @@ from shardbus.wire.batch import Run
 class Loopback:
     """Passes batches to the inbox of the same session. Calls `on_room` when that takes more."""
 
-    __slots__ = ("_inbox", "_loop", "_on_room", "name")
+    __slots__ = ("_loop", "_on_room", "inbox", "name")
     local = True
     idle = False
     """A message never leaves inside its sender's call."""
@@ -35,21 +35,21 @@ class Loopback:
         inbox: Inbox[Any],
         on_room: Callable[[], None],
     ) -> None:
-        self.name, self._loop, self._inbox, self._on_room = name, loop, inbox, on_room
+        self.name, self._loop, self.inbox, self._on_room = name, loop, inbox, on_room
 
     def put(self, runs: list[Run], weight: int) -> bool:
         """Receive a batch. Returns True if there is room for more."""
         self.free()
-        self._inbox.receive_runs(runs, weight)
-        return not self._inbox.holding
+        self.inbox.receive_runs(runs, weight)
+        return not self.inbox.holding
 
     def has_room(self, weight: int) -> bool:
         """True if the inbox hands out what it gets, and the open batch weighs little."""
-        return weight < WINDOW_BYTES and not self._inbox.holding
+        return weight < WINDOW_BYTES and not self.inbox.holding
 
     def free(self) -> None:
         """Wake senders, unless the inbox holds what it gets."""
-        if not self._inbox.holding:
+        if not self.inbox.holding:
             self._on_room()
 
     def rewrite_unsent(self, change: Callable[[bytes], bytes | None]) -> None:
@@ -61,4 +61,4 @@ class Loopback:
 
     def leave(self, leaves: Callable[[Target], bool]) -> None:
         """Hand out the rests of these entities: no Flush follows here."""
-        self._inbox.unlist(leaves)
+        self.inbox.unlist(leaves)

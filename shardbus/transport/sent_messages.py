@@ -20,7 +20,7 @@ Source: docs/reference/metrics.md; B.150.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -55,6 +55,15 @@ class SentMessages:
         if histogram is None:
             histogram = self.durations[entity_type] = Histogram()
         histogram.observe(max(0.0, seconds), weight)
+
+    def sample_alone(
+        self, entity_type: str, answer: asyncio.Future[Any], clock: Callable[[], float]
+    ) -> None:
+        """Time an ask that leaves now in no batch, whose count has passed the mark. `clock` is the
+        loop's."""
+        began = clock()
+        weight = self.marks.take(self.asks, began)
+        answer.add_done_callback(lambda _: self.ended(entity_type, clock() - began, weight))
 
 
 class BatchDeparture:

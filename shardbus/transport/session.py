@@ -35,6 +35,7 @@ from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, CoarseClock, Unsent, refuse
+from shardbus.transport.direct_ask import LocalOutbox
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.full_entities import Target
 from shardbus.transport.inbox import Inbox, Receiver
@@ -117,8 +118,12 @@ class Session:
         self.link = SessionLink(name, loop, window, self._on_room)
         self._local = None if transmit else Loopback(name, loop, self.inbox, self._on_room)
         departure = BatchDeparture(sent or SentMessages(), loop)
-        way, limit = self._local or self.link, send_buffer_limit or SendBufferLimit()
-        self.outbox = SessionOutbox(loop, self._asks, way, limit, departure)
+        limit = send_buffer_limit or SendBufferLimit()
+        self.outbox = (
+            SessionOutbox(loop, self._asks, self.link, limit, departure)
+            if self._local is None
+            else LocalOutbox(loop, self._asks, self._local, limit, departure)
+        )
         guard(self)
         guard(self.outbox)
 

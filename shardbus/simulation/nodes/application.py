@@ -94,6 +94,10 @@ class MessageCount:
 class SimApplication:
     """The application of one run. `checker` must be set before the first message."""
 
+    awaits = False
+    """Senders begin to await each answer at once, so that entities of their node may handle the ask
+    there. They go on without it, so that a seed has the same messages."""
+
     def __init__(self, load: NodeOptions, *, reminds: bool = False) -> None:
         self.checker: DeliveryChecker
         self.reminders = ReminderChecker(load.seed) if reminds else None
@@ -323,6 +327,8 @@ class SimSender:
             if asked:
                 answer = call(self.name, message.seq)
                 answer.add_done_callback(lambda done: self._on_reply(message, kind, done))
+                if self._application.awaits:
+                    answer.__await__()  # begins to await it, and goes on without the answer
             else:
                 await call.tell(self.name, message.seq)
         except RequestError as error:

@@ -1,0 +1,260 @@
+"""Asks that stay on their node: handled where their caller awaits them.
+
+An ask to an entity of the same node needs no batch. Its caller waits for the answer, and where it
+awaits that, the entity's handler may run at once, as a coroutine that it had called. So the last
+ask stays at hand, in front of the open batch:
+
+    ask ──> at hand ──its caller awaits it──> handled there (`DirectWay`)
+               └── anything else is sent, the turn of the loop ends, or `DirectWay` declines
+                                   └──> open batch ──> the loopback, as every message
+
+- **Never inside a sender's call.** Between its awaits no code of the caller is interrupted. An
+  await may always let others run.
+- **Order.** An ask is at hand only while the open batch is empty, and enters it before anything
+  else. So it is younger than all that this process has sent to itself, and older than all that
+  follows.
+- **The loop goes on.** The await of an answer that is there does not let the loop run. So one turn
+  of the loop has `DIRECT_MAX` direct asks, in `TURN_S` after the first of them, nested no deeper
+  than `DEPTH_MAX`; the next one waits for the next turn.
+- **A crowd takes batches.** After a batch of `CROWD` asks the next turn has no direct ones: a run
+  of many costs less for each.
+
+Answers to the futures of this process take no batch either, whichever way the ask came, unless
+reading them runs code of the application's: that runs in a callback of the loop, outside of any
+entity. Errors go by the batch.
+
+Which asks are direct is decided in `shells.direct_asks`.
+
+Source: docs/architecture.md; B.108.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from types import BuiltinMethodType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from shardbus.errors import EntityFailed, RequestError
+from shardbus.tasks.answers import ANSWERS, WatchedAnswer, answers_of, is_watched
+from shardbus.tasks.eager import EagerRunner
+from shardbus.transport.asks import Asks, Key, refuse_answer
+from shardbus.transport.inbox import Inbox
+from shardbus.transport.loopback import Loopback
+from shardbus.transport.outbox import SessionOutbox
+from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.sent_messages import BatchDeparture
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX, AskRun, Chain, Run
+from shardbus.wire.schema import Decode, decode_any, decode_value
+
+DIRECT_MAX = 256
+"""Direct asks in one turn of the loop."""
+TURN_S = 0.002
+"""Seconds after the first direct ask of a turn in which more may follow."""
+CROWD = 16
+"""Asks in one batch after which the next turn has no direct ones: in a batch each of many asks
+costs less."""
+DEPTH_MAX = 12
+"""Direct asks that are handled inside one another."""
+
+
+future_await: Callable[[asyncio.Future[Any]], Generator[Any, None, Any]] = asyncio.Future.__await__
+
+
+class DirectAsk(asyncio.Future[Any]):
+    """The answer of an ask to this process, and the ask itself until its caller awaits it."""
+
+    __slots__ = ("chain", "decode", "direct", "entity_id", "key", "payload", "timeout_ms")
+    direct: DirectAsking
+    key: Key
+    entity_id: str
+    payload: bytes
+    timeout_ms: int
+    decode: Decode | None
+    chain: Chain
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        direct = self.direct
+        if direct.at_hand is self:
+            direct.ways[self.key[0]].take(self)
+        return future_await(self)
+
+    __iter__ = __await__
+
+
+class WatchedDirectAsk(WatchedAnswer, DirectAsk):
+    """The same, with the line that asked."""
+
+
+class DirectWay(Protocol):
+    """Hands the asks of one entity type to their entities."""
+
+    eager: EagerRunner
+    """Runs the first steps of their handlers."""
+
+    def take(self, ask: DirectAsk, /) -> None:
+        """Handle the ask at hand in the await of its caller, or put it into the batch."""
+        ...
+
+
+class DirectAsking:
+    """What this turn of the loop has of direct asks."""
+
+    __slots__ = (
+        "at_hand", "depth", "inbox", "make", "make_plain", "turn_ends", "turn_left", "ways",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox[Any]) -> None:
+        self.inbox = inbox
+        self.make, self.make_plain = direct_asks_of(loop), answers_of(loop)
+        """They make the future of an ask that may be direct, and of any other."""
+        self.ways: dict[str, DirectWay] = {}
+        """By entity type."""
+        self.at_hand: DirectAsk | None = None
+        """The last ask, while nothing has followed it and its caller has not awaited it."""
+        self.depth = 0
+        """Direct asks that are being handled, each inside the one before."""
+        self.turn_left, self.turn_ends = DIRECT_MAX, 0.0
+        """Direct asks that this turn may still have, and until when, by the clock of the gate; 0
+        before the first."""
+
+
+class LocalOutbox(SessionOutbox):
+    """What a process sends to itself."""
+
+    __slots__ = ("direct",)
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        asks: Asks,
+        loopback: Loopback,
+        send_buffer_limit: SendBufferLimit,
+        departure: BatchDeparture,
+    ) -> None:
+        super().__init__(loop, asks, loopback, send_buffer_limit, departure)
+        self.direct = DirectAsking(loop, loopback.inbox)
+
+    @property
+    def asks(self) -> Asks:
+        """The asks that wait for their outcome."""
+        return self._asks
+
+    # ---- asks
+
+    def new_answer(self) -> asyncio.Future[Any]:
+        """Return the future of the next ask: a direct one if nothing is in front of it. Tasks wait
+        for a plain future of asyncio in less time."""
+        direct = self.direct
+        if self.runs or direct.at_hand is not None or direct.turn_left <= 0:
+            return direct.make_plain()
+        return direct.make()
+
+    def ask(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain = (),
+        since: float | None = None,
+    ) -> None:
+        if not isinstance(waiter, DirectAsk) or since is not None:
+            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
+            return
+        direct = waiter.direct = self.direct
+        if direct.at_hand is not None or not self.writable or len(payload) > PAYLOAD_BYTES_MAX:
+            super().ask(key, entity_id, payload, timeout_ms, waiter, decode, chain)
+            return
+        waiter.key, waiter.entity_id, waiter.payload = key, entity_id, payload
+        waiter.timeout_ms, waiter.decode, waiter.chain = timeout_ms, decode, chain
+        direct.at_hand = waiter
+        if not self.scheduled:
+            self._schedule()
+
+    def put_at_hand(self) -> None:
+        """Add the ask at hand to the open batch."""
+        direct = self.direct
+        ask, direct.at_hand = direct.at_hand, None
+        if ask is not None:
+            key, entity_id, payload = ask.key, ask.entity_id, ask.payload
+            super().ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
+
+    # ---- what follows an ask at hand
+
+    def _put(self, run: Run, size: int) -> None:
+        self.put_at_hand()
+        super()._put(run, size)
+
+    def _open_tells(self, key: Key, entity_id: str, payload: bytes, accepted: bool) -> bool:
+        self.put_at_hand()
+        return super()._open_tells(key, entity_id, payload, accepted)
+
+    def _open_asks(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+        since: float | None,
+    ) -> bool:
+        self.put_at_hand()
+        return super()._open_asks(key, entity_id, payload, timeout_ms, waiter, decode, chain, since)
+
+    def _open_replies(self) -> list[int]:
+        self.put_at_hand()
+        return super()._open_replies()
+
+    def _flush_scheduled(self) -> None:
+        asked = sum(len(run.ids) for run in self.runs if isinstance(run, AskRun))
+        direct = self.direct
+        direct.turn_left, direct.turn_ends = DIRECT_MAX if asked < CROWD else 0, 0.0
+        super()._flush_scheduled()
+
+    def flush(self) -> None:
+        self.put_at_hand()
+        super().flush()
+
+    def end(self, error: RequestError) -> list[Run]:
+        self.put_at_hand()
+        return super().end(error)
+
+    @property
+    def unflushed(self) -> bool:
+        return self.direct.at_hand is not None or super().unflushed
+
+    # ---- answers
+
+    def reply(self, corr: int, payload: bytes) -> EntityFailed | None:
+        asks = self._asks
+        entry = asks.entries.get(corr)
+        if entry is not None and len(payload) <= PAYLOAD_BYTES_MAX:
+            waiter, decode, _ = entry
+            if decode is not None and (type(decode) is BuiltinMethodType or decode in PLAIN):
+                del asks.entries[corr]
+                if not waiter.done():
+                    try:
+                        waiter.set_result(decode(payload))
+                    except BaseException as e:
+                        refuse_answer(waiter, e)
+                return None
+        return super().reply(corr, payload)
+
+
+PLAIN = (decode_any, decode_value)
+"""Functions that read an answer and run no code of the application's, besides those of msgspec."""
+
+
+def direct_asks_of(loop: asyncio.AbstractEventLoop) -> Callable[[], DirectAsk]:
+    """Return a function that makes the future of an ask to this process."""
+    if not is_watched(loop):
+        return partial(DirectAsk, loop=loop)
+    answers: WeakSet[WatchedAnswer] | None = getattr(loop, ANSWERS, None)
+    return partial(WatchedDirectAsk, loop, answers)

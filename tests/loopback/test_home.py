@@ -1,0 +1,405 @@
+"""Asks that stay on their node: handled where they are awaited, and never elsewhere than a message
+that took the loopback would have been."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardbus import AskTimeout, Entity, EntityFailed, ReentrancyError, Rejection, ShardBus, handler
+from shardbus.errors import MailboxFull
+from shardbus.node.node import Node
+from shardbus.shells import direct_asks
+from shardbus.shells.message_account import account_of
+from shardbus.transport import direct_ask
+from tests.loopback.nodes import Nodes
+from tests.waiting import PATIENCE_S, until
+
+SEEN: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="")
+
+
+@dataclass
+class Refused(Rejection):
+    left: int
+
+
+@dataclass
+class Checked:
+    """A value whose class runs code where it is read."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        READERS.append(asyncio.current_task())
+
+
+READERS: list[Any] = []
+
+
+def application() -> tuple[ShardBus, Any]:
+    """Entities that log what they handle."""
+    bus, world = ShardBus("shop"), SimpleNamespace()
+    world.log = log = list[str]()
+    world.gate = asyncio.Event()
+    world.tasks = []
+
+    class Parts(Entity):
+        def __init__(self) -> None:
+            self.rows = [1]
+
+        def note(self, text: str) -> None:
+            log.append(f"{self.context.entity_id}:{text}")
+
+        def other(self, entity_id: str) -> Any:
+            return self.context.ref("other" if entity_id.startswith("o") else "one", entity_id)
+
+        @handler
+        async def do(self, text: str) -> str:
+            self.note(text)
+            return text
+
+        @handler
+        def do_plainly(self, text: str) -> str:
+            self.note(text)
+            return text
+
+        @handler
+        async def wait(self, text: str) -> str:
+            self.note(f"{text} begins")
+            await world.gate.wait()
+            self.note(f"{text} ends")
+            return text
+
+        @handler
+        async def share(self, rows: list[int]) -> list[int]:
+            self.rows.extend(rows)
+            return self.rows
+
+        @handler
+        async def checked(self) -> Checked:
+            checked = Checked("x")
+            READERS.clear()
+            return checked
+
+        @handler
+        async def fails(self) -> None:
+            raise ValueError("no")
+
+        @handler
+        async def refuses(self) -> None:
+            raise Refused(3)
+
+        @handler
+        async def marks(self) -> str:
+            SEEN.set(self.context.entity_id)
+            world.tasks.append(asyncio.current_task())
+            return SEEN.get()
+
+        @handler
+        async def asks(self, path: list[str], text: str) -> str:
+            """Ask the next entity on a path, and between two notes nothing else is handled."""
+            self.note("begins")
+            before = asyncio.current_task()
+            if path:
+                answer = await self.other(path[0]).asks(path[1:], text)
+            else:
+                answer = text
+            assert asyncio.current_task() is before
+            self.note("ends")
+            return answer
+
+        @handler
+        async def asks_what_tells_back(self) -> None:
+            """Ask an entity that tells this one."""
+            self.note("begins")
+            await self.other("b").tells(self.context.entity_id)
+            self.note("ends")
+
+        @handler
+        async def tells(self, entity_id: str) -> None:
+            await self.other(entity_id).do.tell("told")
+            self.note("told it")
+
+        @handler
+        async def asks_twice(self, first: str, path: list[str]) -> Any:
+            """Ask one that waits, then others, then wait for the first."""
+            waiting = self.other(first).asks_back(self.context.entity_id)
+            await self.other(path[0]).asks(path[1:], "x")
+            return await waiting
+
+        @handler
+        async def asks_back(self, entity_id: str) -> Any:
+            await asyncio.sleep(0)
+            return await self.other(entity_id).do("back")
+
+    bus.entity("one", shards=8, mailbox=4, supervision={Exception: "resume"})(
+        type("One", (Parts,), {})
+    )
+    bus.entity("other", shards=8, supervision={Exception: "resume"})(type("Other", (Parts,), {}))
+    return bus, world
+
+
+class Home:
+    """One node, and what its entities have seen."""
+
+    def __init__(self, node: Node, world: Any) -> None:
+        self.node, self.log, self.gate, self.tasks = node, world.log, world.gate, world.tasks
+
+    def ref(self, entity_id: str) -> Any:
+        return self.node.ref("one", entity_id)
+
+    async def started(self, *ids: str) -> None:
+        """Start entities, and forget what they have seen."""
+        for entity_id in ids:
+            await self.node.ref("other" if entity_id[0] == "o" else "one", entity_id).do("start")
+        await asyncio.sleep(0)
+        self.log.clear()
+
+    def missing(self) -> int:
+        return sum(abs(account_of(region).missing) for region in self.node.regions.values())
+
+
+@pytest.fixture(params=["direct", "batched"])
+def most(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """True if asks may be direct. Whatever entities see is the same."""
+    if request.param == "batched":
+        monkeypatch.setattr(direct_ask, "DIRECT_MAX", 0)
+    return bool(request.param == "direct")
+
+
+async def home(nodes: Nodes) -> Home:
+    bus, world = application()
+    return Home(await nodes.start(bus), world)
+
+
+async def handled_in_its_await(ask: Any) -> tuple[Any, bool]:
+    """Return the answer of an ask, and whether it came without a turn of the loop."""
+    turns = list[int]()
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    answer = await ask
+    return answer, not turns
+
+
+async def test_an_idle_entity_handles_an_ask_where_it_is_awaited() -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        for call in (one.ref("a").do, one.ref("a").do_plainly):
+            ask = call("x")
+            assert one.log == []  # not inside the sender's call
+            assert await handled_in_its_await(ask) == ("x", True)
+            assert one.log.pop() == "a:x"
+        assert one.missing() == 0
+
+
+async def test_a_first_message_and_a_forgotten_await_take_the_loopback() -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        assert await handled_in_its_await(one.ref("new").do("x")) == ("x", False)
+        ask = one.ref("new").do("y")
+        await until(lambda: "new:y" in one.log, "it comes")
+        assert await ask == "y"
+        assert one.missing() == 0
+
+
+async def test_messages_of_one_sender_keep_their_order(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        ref, want = one.ref("a"), list[str]()
+        for n in range(300):
+            text = f"{n}"
+            want.append(f"a:{text}")
+            if n % 7 in (0, 3, 6):
+                await ref.do.tell(text)
+            elif n % 7 == 5:
+                unawaited = ref.do(text)
+            else:
+                await ref.do_plainly(text)
+        await unawaited
+        assert one.log == want
+        assert one.missing() == 0
+
+
+async def test_a_waiting_entity_gets_it_into_its_mailbox(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        ref = one.ref("a")
+        waiting = [asyncio.ensure_future(ref.wait("first"))]
+        await until(lambda: one.log == ["a:first begins"], "it comes")
+
+        async def ask(text: str) -> Any:
+            return await ref.do(text)
+
+        waiting += [asyncio.ensure_future(ask(str(n))) for n in range(4)]
+        await until(lambda: one.node.regions["one"].host.waiting == 5, "it comes")
+        with pytest.raises(MailboxFull):
+            await ref.do("too many")
+        assert one.missing() == 0
+        one.gate.set()
+        await asyncio.gather(*waiting)
+        assert one.log == ["a:first begins", "a:first ends", *(f"a:{n}" for n in range(4))]
+        assert one.missing() == 0
+
+
+async def test_arguments_and_answers_are_copies(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        rows = [2]
+        answer = await one.ref("a").share(rows)
+        rows.append(9)
+        answer.append(7)
+        assert await one.ref("a").share([]) == [1, 2]
+
+
+async def test_errors_and_rejections_are_those_of_a_message(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        with pytest.raises(EntityFailed, match="no") as failed:
+            await one.ref("a").fails()
+        assert failed.value.type == "ValueError"
+        with pytest.raises(Refused) as refused:
+            await one.ref("a").refuses()
+        assert (refused.value.left, refused.value.definite) == (3, False)
+        assert await one.ref("a").do("x") == "x"
+        assert one.missing() == 0
+
+
+async def test_one_handler_has_one_task_and_one_context(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a", "b")
+        mine = asyncio.current_task()
+        for entity_id in ("a", "b", "a"):
+            assert await one.ref(entity_id).marks() == entity_id
+            assert SEEN.get() == ""
+            assert asyncio.current_task() is mine
+        assert len(set(map(id, one.tasks))) == 3
+
+
+async def test_a_chain_of_entities_answers(most: bool) -> None:
+    ids = ["a", "o1", "b", "o2", "c", "d", "e", "o3", "f", "g", "h", "i", "j", "k", "l", "m"]
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started(*ids)
+        assert await one.ref("a").asks(ids[1:], "end") == "end"
+        assert one.log == [f"{i}:begins" for i in ids] + [f"{i}:ends" for i in reversed(ids)]
+        assert one.missing() == 0
+
+
+@pytest.mark.parametrize("path", [["a"], ["b", "a"], ["o1", "a"], ["b", "o1", "c", "a"]])
+async def test_a_cycle_is_refused(path: list[str], most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a", "b", "c", "o1")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises((ReentrancyError, EntityFailed), match="a"):
+                await one.ref("a").asks(path, "x")
+        await until(lambda: one.missing() == 0, "it comes")
+
+
+async def test_a_cycle_by_an_older_ask_is_refused(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a", "b", "c", "d")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises((ReentrancyError, EntityFailed)):
+                await one.ref("a").asks_twice("b", ["c", "d"])
+
+
+async def test_an_entity_handles_one_message_at_a_time(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a", "b")
+        await one.ref("a").asks_what_tells_back()
+        await until(lambda: "a:told" in one.log, "it comes")
+        assert one.log == ["a:begins", "b:told it", "a:ends", "a:told"]
+
+
+async def test_a_task_that_an_eager_task_makes_keeps_out_of_a_first_step() -> None:
+    """From Python 3.12 on a task may begin inside the handler that makes it."""
+    eager = getattr(asyncio, "eager_task_factory", None)
+    if eager is None:
+        pytest.skip("no eager tasks")
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a", "b")
+        asyncio.get_running_loop().set_task_factory(eager)
+        await one.ref("a").asks_what_tells_back()
+        await until(lambda: "a:told" in one.log, "it comes")
+        assert one.log == ["a:begins", "b:told it", "a:ends", "a:told"]
+
+
+async def test_a_suspended_node_handles_nothing(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        one.node.gate.close_if_due()
+        one.node.gate.closed = True
+        ask = asyncio.ensure_future(one.ref("a").do("x"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        closed = one.node.gate.closed
+        assert one.log == [] or not closed
+        one.node.gate.poll()
+        assert await ask == "x"
+
+
+@pytest.mark.parametrize(("turn_s", "most"), [(1e9, 16), (0.0, 10_000)])
+async def test_the_loop_goes_on_between_direct_asks(
+    turn_s: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_asks, "TURN_S", turn_s)
+    monkeypatch.setattr(direct_ask, "DIRECT_MAX", most)
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        turns, loop = [0], asyncio.get_running_loop()
+
+        def turn() -> None:
+            turns[0] += 1
+            loop.call_soon(turn)
+
+        turn()
+        for _ in range(100):
+            await one.ref("a").do("x")
+        assert turns[0] >= 6
+
+
+async def test_what_is_sent_and_accepted_is_counted_alike(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        sent, counts = one.node.endpoint.sent, one.node.regions["one"].host.counts
+        before = sent.asks, sent.counts["one"], counts.accepted, counts.begun
+        for _ in range(600):
+            await one.ref("a").do("x")
+        after = sent.asks, sent.counts["one"], counts.accepted, counts.begun
+        assert [b - a for a, b in zip(before, after, strict=True)] == [600] * 4
+        assert one.missing() == 0
+
+
+async def test_a_direct_ask_keeps_its_deadline() -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        with pytest.raises(AskTimeout):
+            await one.ref("a").within(0.1).wait("x")
+        assert one.log == ["a:x begins"]
+        one.gate.set()
+
+
+async def test_an_answer_of_a_class_with_code_is_read_outside_of_entities(most: bool) -> None:
+    async with Nodes() as nodes:
+        one = await home(nodes)
+        await one.started("a")
+        assert (await one.ref("a").checked()).text == "x"
+        assert READERS[-1] is None
