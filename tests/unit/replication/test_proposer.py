@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+
+from shardbus.replication.proposer import (
+    ChangeValue,
+    Done,
+    Kept,
+    LoadState,
+    Outdated,
+    ReadValue,
+    SaveState,
+    Unanswered,
+    Written,
+)
+from shardbus.replication.values import StateValue, Value, state_key, table_key
+from tests.unit.replication.replicas_kit import Replicas
+
+KEY = state_key("order", "o-1")
+TABLE = table_key("order")
+
+
+@pytest.fixture
+def replicas() -> Replicas:
+    return Replicas()
+
+
+def test_a_load_takes_two_rounds_and_a_save_in_its_group_one(replicas: Replicas) -> None:
+    store = replicas.store()
+    assert replicas.rounds(store, KEY, LoadState(1)) == 2
+    assert [replicas.rounds(store, KEY, SaveState(1, op, b"a")) for op in (1, 2, 3)] == [1, 1, 1]
+    assert replicas.rounds(store, KEY, ReadValue()) == 1
+    assert replicas.done(store, KEY, ReadValue()).value == StateValue(3, b"a")
+
+
+def test_a_later_fence_loads_the_last_save_and_outdates_the_former_owner(
+    replicas: Replicas,
+) -> None:
+    former, later = replicas.store(), replicas.store()
+    replicas.done(former, KEY, LoadState(1))
+    replicas.done(former, KEY, SaveState(1, 1, b"a"))
+    assert replicas.done(later, KEY, LoadState(2)) == StateValue(1, b"a")
+    assert replicas.run(former, KEY, SaveState(1, 2, b"b")) == Outdated(2)
+    assert replicas.run(former, KEY, LoadState(1)) == Outdated(2)
+    assert replicas.done(later, KEY, SaveState(2, 3, b"c")) is None
+    assert replicas.done(former, KEY, ReadValue()).value == StateValue(3, b"c")
+
+
+def test_a_save_on_one_disk_does_not_appear_after_a_load_without_it(replicas: Replicas) -> None:
+    former, later = replicas.store(), replicas.store()
+    replicas.done(former, KEY, LoadState(1))
+    replicas.down = {2, 3}
+    assert replicas.run(former, KEY, SaveState(1, 1, b"late")) == Unanswered(sent=True)
+    replicas.down = {1}
+    assert replicas.done(later, KEY, LoadState(2)) is None
+    replicas.down = {2}
+    assert replicas.done(later, KEY, ReadValue()).value is None
+    assert replicas.done(replicas.store(), KEY, LoadState(3)) is None
+
+
+def test_a_save_without_an_answer_keeps_its_ballot(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    replicas.down = {2, 3}
+    replicas.run(store, KEY, SaveState(1, 1, b"a"))
+    first = replicas.registers[1].row(KEY)
+    replicas.down = set()
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Done(None)
+    assert {registers.row(KEY) for registers in replicas.registers.values()} == {first}
+
+
+def test_a_save_that_is_called_again_does_not_pass_a_later_one(replicas: Replicas) -> None:
+    """The first is on disk 1 alone, the second on the others. Called again, it is the last write:
+    every majority must say so."""
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    replicas.down = {2, 3}
+    replicas.run(store, KEY, SaveState(1, 1, b"a"))
+    replicas.down = {1}
+    replicas.done(store, KEY, SaveState(1, 2, b"b"))
+    replicas.down = {3}
+    replicas.done(store, KEY, SaveState(1, 1, b"a"))
+    for down in (1, 2, 3):
+        replicas.down = {down}
+        assert replicas.done(replicas.store(), KEY, ReadValue()).value == StateValue(1, b"a")
+
+
+def test_a_save_that_another_store_object_has_settled_is_not_applied_twice(
+    replicas: Replicas,
+) -> None:
+    store, other = replicas.store(), replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    replicas.down = {2, 3}
+    replicas.run(store, KEY, SaveState(1, 1, b"a"))
+    replicas.down = {3}
+
+    def expire(value: Value) -> Written | Kept:
+        assert isinstance(value, StateValue)
+        return Written(StateValue(value.op, None, None, 7), True)
+
+    assert replicas.done(other, KEY, ChangeValue(0, expire)) is True
+    replicas.down = set()
+    assert replicas.done(store, KEY, SaveState(1, 1, b"a")) is None
+    assert replicas.done(other, KEY, ReadValue()).value == StateValue(1, None, None, 7)
+
+
+def test_a_save_that_its_successor_has_loaded_is_done(replicas: Replicas) -> None:
+    former, later = replicas.store(), replicas.store()
+    replicas.done(former, KEY, LoadState(1))
+    replicas.down = {2, 3}
+    replicas.run(former, KEY, SaveState(1, 1, b"a"))
+    replicas.down = {3}
+    assert replicas.done(later, KEY, LoadState(2)) == StateValue(1, b"a")
+    assert replicas.run(former, KEY, SaveState(1, 1, b"a")) == Done(None)
+
+
+def test_a_save_needs_as_many_disks_as_it_says(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    replicas.down = {3}
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a", copies=3)) == Unanswered(sent=True)
+    replicas.down = set()
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a", copies=3)) == Done(None)
+
+
+def counted(value: Value) -> Written:
+    number = int(value[0]) if isinstance(value, tuple) else 0  # type: ignore[call-overload]
+    return Written((number + 1,), number + 1)
+
+
+def test_a_change_takes_one_round_while_no_other_store_object_prepares(
+    replicas: Replicas,
+) -> None:
+    one, other = replicas.store(), replicas.store()
+    work = ChangeValue(0, counted)
+    assert [replicas.rounds(one, TABLE, work) for _ in range(3)] == [2, 1, 1]
+    assert replicas.done(other, TABLE, work) == 4
+    assert replicas.done(one, TABLE, work) == 5
+    assert replicas.done(other, TABLE, ChangeValue(0, lambda value: Kept(value))) == (5,)
+
+
+def test_operations_on_a_key_wait_for_each_other(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.down = {1, 2, 3}
+    tickets = [replicas.begin(store, TABLE, ChangeValue(0, counted)) for _ in range(3)]
+    assert store.busy == 3
+    replicas.down = set()
+    assert replicas.run(store, TABLE, ReadValue()) == Done(((3,), 0.0))
+    assert [replicas.outcomes[ticket] for ticket in tickets] == [Done(1), Done(2), Done(3)]
+
+
+def test_an_operation_that_waited_too_long_was_not_sent(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.down = {1, 2, 3}
+    first = replicas.begin(store, TABLE, ChangeValue(0, counted))
+    assert replicas.run(store, TABLE, ReadValue()) == Unanswered(sent=False)
+    assert replicas.outcomes[first] == Unanswered(sent=True)
+    assert store.busy == 0
+
+
+def test_a_forgotten_group_costs_a_promise_and_nothing_else(replicas: Replicas) -> None:
+    store = replicas.store()
+    store._groups_max = 1
+    replicas.done(store, KEY, LoadState(1))
+    replicas.done(store, state_key("order", "o-2"), LoadState(1))
+    assert replicas.rounds(store, KEY, SaveState(1, 1, b"a")) == 2
+    assert replicas.rounds(store, KEY, SaveState(1, 2, b"b")) == 1
