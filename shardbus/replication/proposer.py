@@ -61,7 +61,7 @@ Source: docs/architecture.md; Lamport, "Paxos made simple"; Rystsov, "CASPaxos".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from enum import Enum
 from heapq import heappop, heappush
 from random import Random
@@ -92,7 +92,7 @@ from shardbus.replication.ring import (
     StoreReply,
     majority,
 )
-from shardbus.replication.values import AnyChange, StateValue, Value
+from shardbus.replication.values import AnyChange, Function, Reading, StateValue, Value, Written
 from shardbus.transitions import following
 
 RESEND_S, RESEND_MOST_S = 0.05, 1.0
@@ -105,7 +105,7 @@ GROUPS_MAX = 200_000
 """Keys whose groups are remembered. A forgotten one costs a promise."""
 
 
-# -- operations ------------------------------------------------------------------------------------
+# -- operations ----------------------------------------------------------------------------------
 
 
 class LoadState(NamedTuple):
@@ -129,27 +129,6 @@ class ReadValue(NamedTuple):
     """Read a value. Result: a Reading."""
 
 
-class Reading(NamedTuple):
-    """A chosen value, and for how many seconds it has been stored: 0 for all but leases."""
-
-    value: Value
-    age: float
-
-
-class Written(NamedTuple):
-    """A function's answer: store this value. `change`: how it differs, if that is shorter."""
-
-    value: Value
-    result: object = None
-    change: AnyChange | None = None
-
-
-class Kept(NamedTuple):
-    """A function's answer: the value stays."""
-
-    result: object = None
-
-
 class ChangeValue(NamedTuple):
     """Compute a new value of the old one, and store it. Result: that of the function.
 
@@ -157,14 +136,14 @@ class ChangeValue(NamedTuple):
     the first time. `fence` is the lowest one to prepare under."""
 
     fence: int
-    function: Callable[[Value], Written | Kept]
+    function: Function
     patience: float = 0.0
 
 
 Operation = LoadState | SaveState | ReadValue | ChangeValue
 
 
-# -- outcomes and effects --------------------------------------------------------------------------
+# -- outcomes and effects ------------------------------------------------------------------------
 
 
 class Done(NamedTuple):
@@ -212,7 +191,7 @@ class RingFound(NamedTuple):
 Effect = SendCall | Finished | RingFound
 
 
-# -- one operation ---------------------------------------------------------------------------------
+# -- one operation -------------------------------------------------------------------------------
 
 
 class ProposalPhase(Enum):

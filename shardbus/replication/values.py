@@ -15,7 +15,7 @@ Source: docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from zlib import crc32
 
@@ -94,6 +94,32 @@ class ListChange(NamedTuple):
 
 Value = StateValue | TableValue | ListValue | LeaseValue | str | tuple[object, ...] | None
 AnyChange = HomesChange | ListChange
+
+
+class Written(NamedTuple):
+    """A function's answer: store this value. `change`: how it differs, if that is shorter."""
+
+    value: Value
+    result: object = None
+    change: AnyChange | None = None
+
+
+class Kept(NamedTuple):
+    """A function's answer: the value stays."""
+
+    result: object = None
+
+
+Function = Callable[[Value], Written | Kept]
+"""Computes a new value of the stored one. It may run several times, and find the value that it has
+made: then it answers as the first time."""
+
+
+class Reading(NamedTuple):
+    """A chosen value, and for how many seconds it has been stored: 0 for all but leases."""
+
+    value: Value
+    age: float
 
 
 def changed(value: Value, change: AnyChange) -> Value:

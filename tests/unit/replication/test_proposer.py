@@ -5,15 +5,13 @@ import pytest
 from shardbus.replication.proposer import (
     ChangeValue,
     Done,
-    Kept,
     LoadState,
     Outdated,
     ReadValue,
     SaveState,
     Unanswered,
-    Written,
 )
-from shardbus.replication.values import StateValue, Value, state_key, table_key
+from shardbus.replication.values import Kept, StateValue, Value, Written, state_key, table_key
 from tests.unit.replication.replicas_kit import Replicas
 
 KEY = state_key("order", "o-1")
