@@ -121,8 +121,9 @@ Request = KeyRequest | ScanBucket
 
 
 class Promised(NamedTuple):
-    """The promise is given. Ballot and value are those of the row before."""
+    """The promise is given. The fields are those of the row before."""
 
+    promise: Ballot
     ballot: Ballot
     value: Value
     age: float

@@ -25,6 +25,11 @@ with the newest row of a majority of promises (`_promised`):
 it, and stores nothing, leaves it there as the newest: a later reader finds it, and it takes effect
 after the load that excluded it. The second round puts the loaded value above it.
 
+**Agreement.** A read needs no second round if a majority has accepted the newest value. A disk that
+merges rows (`moves`, `repair`) may have a value below its promise, which it did not accept: a
+prepared load that has not seen the value may still store the former one above it. So only rows
+whose promise is their ballot agree.
+
 **Groups.** After a majority's promise the group is ours: each value that was chosen before was in
 the answers, and nobody can choose another while nobody prepares. So the next save, or the next
 change of the value that we stored ourselves, needs no promise of its own. A refusal ends the group.
@@ -61,7 +66,7 @@ Source: docs/architecture.md; Lamport, "Paxos made simple"; Rystsov, "CASPaxos".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from random import Random
@@ -320,6 +325,14 @@ class Proposal:
         return max(majority(most), min(copies, most))
 
 
+def _chosen(rows: Sequence[Promised | RowShown], proposal: Proposal) -> bool:
+    """True if these rows, all with the newest value, prove that it is chosen: a majority has
+    accepted it. A disk whose promise is above its ballot may have merged the value below its
+    promise, and has not accepted it."""
+    accepted = sum(row.promise == row.ballot for row in rows)
+    return accepted >= majority(len(proposal.disks))
+
+
 class Proposer:
     """The operations of one store object. See the module for its use."""
 
@@ -376,7 +389,7 @@ class Proposer:
                 self._out.append(SendCall(reply.disk, AdoptRing(self.ring)))
                 self._send(proposal, reply.disk)
         elif reply.ring == self.ring.number and isinstance(answer, KEY_ANSWERS):
-            proposal.answers[reply.disk] = answer
+            proposal.answers.setdefault(reply.disk, answer)
             self._count(proposal, now)
         return self._effects()
 
@@ -550,7 +563,7 @@ class Proposer:
         rows = [answer for answer in proposal.answers.values() if isinstance(answer, RowShown)]
         newest = max(row.ballot for row in rows)
         same = [row for row in rows if row.ballot == newest]
-        if len(same) >= majority(len(proposal.disks)):
+        if _chosen(same, proposal):
             proposal.advance(ProposalTrigger.AGREED)
             reading = Reading(same[0].value, max(row.age for row in same))
             self._finish(proposal, Done(reading), now)
@@ -585,7 +598,7 @@ class Proposer:
                 proposal.result = step.result
                 if isinstance(step, Written):
                     proposal.value, age = step.value, 0.0
-                elif len(same) >= majority(len(proposal.disks)):
+                elif _chosen(same, proposal):
                     proposal.advance(ProposalTrigger.KEPT)
                     self._finish(proposal, Done(step.result), now)
                     return

@@ -185,7 +185,7 @@ class Registers:
         if ballot > row.promise:
             self._put(key, row, row._replace(promise=ballot))
             self._records.append(PromiseRecord(key, ballot))
-        return Promised(row.ballot, row.value, self._age(key, now))
+        return Promised(row.promise, row.ballot, row.value, self._age(key, now))
 
     def _accept(self, key: str, ballot: Ballot, value: Value, since: float) -> Answer:
         row = self.rows.get(key, EMPTY)
