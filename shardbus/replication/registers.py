@@ -79,7 +79,7 @@ class Registers:
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
         self.digests = [0] * BUCKETS
-        self._buckets: list[set[str]] = [set() for _ in range(BUCKETS)]
+        self._buckets: dict[int, set[str]] = {}
         self._records: list[Record] = []
         self._accepted_at: dict[str, float] = {}
 
@@ -100,7 +100,9 @@ class Registers:
             case AcceptChange():
                 return self._change(request, now)
             case ScanBucket(bucket, prefix):
-                keys = sorted(key for key in self._buckets[bucket] if key.startswith(prefix))
+                keys = sorted(
+                    key for key in self._buckets.get(bucket, ()) if key.startswith(prefix)
+                )
                 rows = ((key, self.rows[key]) for key in keys)
                 return BucketRows(tuple((k, row.ballot, is_there(row.value)) for k, row in rows))
             case _:
@@ -110,9 +112,10 @@ class Registers:
         """Return the row of the key."""
         return self.rows.get(key, EMPTY)
 
-    def keys_of(self, bucket: int) -> Iterable[str]:
-        """Return the keys of a bucket that have a row."""
-        return self._buckets[bucket]
+    def content(self, bucket: int, now: float) -> tuple[tuple[str, Row, float], ...]:
+        """Return the rows of a bucket, each with its key and its age, for another disk."""
+        keys = sorted(self._buckets.get(bucket, ()))
+        return tuple((key, self.rows[key], self._age(key, now)) for key in keys)
 
     def take_records(self) -> list[Record]:
         """Return what changed since the last call, for the log."""
@@ -159,14 +162,15 @@ class Registers:
     def forget(self, buckets: Iterable[int]) -> list[str]:
         """Drop the rows of buckets that the disk does not hold any more; return their keys. The
         driver leaves them out when it next writes all rows."""
-        keys = [key for bucket in buckets for key in self._buckets[bucket]]
-        for key in keys:
-            bucket = bucket_of(key)
-            del self.rows[key]
-            self._accepted_at.pop(key, None)
-            self._buckets[bucket].discard(key)
+        dropped: list[str] = []
+        for bucket in buckets:
+            keys = self._buckets.pop(bucket, set())
             self.digests[bucket] = 0
-        return keys
+            for key in keys:
+                del self.rows[key]
+                self._accepted_at.pop(key, None)
+            dropped += sorted(keys)
+        return dropped
 
     def check(self) -> None:
         """Audit the whole state. For tests."""
@@ -176,7 +180,7 @@ class Registers:
             assert key in self._buckets[bucket_of(key)], key
             digests[bucket_of(key)] = (digests[bucket_of(key)] + mark_of(key, row.ballot)) & MASK
         assert digests == self.digests
-        assert sum(map(len, self._buckets)) == len(self.rows)
+        assert sum(map(len, self._buckets.values())) == len(self.rows)
 
     def _prepare(self, key: str, ballot: Ballot, now: float) -> Answer:
         row = self.row(key)
@@ -220,7 +224,7 @@ class Registers:
     def _put(self, key: str, row: Row, after: Row) -> None:
         bucket = bucket_of(key)
         if row is EMPTY:
-            self._buckets[bucket].add(key)
+            self._buckets.setdefault(bucket, set()).add(key)
         self.rows[key] = after
         if row.ballot != after.ballot or row is EMPTY:
             before = 0 if row is EMPTY else mark_of(key, row.ballot)

@@ -3,7 +3,7 @@
 The members of a ring are disks, each with a random id for its life and the zone of its machine. A
 key's hash selects one of 256 partitions. Each partition has `copies` disks, chosen by rendezvous:
 each disk has a score for the partition, and the highest scores win, disks of other zones first.
-With as many members as copies every disk holds all. The disks of partition 0 are the **voters**.
+With no more members than copies every disk holds all. The disks of partition 0 are the **voters**.
 
     number     counts the changes; the founders store ring 1
     members    the disks that hold something, in the order of their ids
@@ -18,6 +18,7 @@ rates" (rendezvous hashing).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -78,6 +79,8 @@ def majority(count: int) -> int:
 @lru_cache(maxsize=RINGS_KEPT)
 def places_of(ring: ReplicaRing) -> tuple[tuple[int, ...], ...]:
     """Return the disks of each partition, best score first."""
+    if len(ring.members) <= ring.copies:
+        return (tuple(member.disk for member in ring.members),) * PARTITIONS
     return tuple(_disks(ring, partition) for partition in range(PARTITIONS))
 
 
@@ -123,12 +126,42 @@ def step_error(ring: ReplicaRing, after: ReplicaRing) -> str:
     added, removed = after.disks - ring.disks, ring.disks - after.disks
     if len(added) > 1 or len(removed) > 1:
         return f"{len(added)} disks are added and {len(removed)} removed: at most one of each"
-    if len(after.members) < after.copies:
-        return f"{len(after.members)} disks cannot hold {after.copies} copies"
+    if not after.members:
+        return "no disk is left"
     for partition, (now, then) in enumerate(zip(places_of(ring), places_of(after), strict=True)):
         if len(set(now) - set(then)) > 1 or len(set(then) - set(now)) > 1:
             return f"partition {partition} would change more than one disk"
     return ""
+
+
+def ring_value(ring: ReplicaRing) -> tuple[object, ...]:
+    """Return the ring as the value of a register."""
+    members = tuple(tuple(member) for member in ring.members)
+    return ring.number, ring.copies, members, tuple(tuple(member) for member in ring.before)
+
+
+def ring_of(value: object) -> ReplicaRing:
+    """Return the ring that a register has.
+
+    Raises:
+        ValueError: the value is no ring.
+    """
+    match value:
+        case (int(number), int(copies), [*members], [*before]):
+            return ReplicaRing(number, copies, _members(members), _members(before))
+        case _:
+            raise ValueError(f"{value!r:.80} is no ring")
+
+
+def _members(value: Sequence[object]) -> tuple[RingMember, ...]:
+    members = []
+    for member in value:
+        match member:
+            case (int(disk), str(zone)):
+                members.append(RingMember(disk, zone))
+            case _:
+                raise ValueError(f"{member!r:.80} is no member of a ring")
+    return tuple(members)
 
 
 # -- between store objects and replicas ------------------------------------------------------------

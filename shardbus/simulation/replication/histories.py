@@ -40,6 +40,7 @@ from shardbus.replication.values import (
     Value,
     Written,
     list_key,
+    partition_of,
     state_key,
     table_key,
 )
@@ -129,6 +130,9 @@ class Recorder:
         self.entries.append(shown)
 
 
+STATE_KEY, TABLE_KEY, LIST_KEY = state_key("t", "e"), table_key("t"), list_key("t", "7")
+
+
 class StateCalls:
     """Calls on the state of one entity. The model: fence, the id of the last save, and its data,
     which is that id, or minus the id of the expiry that removed it."""
@@ -137,7 +141,7 @@ class StateCalls:
 
     def __init__(self, world: ReplicationWorld) -> None:
         self.dice = world.dice
-        self.recorder = Recorder(world, state_key("t", "e"))
+        self.recorder = Recorder(world, STATE_KEY)
         self.stores = [world.store_object() for _ in range(STORE_OBJECTS + 1)]
         self.owners = [(0, 1)]
         self.begun: set[int] = set()
@@ -254,7 +258,7 @@ class TableCalls:
 
     def __init__(self, world: ReplicationWorld) -> None:
         self.dice = world.dice
-        self.recorder = Recorder(world, table_key("t"))
+        self.recorder = Recorder(world, TABLE_KEY)
         self.stores = [world.store_object() for _ in range(STORE_OBJECTS)]
         self.epoch = self.ops = 0
         self.ruled: dict[SimStoreObject, int] = {}
@@ -336,7 +340,7 @@ class ListCalls:
 
     def __init__(self, world: ReplicationWorld) -> None:
         self.dice = world.dice
-        self.recorder = Recorder(world, list_key("t", "7"))
+        self.recorder = Recorder(world, LIST_KEY)
         self.stores = [world.store_object() for _ in range(STORE_OBJECTS)]
         self.owners = [(0, 1)]
         self.ids = 0
@@ -394,3 +398,6 @@ KINDS: dict[str, type[StateCalls] | type[TableCalls] | type[ListCalls]] = {
     "tables": TableCalls,
     "lists": ListCalls,
 }
+
+PARTITIONS_USED = sorted({0, *(partition_of(key) for key in (STATE_KEY, TABLE_KEY, LIST_KEY))})
+"""The partitions of these keys, and that of the keys of the store itself."""

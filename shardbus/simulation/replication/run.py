@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
-from shardbus.simulation.replication.histories import KINDS, OPEN_MAX
+from shardbus.simulation.replication.histories import KINDS, OPEN_MAX, PARTITIONS_USED
 from shardbus.simulation.replication.linearizability import HistoryEntry, linearizable
 from shardbus.simulation.replication.world import ReplicationWorld, drawn_faults
 
@@ -48,7 +48,7 @@ def simulate_replication(kind: str, seed: int, disks: int = 0) -> ReplicationOut
     """Run one seed. Two runs of one seed are the same, in any process."""
     dice = Random(f"{kind} {seed}")
     disks = disks or dice.choice((1, 2, 3, 3, 3, 3, 5))
-    world = ReplicationWorld(dice, drawn_faults(dice), disks)
+    world = ReplicationWorld(dice, drawn_faults(dice), disks, PARTITIONS_USED)
     calls = KINDS[kind](world)
     world.begin()
     for _ in range(CALLS):
@@ -61,7 +61,7 @@ def simulate_replication(kind: str, seed: int, disks: int = 0) -> ReplicationOut
     world.run(SETTLE_S)
     broken = ""
     for replica in world.replicas.values():
-        replica.registers.check()
+        replica.place.check()
     for store in calls.stores:
         store.proposer.check()
         if store.proposer.busy:

@@ -6,20 +6,37 @@ others. A disk has its log: what is synced stays, an answer leaves after the syn
     crashes   and loses what is not synced; of that, the first records may have reached the disk
     stalls    so that nothing is synced for a while, and no answer leaves
     is full   so that it stores nothing, and answers nothing that it would have to store
+    is lost   for ever; an operator replaces it in the ring
 
-`Faults` has the rates. They end with `heal`.
+**Operators** change the ring: they replace a lost disk, or any, add one and remove one. Each asks
+the disks that it reaches what they are, makes one step, and goes; several may work at a time.
+
+`ReplicaFaults` has the rates. They end with `heal`.
 
 Source: docs/simulation.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
-from shardbus.replication.messages import ReadRow, Record
+from shardbus.replication.functions import decide_once
+from shardbus.replication.messages import ReadRow
+from shardbus.replication.moves import (
+    AskDisk,
+    DiskRecord,
+    DiskStatus,
+    RingDisk,
+    ring_key,
+    unmerged,
+)
 from shardbus.replication.proposer import (
+    ChangeValue,
+    Done,
+    Effect,
     Finished,
     Operation,
     Outcome,
@@ -27,7 +44,6 @@ from shardbus.replication.proposer import (
     RingFound,
     SendCall,
 )
-from shardbus.replication.registers import Registers
 from shardbus.replication.ring import (
     AdoptRing,
     ReplicaRing,
@@ -35,6 +51,9 @@ from shardbus.replication.ring import (
     StoreCall,
     StoreReply,
     first_ring,
+    next_ring,
+    ring_of,
+    ring_value,
 )
 from shardbus.simulation.timeline import Timeline
 
@@ -43,6 +62,11 @@ LATE_S = (0.02, 3.0)
 """Of a message, and of a late one."""
 SYNC_S = (0.0002, 0.003)
 SESSION_BITS = 40
+DISKS_MAX = 5
+REACHED = 0.9
+"""The part of the disks that an operator reaches."""
+OPERATOR_TIMEOUT_S = 1.0
+KINDS_OF_FAULTS = ("crash", "stall", "fill", "cut", "lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +81,9 @@ class ReplicaFaults:
     fill: float = 0.0
     cut: float = 0.0
     """No messages between a disk and the others."""
+    lost: float = 0.0
+    operators: float = 0.0
+    """Steps of operators a second."""
 
 
 def drawn_faults(dice: Random) -> ReplicaFaults:
@@ -69,6 +96,8 @@ def drawn_faults(dice: Random) -> ReplicaFaults:
         stall=dice.choice((0, 0, 0.5)),
         fill=dice.choice((0, 0, 0.3)),
         cut=dice.choice((0, 0.3, 1.0)),
+        lost=dice.choice((0, 0.1)),
+        operators=dice.choice((0, 0, 4.0, 12.0)),
     )
 
 
@@ -78,14 +107,18 @@ class SimReplica:
     def __init__(self, world: ReplicationWorld, disk: int) -> None:
         self.world, self.disk = world, disk
         self.up = True
+        self.lost = False
         self.full_until = self.stalled_until = self.cut_until = 0.0
-        self.log: list[Record] = []
-        self.registers = Registers()
+        self.log: list[DiskRecord] = []
+        self.place = RingDisk(disk, world.partitions)
+        self.status: DiskStatus = self.place.status
+        """As it is synced."""
         self.rate = world.dice.uniform(0.97, 1.03)
-        self._unsynced: list[Record] = []
-        self._answers: list[Callable[[], None]] = []
+        self._unsynced: list[DiskRecord] = []
+        self._leaving: list[Callable[[], None]] = []
         self._syncing = False
         self._starts = 0
+        self._due: float | None = None
 
     @property
     def clock(self) -> float:
@@ -93,20 +126,65 @@ class SimReplica:
         return self.world.now * self.rate
 
     def receive(self, call: StoreCall | AdoptRing, back: Callable[[StoreReply], None]) -> None:
-        """Handle a call. `back` sends the answer."""
-        world = self.world
-        if not self.up or isinstance(call, AdoptRing):
+        """Handle a call of a store object. `back` sends the answer."""
+        full = self.full_until > self.world.now
+        match call:
+            case _ if not self.up:
+                pass
+            case AdoptRing(ring):
+                self._ask(self.place.adopt(ring, self.clock))
+            case StoreCall(_, _, request) if not full or isinstance(request, ReadRow):
+                reply = self.place.answer(call, self.clock)
+                self._leave(lambda: back(reply))
+
+    def ask(self, asker: SimReplica, request: object) -> None:
+        """Handle a call of another disk."""
+        if not self.up:
             return
-        if self.full_until > world.now and not isinstance(call.request, ReadRow):
+        if isinstance(request, AdoptRing):
+            self._ask(self.place.adopt(request.ring, self.clock))
             return
-        answer = self.registers.handle(call.request, self.clock)
-        self._unsynced += self.registers.take_records()
-        reply = StoreReply(call.number, self.disk, call.ring, answer)
-        self._answers.append(lambda: back(reply))
+        assert not isinstance(request, StoreCall)
+        answer = self.place.show(request, self.clock)  # type: ignore[arg-type]
+
+        def back() -> None:
+            if asker.up:
+                asker._ask(asker.place.take(self.disk, answer, asker.clock))
+
+        self._leave(lambda: self.world.carry(self, back))
+
+    def repair(self) -> None:
+        """Compare with the other disks."""
+        if self.up:
+            self._ask(self.place.repair(self.clock))
+
+    def _ask(self, effects: list[AskDisk]) -> None:
+        for effect in effects:
+            other = self.world.replicas.get(effect.disk)
+            if other is not None:
+                request = effect.request
+                arrive = partial(other.ask, self, request)
+                self._leave(partial(self.world.carry, other, arrive))
+        self._leave(lambda: None)
+        due = self.place.deadline()
+        if due is not None and (self._due is None or due < self._due):
+            self._due = due
+            starts = self._starts
+            self.world.at(max(due / self.rate, self.world.now), lambda: self._tick(due, starts))
+
+    def _tick(self, due: float, starts: int) -> None:
+        if self._due == due and starts == self._starts:
+            self._due = None
+            self._ask(self.place.tick(max(due, self.clock)))
+
+    def _leave(self, action: Callable[[], None]) -> None:
+        """Let the action happen once everything is synced."""
+        self._unsynced += self.place.take_records()
+        self._leaving.append(action)
         if not self._syncing:
             self._syncing = True
             starts = self._starts
-            world.later(world.dice.uniform(*SYNC_S), lambda: self._sync(starts))
+            self.world.later(self.world.dice.uniform(*SYNC_S), lambda: self._sync(starts))
 
     def _sync(self, starts: int) -> None:
         if starts != self._starts:
@@ -116,33 +194,38 @@ class SimReplica:
             return
         self._syncing = False
         self.log += self._unsynced
-        answers, self._answers, self._unsynced = self._answers, [], []
-        for answer in answers:
-            answer()
+        self.status = self.place.status
+        leaving, self._leaving, self._unsynced = self._leaving, [], []
+        for action in leaving:
+            action()
 
     def crash(self) -> None:
         """Lose what is not synced, but perhaps its first part, and every answer under way."""
         self.up = self._syncing = False
         self._starts += 1
         self.log += self._unsynced[: self.world.dice.randint(0, len(self._unsynced))]
-        self._unsynced, self._answers = [], []
+        self._unsynced, self._leaving, self._due = [], [], None
 
     def restart(self) -> None:
         """Begin again from the log."""
-        if self.up:
+        if self.up or self.lost:
             return
         self.up = True
-        self.registers = Registers()
+        self.place = RingDisk(self.disk, self.world.partitions)
         for record in self.log:
-            self.registers.replay(record)
+            self.place.replay(record)
+        self.status = self.place.status
+        self._ask(self.place.tick(self.clock))
 
 
 class SimStoreObject:
     """A store object: a proposer, and its timer."""
 
-    def __init__(self, world: ReplicationWorld, session: int) -> None:
+    def __init__(
+        self, world: ReplicationWorld, session: int, ring: ReplicaRing | None = None
+    ) -> None:
         self.world = world
-        self.proposer = Proposer(session, world.ring, world.dice)
+        self.proposer = Proposer(session, ring or world.ring, world.dice)
         self.rate = world.dice.uniform(0.97, 1.03)
         self._ends: dict[Hashable, Callable[[Outcome], None]] = {}
         self._due: float | None = None
@@ -164,7 +247,7 @@ class SimStoreObject:
         """Take a disk's reply."""
         self._carry(self.proposer.handle(reply, self.world.now))
 
-    def _carry(self, effects: list[Finished | SendCall | RingFound]) -> None:
+    def _carry(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case SendCall(disk, call):
@@ -187,12 +270,18 @@ class SimStoreObject:
 class ReplicationWorld(Timeline):
     """The disks, the store objects, and the network between them."""
 
-    def __init__(self, dice: Random, faults: ReplicaFaults, disks: int = 3) -> None:
+    def __init__(
+        self, dice: Random, faults: ReplicaFaults, disks: int, partitions: Sequence[int]
+    ) -> None:
         super().__init__()
-        self.dice, self.faults = dice, faults
+        self.dice, self.faults, self.partitions = dice, faults, partitions
         members = tuple(RingMember(disk) for disk in range(1, disks + 1))
-        self.ring: ReplicaRing = first_ring(members, disks)
+        self.ring: ReplicaRing = first_ring(members, max(disks, 5))
+        """The first one: later store objects begin with it, too."""
         self.replicas = {member.disk: SimReplica(self, member.disk) for member in members}
+        for replica in self.replicas.values():
+            replica.receive(AdoptRing(self.ring), lambda _: None)
+        self.rings = 1
         self._tickets = 0
 
     def ticket(self) -> int:
@@ -200,15 +289,17 @@ class ReplicationWorld(Timeline):
         self._tickets += 1
         return self._tickets
 
-    def store_object(self) -> SimStoreObject:
+    def store_object(self, ring: ReplicaRing | None = None) -> SimStoreObject:
         """Return a new store object."""
-        return SimStoreObject(self, self.dice.getrandbits(SESSION_BITS))
+        return SimStoreObject(self, self.dice.getrandbits(SESSION_BITS), ring)
 
     def begin(self) -> None:
         """Let faults happen from now on."""
         for replica in self.replicas.values():
-            for kind in ("crash", "stall", "fill", "cut"):
+            for kind in KINDS_OF_FAULTS:
                 self._plan(replica, kind)
+        if self.faults.operators:
+            self.later(self.dice.expovariate(self.faults.operators), self._operate)
 
     def heal(self) -> None:
         """End all faults."""
@@ -216,6 +307,7 @@ class ReplicationWorld(Timeline):
         for replica in self.replicas.values():
             replica.full_until = replica.stalled_until = replica.cut_until = 0.0
             replica.restart()
+        self._finish()
 
     def send(self, store: SimStoreObject, disk: int, call: StoreCall | AdoptRing) -> None:
         """Carry a call to a disk, and its answer back."""
@@ -224,11 +316,12 @@ class ReplicationWorld(Timeline):
             return
 
         def back(reply: StoreReply) -> None:
-            self._carry(replica, lambda: store.reply(reply))
+            self.carry(replica, lambda: store.reply(reply))
 
-        self._carry(replica, lambda: replica.receive(call, back))
+        self.carry(replica, lambda: replica.receive(call, back))
 
-    def _carry(self, replica: SimReplica, arrive: Callable[[], None]) -> None:
+    def carry(self, replica: SimReplica, arrive: Callable[[], None]) -> None:
+        """Carry a message to a disk, or from one."""
         dice, faults = self.dice, self.faults
         if replica.cut_until > self.now or dice.random() < faults.loss:
             return
@@ -237,6 +330,83 @@ class ReplicationWorld(Timeline):
             late = dice.random() < faults.late
             self.later(dice.uniform(*(LATE_S if late else DELAY_S)), arrive)
             again = dice.random() < faults.double
+
+    def _may_lose(self, replica: SimReplica) -> bool:
+        """True if the ring stays complete enough without the disk."""
+        ring = self.highest
+        members = [self.replicas[disk] for disk in ring.disks]
+        whole = all(member.status.ring == ring and not member.lost for member in members)
+        ready = not unmerged(ring, [member.status for member in members], self.partitions)
+        return replica in members and len(members) >= 3 and whole and ready
+
+    @property
+    def highest(self) -> ReplicaRing:
+        """The highest ring that a disk has."""
+        return max((r.status.ring for r in self.replicas.values()), key=lambda r: r.number)
+
+    def _finish(self) -> None:
+        """Help a change of the ring on, as a patient operator would."""
+        self.push(self.highest)
+        self.later(OPERATOR_TIMEOUT_S, self._finish)
+
+    # -- operators
+
+    def _operate(self) -> None:
+        """Make one step of an operator."""
+        if not self.faults.operators:
+            return
+        self.later(self.dice.expovariate(self.faults.operators), self._operate)
+        reached = [
+            replica
+            for replica in self.replicas.values()
+            if replica.up and replica.cut_until <= self.now and self.dice.random() < REACHED
+        ]
+        statuses = [replica.status for replica in reached]
+        ring = max((status.ring for status in statuses), key=lambda r: r.number, default=None)
+        if ring is None or not ring.number:
+            return
+        if unmerged(ring, statuses, self.partitions):
+            self.push(ring)
+        else:
+            self._decide(ring)
+        self.dice.choice(reached).repair()
+
+    def push(self, ring: ReplicaRing) -> None:
+        """Send a ring to its disks, and to those of the ring before."""
+        for disk in sorted(ring.disks | ring.former.disks):
+            replica = self.replicas[disk]
+            self.carry(replica, partial(replica.receive, AdoptRing(ring), lambda _: None))
+
+    def _decide(self, ring: ReplicaRing) -> None:
+        members = list(ring.members)
+        lost = [member for member in members if self.replicas[member.disk].lost]
+        kind = "replace" if lost else self.dice.choice(("replace", "add", "remove"))
+        if kind == "remove" and len(members) > 1:
+            members.remove(self.dice.choice(members))
+        elif kind == "add" and len(members) < DISKS_MAX:
+            members.append(self._blank())
+        else:
+            members.remove(lost[0] if lost else self.dice.choice(members))
+            members.append(self._blank())
+        after = next_ring(ring, tuple(members))
+        store = self.store_object(ring)
+
+        def decided(outcome: Outcome) -> None:
+            if isinstance(outcome, Done):
+                self.rings += 1
+                self.push(ring_of(outcome.result))
+
+        work = ChangeValue(0, decide_once(ring_value(after)))
+        store.submit(ring_key(after.number), work, OPERATOR_TIMEOUT_S, decided)
+
+    def _blank(self) -> RingMember:
+        disk = len(self.replicas) + 1
+        replica = self.replicas[disk] = SimReplica(self, disk)
+        for kind in KINDS_OF_FAULTS:
+            self._plan(replica, kind)
+        return RingMember(disk)
+
+    # -- faults
 
     def _plan(self, replica: SimReplica, kind: str) -> None:
         rate = float(getattr(self.faults, kind))
@@ -252,6 +422,10 @@ class ReplicationWorld(Timeline):
                 if replica.up:
                     replica.crash()
                     self.later(lasts, replica.restart)
+            case "lost":
+                if self.faults.operators and self._may_lose(replica):
+                    replica.crash()
+                    replica.lost = True
             case "stall":
                 replica.stalled_until = self.now + lasts
             case "fill":
