@@ -332,12 +332,16 @@ class ReplicationWorld(Timeline):
             again = dice.random() < faults.double
 
     def _may_lose(self, replica: SimReplica) -> bool:
-        """True if the ring stays complete enough without the disk."""
+        """True if all disks of the ring are there, and have merged: one of three may then go."""
         ring = self.highest
         members = [self.replicas[disk] for disk in ring.disks]
-        whole = all(member.status.ring == ring and not member.lost for member in members)
-        ready = not unmerged(ring, [member.status for member in members], self.partitions)
-        return replica in members and len(members) >= 3 and whole and ready
+        whole = all(
+            not member.lost
+            and member.status.ring == ring
+            and member.status.merged.issuperset(self.partitions)
+            for member in members
+        )
+        return replica in members and len(members) >= 3 and whole
 
     @property
     def highest(self) -> ReplicaRing:
