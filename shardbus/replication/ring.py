@@ -9,9 +9,9 @@ With no more members than copies every disk holds all. The disks of partition 0 
     members    the disks that hold something, in the order of their ids
     before     the members of ring `number - 1`, empty for ring 1
 
-A change adds, removes or replaces one disk, and at most one disk in each partition (`step_error`). A
-disk of another zone may change the order of zones in a partition: then add it first, and remove the
-former one in the next ring.
+A change adds, removes or replaces one disk, and at most one disk in each partition (`step_error`).
+A disk of another zone may change the order of zones in a partition: then add it first, and remove
+the former one in the next ring.
 How a ring takes over from the one before is in `moves`.
 
 Source: docs/architecture.md; Thaler and Ravishankar, "Using name-based mappings to increase hit

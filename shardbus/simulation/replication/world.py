@@ -7,6 +7,7 @@ others. A disk has its log: what is synced stays, an answer leaves after the syn
     stalls    so that nothing is synced for a while, and no answer leaves
     is full   so that it stores nothing, and answers nothing that it would have to store
     is lost   for ever; an operator replaces it in the ring
+    is set back   to an older copy of its log; the others must notice, and it is lost, too
 
 **Operators** change the ring: they replace a lost disk, or any, add one and remove one. Each asks
 the disks that it reaches what they are, makes one step, and goes; several may work at a time.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+from shardbus.replication.disk_life import DiskRegistry, DiskShown, is_accepted
 from shardbus.replication.functions import decide_once
 from shardbus.replication.messages import ReadRow
 from shardbus.replication.moves import (
@@ -66,7 +68,8 @@ DISKS_MAX = 5
 REACHED = 0.9
 """The part of the disks that an operator reaches."""
 OPERATOR_TIMEOUT_S = 1.0
-KINDS_OF_FAULTS = ("crash", "stall", "fill", "cut", "lost")
+KINDS_OF_FAULTS = ("crash", "stall", "fill", "cut", "lost", "set_back")
+COUNT_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class ReplicaFaults:
     cut: float = 0.0
     """No messages between a disk and the others."""
     lost: float = 0.0
+    set_back: float = 0.0
     operators: float = 0.0
     """Steps of operators a second."""
 
@@ -97,6 +101,7 @@ def drawn_faults(dice: Random) -> ReplicaFaults:
         fill=dice.choice((0, 0, 0.3)),
         cut=dice.choice((0, 0.3, 1.0)),
         lost=dice.choice((0, 0.1)),
+        set_back=dice.choice((0, 0, 0.3)),
         operators=dice.choice((0, 0, 4.0, 12.0)),
     )
 
@@ -119,17 +124,74 @@ class SimReplica:
         self._syncing = False
         self._starts = 0
         self._due: float | None = None
+        self.registry = DiskRegistry()
+        self.accepted = True
+        """A majority of the ring has let this run of the disk vote."""
+        self.run, self.counter, self.confirmed = 0, 1, 0
+        self.copies: list[tuple[int, int]] = []
+        """Older copies of the disk: the length of the log, and the counter."""
+        self._answers: dict[int, bool] = {}
 
     @property
     def clock(self) -> float:
         """The time of this machine's clock."""
         return self.world.now * self.rate
 
+    def show(self) -> None:
+        """Count, and show the disk to the others until they judge it."""
+        if not self.up or not self.world.faults.set_back:
+            self.accepted = True
+            return
+        if self._answers:
+            self.counter += 1
+            self._answers = {}
+        shown = DiskShown(self.disk, self.counter, self.run)
+        for other in self._others():
+            self.world.carry(other, partial(self._show, other, shown))
+        starts = self._starts
+        self.world.later(COUNT_EVERY_S, lambda: self.show() if starts == self._starts else None)
+
+    def _show(self, other: SimReplica, shown: DiskShown) -> None:
+        if other.up:
+            verdict = other.registry.answer(shown, other.clock)
+            self.world.carry(other, partial(self._judge, other.disk, shown, verdict))
+
+    def _judge(self, other: int, shown: DiskShown, verdict: bool) -> None:
+        if not self.up or shown != (self.disk, self.counter, self.run):
+            return
+        self._answers[other] = verdict
+        match is_accepted(self.disk, self.place.ring.disks, self._answers):
+            case True:
+                self.accepted = True
+                if self.confirmed < self.counter:
+                    self.confirmed = self.counter
+                    self.copies.append((len(self.log), self.counter))
+            case False:
+                self.crash()
+                self.lost = True
+            case None:
+                pass
+
+    def _others(self) -> list[SimReplica]:
+        disks = sorted(self.place.ring.disks - {self.disk})
+        return [self.world.replicas[disk] for disk in disks]
+
+    def set_back(self) -> None:
+        """Stop, and begin again from an older copy."""
+        older = [copy for copy in self.copies if copy[1] < self.confirmed]
+        if older:
+            self.crash()
+            length, self.counter = self.world.dice.choice(older)
+            del self.log[length:]
+            self.restart()
+
     def receive(self, call: StoreCall | AdoptRing, back: Callable[[StoreReply], None]) -> None:
         """Handle a call of a store object. `back` sends the answer."""
         full = self.full_until > self.world.now
         match call:
             case _ if not self.up:
+                pass
+            case StoreCall() if not self.accepted:
                 pass
             case AdoptRing(ring):
                 self._ask(self.place.adopt(ring, self.clock))
@@ -139,7 +201,7 @@ class SimReplica:
 
     def ask(self, asker: SimReplica, request: object) -> None:
         """Handle a call of another disk."""
-        if not self.up:
+        if not self.up or not self.accepted:
             return
         if isinstance(request, AdoptRing):
             self._ask(self.place.adopt(request.ring, self.clock))
@@ -205,17 +267,23 @@ class SimReplica:
         self._starts += 1
         self.log += self._unsynced[: self.world.dice.randint(0, len(self._unsynced))]
         self._unsynced, self._leaving, self._due = [], [], None
+        for other in self.world.replicas.values():
+            other.registry.closed(self.disk, self.run)
 
     def restart(self) -> None:
         """Begin again from the log."""
         if self.up or self.lost:
             return
-        self.up = True
+        self.up, self.accepted = True, False
+        self.run = self.world.ticket()
+        self.counter += 1
+        self._answers = {}
         self.place = RingDisk(self.disk, self.world.partitions)
         for record in self.log:
             self.place.replay(record)
         self.status = self.place.status
         self._ask(self.place.tick(self.clock))
+        self.show()
 
 
 class SimStoreObject:
@@ -298,6 +366,7 @@ class ReplicationWorld(Timeline):
         for replica in self.replicas.values():
             for kind in KINDS_OF_FAULTS:
                 self._plan(replica, kind)
+            replica.show()
         if self.faults.operators:
             self.later(self.dice.expovariate(self.faults.operators), self._operate)
 
@@ -307,6 +376,7 @@ class ReplicationWorld(Timeline):
         for replica in self.replicas.values():
             replica.full_until = replica.stalled_until = replica.cut_until = 0.0
             replica.restart()
+            replica.accepted = True
         self._finish()
 
     def send(self, store: SimStoreObject, disk: int, call: StoreCall | AdoptRing) -> None:
@@ -408,6 +478,7 @@ class ReplicationWorld(Timeline):
         replica = self.replicas[disk] = SimReplica(self, disk)
         for kind in KINDS_OF_FAULTS:
             self._plan(replica, kind)
+        replica.show()
         return RingMember(disk)
 
     # -- faults
@@ -430,6 +501,9 @@ class ReplicationWorld(Timeline):
                 if self.faults.operators and self._may_lose(replica):
                     replica.crash()
                     replica.lost = True
+            case "set_back":
+                if replica.up and self._may_lose(replica):
+                    replica.set_back()
             case "stall":
                 replica.stalled_until = self.now + lasts
             case "fill":
