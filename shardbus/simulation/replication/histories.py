@@ -8,6 +8,7 @@ now on*.
     states   (fence, op, data): loads, saves, repeats of saves, reads, expiries
     tables   (epoch, claimer, op): claims and writes
     lists    (fence, ids): changes and reads
+    leases   never two holders at a time
 
 Source: docs/simulation.md.
 """
@@ -39,6 +40,7 @@ from shardbus.replication.values import (
     TableValue,
     Value,
     Written,
+    lease_key,
     list_key,
     partition_of,
     state_key,
@@ -130,7 +132,8 @@ class Recorder:
         self.entries.append(shown)
 
 
-STATE_KEY, TABLE_KEY, LIST_KEY = state_key("t", "e"), table_key("t"), list_key("t", "7")
+STATE_KEY, TABLE_KEY = state_key("t", "e"), table_key("t")
+LIST_KEY, LEASE_KEY = list_key("t", "7"), lease_key("shard")
 
 
 class StateCalls:
@@ -393,11 +396,118 @@ class ListCalls:
             self.read(self.recorder.world.store_object(), FINAL_TIMEOUT_S)
 
 
-KINDS: dict[str, type[StateCalls] | type[TableCalls] | type[ListCalls]] = {
+@dataclass(slots=True)
+class Holder:
+    """What an owner holds: the counter, and until when, by its own clock."""
+
+    counter: int
+    until: float
+
+
+class LeaseCalls:
+    """Owners of one lease, whose clocks are up to 3 % off. Two must never hold it at a time. The
+    history has only the last reads; `broken` has the verdict."""
+
+    first = (0,)
+
+    def __init__(self, world: ReplicationWorld) -> None:
+        self.world, self.dice = world, world.dice
+        self.recorder = Recorder(world, LEASE_KEY)
+        self.stores = [world.store_object() for _ in range(STORE_OBJECTS)]
+        self.held: dict[SimStoreObject, Holder] = {}
+        self.busy: set[SimStoreObject] = set()
+        self.broken = ""
+
+    def step(self) -> None:
+        """Make one call, and look who holds the lease."""
+        self.world.run(self.dice.expovariate(10.0))
+        for store in self.stores:
+            if store in self.busy or self.dice.random() < 0.4:
+                continue
+            holder = self.held.get(store)
+            time = self.dice.choice((0.3, 0.8))
+            if holder is None or holder.until <= store.clock:
+                self.held.pop(store, None)
+                self.acquire(store, time)
+            elif self.dice.random() < 0.2:
+                del self.held[store]
+                self.submit(store, ChangeValue(0, functions.release(name(store), holder.counter)))
+            else:
+                self.renew(store, holder, time)
+
+    def look(self) -> None:
+        """Note that two owners hold the lease."""
+        holders = [one for one, held in self.held.items() if held.until > one.clock]
+        if len(holders) > 1:
+            self.broken = f"two hold the lease: {[self.held[one] for one in holders]}"
+
+    def submit(
+        self,
+        store: SimStoreObject,
+        work: Operation,
+        end: Callable[[Any], None] = lambda _: None,
+    ) -> None:
+        """Run one operation of an owner; `end` gets the result, if there is one."""
+        self.busy.add(store)
+
+        def over(outcome: Outcome) -> None:
+            label = f"lease {type(outcome).__name__}"
+            self.recorder.outcomes[label] = self.recorder.outcomes.get(label, 0) + 1
+            self.busy.discard(store)
+            if isinstance(outcome, Done):
+                end(outcome.result)
+            self.look()
+
+        store.submit(LEASE_KEY, work, self.dice.choice(TIMEOUTS_S), over)
+
+    def acquire(self, store: SimStoreObject, time: float) -> None:
+        def seen(reading: Reading) -> None:
+            asked = store.clock
+            request = self.dice.getrandbits(40) + 1
+            function = functions.acquire(name(store), time, reading, request)
+
+            def got(counter: int | None) -> None:
+                if counter is not None:
+                    self.hold(store, Holder(counter, asked + time))
+
+            if function is not None:
+                self.submit(store, ChangeValue(0, function), got)
+
+        self.submit(store, ReadValue(), seen)
+
+    def renew(self, store: SimStoreObject, holder: Holder, time: float) -> None:
+        asked = store.clock
+
+        def got(kept: bool) -> None:
+            if kept and self.held.get(store) is holder:
+                holder.until = max(holder.until, asked + time)
+            elif not kept:
+                self.held.pop(store, None)
+
+        self.submit(store, ChangeValue(0, functions.renew(name(store), holder.counter, time)), got)
+
+    def hold(self, store: SimStoreObject, holder: Holder) -> None:
+        if holder.until > store.clock:
+            label = "lease held"
+            self.recorder.outcomes[label] = self.recorder.outcomes.get(label, 0) + 1
+            self.held[store] = holder
+
+    def finish(self) -> None:
+        """Nothing is left to read: `look` has the verdict."""
+
+
+def name(store: SimStoreObject) -> str:
+    """Return the owner's name."""
+    return str(store.proposer.session)
+
+
+KINDS: dict[str, type[StateCalls] | type[TableCalls] | type[ListCalls] | type[LeaseCalls]] = {
     "states": StateCalls,
     "tables": TableCalls,
     "lists": ListCalls,
+    "leases": LeaseCalls,
 }
 
-PARTITIONS_USED = sorted({0, *(partition_of(key) for key in (STATE_KEY, TABLE_KEY, LIST_KEY))})
-"""The partitions of these keys, and that of the keys of the store itself."""
+USED = (STATE_KEY, TABLE_KEY, LIST_KEY, LEASE_KEY)
+PARTITIONS_USED = sorted({partition_of(key) for key in USED})
+"""The partitions of these keys; 0 is that of the keys of the store itself, too."""

@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
-from shardbus.simulation.replication.histories import KINDS, OPEN_MAX, PARTITIONS_USED
+from shardbus.simulation.replication.histories import KINDS, OPEN_MAX, PARTITIONS_USED, LeaseCalls
 from shardbus.simulation.replication.linearizability import HistoryEntry, linearizable
 from shardbus.simulation.replication.world import ReplicationWorld, drawn_faults
 
@@ -59,7 +59,7 @@ def simulate_replication(kind: str, seed: int, disks: int = 0) -> ReplicationOut
     world.heal()
     calls.finish()
     world.run(SETTLE_S)
-    broken = ""
+    broken = calls.broken if isinstance(calls, LeaseCalls) else ""
     for replica in world.replicas.values():
         replica.place.check()
     for store in calls.stores:

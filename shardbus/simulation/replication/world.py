@@ -455,7 +455,8 @@ class ReplicationWorld(Timeline):
         members = list(ring.members)
         lost = [member for member in members if self.replicas[member.disk].lost]
         kind = "replace" if lost else self.dice.choice(("replace", "add", "remove"))
-        if kind == "remove" and len(members) > 1:
+        fewest = 3 if self.faults.lost or self.faults.set_back else 1
+        if kind == "remove" and len(members) > fewest:
             members.remove(self.dice.choice(members))
         elif kind == "add" and len(members) < DISKS_MAX:
             members.append(self._blank())
