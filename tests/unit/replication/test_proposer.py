@@ -2,6 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from shardbus.replication.messages import (
+    ZERO,
+    AcceptValue,
+    Ballot,
+    No,
+    PrepareBallot,
+    RowShown,
+)
 from shardbus.replication.proposer import (
     ChangeValue,
     Done,
@@ -9,9 +17,20 @@ from shardbus.replication.proposer import (
     Outdated,
     ReadValue,
     SaveState,
+    SendCall,
     Unanswered,
 )
-from shardbus.replication.values import Kept, StateValue, Value, Written, state_key, table_key
+from shardbus.replication.ring import RingMember, StoreCall, StoreReply, next_ring
+from shardbus.replication.values import (
+    Kept,
+    LeaseValue,
+    StateValue,
+    Value,
+    Written,
+    lease_key,
+    state_key,
+    table_key,
+)
 from tests.unit.replication.replicas_kit import Replicas
 
 KEY = state_key("order", "o-1")
@@ -163,3 +182,103 @@ def test_a_forgotten_group_costs_a_promise_and_nothing_else(replicas: Replicas) 
     replicas.done(store, state_key("order", "o-2"), LoadState(1))
     assert replicas.rounds(store, KEY, SaveState(1, 1, b"a")) == 2
     assert replicas.rounds(store, KEY, SaveState(1, 2, b"b")) == 1
+
+
+def one_disk_has(replicas: Replicas, disk: int) -> None:
+    """A save of op 1 is on this disk alone, without an answer."""
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    replicas.down = {1, 2, 3} - {disk}
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Unanswered(sent=True)
+
+
+def test_a_read_settles_a_value_that_no_majority_has(replicas: Replicas) -> None:
+    one_disk_has(replicas, 1)
+    replicas.down = {3}
+    assert replicas.done(replicas.store(), KEY, ReadValue()).value == StateValue(1, b"a")
+    replicas.down = {1}
+    assert replicas.done(replicas.store(), KEY, ReadValue()).value == StateValue(1, b"a")
+
+
+def test_a_value_that_was_merged_below_a_promise_is_not_chosen(replicas: Replicas) -> None:
+    """A load has its promises, which do not show the save; a disk that promised merges the save. A
+    read of it must not return the save, because the load may still store the value before."""
+    one_disk_has(replicas, 1)
+    promise = Ballot(2, 0, 99, 1)
+    for disk in (2, 3):
+        replicas.registers[disk].handle(PrepareBallot(KEY, promise), 0.0)
+    replicas.registers[2].merge(KEY, replicas.registers[1].row(KEY), 0.0)
+    replicas.down = {3}
+    assert replicas.done(replicas.store(), KEY, ReadValue()).value == StateValue(1, b"a")
+    load = AcceptValue(KEY, promise, None)
+    answers = [replicas.registers[disk].handle(load, 0.0) for disk in (2, 3)]
+    assert isinstance(answers[0], No), "the read has settled what it returned"
+
+
+def test_a_refusal_is_one_once_a_value_is_chosen_under_the_higher_fence(
+    replicas: Replicas,
+) -> None:
+    """Disk 1 has a save; a load that died has promises of the others. Its owner settles, and finds
+    it: done. A load that comes then must show it."""
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    for disk in (2, 3):
+        replicas.registers[disk].handle(PrepareBallot(KEY, Ballot(2, 0, 99, 1)), 0.0)
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Done(None)
+    assert replicas.done(replicas.store(), KEY, LoadState(3)) == StateValue(1, b"a")
+
+
+def test_a_refused_save_has_no_effect_later(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    for disk in (1, 2, 3):
+        replicas.registers[disk].handle(PrepareBallot(KEY, Ballot(2, 0, 99, 1)), 0.0)
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Outdated(2)
+    promises = {registers.row(KEY).ballot for registers in replicas.registers.values()}
+    assert len(promises) == 1
+    assert promises.pop() > Ballot(2, 0, 99, 1)
+
+
+def test_a_group_ends_with_the_ring(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    ring = next_ring(replicas.ring, (*replicas.ring.members[:2], RingMember(9)))
+    store.take_ring(ring, replicas.now)
+    replicas.ring = ring
+    replicas.registers[9] = replicas.registers[3]
+    assert replicas.rounds(store, KEY, SaveState(1, 1, b"a")) == 2
+
+
+def test_an_operation_begins_its_round_anew_in_a_new_ring(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.done(store, KEY, LoadState(1))
+    replicas.down = {1, 2, 3}
+    replicas.begin(store, KEY, SaveState(1, 1, b"a"))
+    ring = next_ring(replicas.ring, (*replicas.ring.members[:2], RingMember(9)))
+    sent = [
+        effect.call.request
+        for effect in store.take_ring(ring, replicas.now)
+        if isinstance(effect, SendCall) and isinstance(effect.call, StoreCall)
+    ]
+    assert [type(request) for request in sent] == [PrepareBallot] * 3
+
+
+def test_answers_of_another_ring_do_not_count(replicas: Replicas) -> None:
+    store = replicas.store()
+    effects = store.submit(1, KEY, ReadValue(), 0.0, 5.0)
+    number = next(e.call.number for e in effects if isinstance(e, SendCall) and e.disk == 1)  # type: ignore[union-attr]
+    shown = RowShown(ZERO, ZERO, None, 0.0)
+    for disk in (1, 2, 3):
+        assert store.handle(StoreReply(number, disk, 2, shown), 0.0) == []
+    assert store.handle(StoreReply(number, 1, 1, shown), 0.0) == []
+    assert store.handle(StoreReply(number, 2, 1, shown), 0.0) != []
+
+
+def test_the_age_of_a_lease_goes_on_when_it_is_settled(replicas: Replicas) -> None:
+    key, lease = lease_key("shard"), LeaseValue("n1", 1, 0, 10.0, 7)
+    replicas.registers[1].handle(AcceptValue(key, Ballot(0, 0, 1, 1), lease), 0.0)
+    replicas.now, replicas.down = 4.0, {3}
+    assert replicas.done(replicas.store(), key, ReadValue()).age == 4.0
+    replicas.now, replicas.down = 6.0, {1}
+    replicas.registers[3].merge(key, replicas.registers[2].row(key), 6.0, 6.0)
+    assert replicas.done(replicas.store(), key, ReadValue()).age == 6.0
