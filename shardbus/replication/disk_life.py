@@ -4,8 +4,9 @@ A disk that was wiped, set back to an older copy, or copied to another machine m
 forgotten promises and values that others rely on. So each disk has a random id and a count. The
 count grows with each start and then with each `repair_interval`; the other disks of the ring write
 down the highest counter that each disk has shown them, and with it the run of its process, a random
-number. A disk shows id, counter and run to the others, and votes only while a majority of the ring,
-itself included, accepts it.
+number. A disk shows id, counter and run to the others, and votes only while they accept it: all of
+them, or, after `GRACE_S`, a majority of the ring with itself, and none refuses it. A majority alone
+is not enough at once: of three disks one may know the counter, and the other one accept the disk.
 
 | a disk shows | the other disk | |
 |---|---|---|
@@ -16,25 +17,27 @@ itself included, accepts it.
 | a lower counter, the same run | accepts it, and keeps the higher one | it came late |
 
 A run is silent `SILENT_S` seconds after it was last seen, or when its connection has closed. While
-two runs of one id are seen, both are refused: a majority accepts neither, because nobody can say
-which of them has what the other lacks.
+two runs of one id are seen, both are refused, because neither has all that the other has.
 
 A refused disk is given up: its process draws a new id, so that it is blank, and an operator, or
 `repair_after`, puts it into the ring in place of the former one. Not noticed is a disk that is
-set back to a copy made since its counter last grew.
+set back to a copy made since its counter last grew, and one whose counter only disks know that are
+away for `GRACE_S`: that is a second failure at the same time.
 
 Source: docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from shardbus.replication.ring import majority
 
 SILENT_S = 3.0
 """Seconds without a sign of a run after which another run of its disk may follow."""
+GRACE_S = 2.5 * SILENT_S
+"""Seconds after which a majority suffices, and a refusal is final."""
 
 
 class DiskShown(NamedTuple):
@@ -95,13 +98,17 @@ class DiskRegistry:
         return tuple(self._known.values())
 
 
-def is_accepted(disk: int, members: Iterable[int], answers: dict[int, bool]) -> bool | None:
+def is_accepted(
+    disk: int, members: Iterable[int], answers: Mapping[int, bool], *, waited: bool
+) -> bool | None:
     """Judge what the other members of the ring answered to a disk: True if it votes, False if it is
-    given up, None while too few have answered. `answers`: by disk."""
+    given up, None while that is open. `answers`: by disk. `waited`: it has shown itself for
+    `GRACE_S`."""
     others = [member for member in members if member != disk]
-    accepted = sum(answers.get(member) is True for member in others) + 1
-    refused = sum(answers.get(member) is False for member in others)
-    needed = majority(len(others) + 1)
-    if accepted >= needed:
+    accepted = sum(answers.get(member) is True for member in others)
+    refused = any(answers.get(member) is False for member in others)
+    if refused:
+        return False if waited else None
+    if accepted == len(others):
         return True
-    return False if refused > len(others) + 1 - needed else None
+    return True if waited and accepted + 1 >= majority(len(others) + 1) else None

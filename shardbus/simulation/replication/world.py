@@ -139,7 +139,7 @@ class SimReplica:
 
     def show(self) -> None:
         """Count, and show the disk to the others until they judge it."""
-        if not self.up or not self.world.faults.set_back:
+        if not self.up or not self.world.judges:
             self.accepted = True
             return
         if self._answers:
@@ -152,7 +152,7 @@ class SimReplica:
         self.world.later(COUNT_EVERY_S, lambda: self.show() if starts == self._starts else None)
 
     def _show(self, other: SimReplica, shown: DiskShown) -> None:
-        if other.up:
+        if other.up and shown.run == self.run:  # a closed connection brings nothing late
             verdict = other.registry.answer(shown, other.clock)
             self.world.carry(other, partial(self._judge, other.disk, shown, verdict))
 
@@ -160,7 +160,9 @@ class SimReplica:
         if not self.up or shown != (self.disk, self.counter, self.run):
             return
         self._answers[other] = verdict
-        match is_accepted(self.disk, self.place.ring.disks, self._answers):
+        disks = [d for d in self.place.ring.disks if not self.world.replicas[d].lost]
+        refused = not all(self._answers.values())
+        match is_accepted(self.disk, disks, self._answers, waited=refused):
             case True:
                 self.accepted = True
                 if self.confirmed < self.counter:
@@ -343,6 +345,8 @@ class ReplicationWorld(Timeline):
     ) -> None:
         super().__init__()
         self.dice, self.faults, self.partitions = dice, faults, partitions
+        self.judges = bool(faults.set_back)
+        """Disks that start show themselves to the others."""
         members = tuple(RingMember(disk) for disk in range(1, disks + 1))
         self.ring: ReplicaRing = first_ring(members, max(disks, 5))
         """The first one: later store objects begin with it, too."""
@@ -376,7 +380,6 @@ class ReplicationWorld(Timeline):
         for replica in self.replicas.values():
             replica.full_until = replica.stalled_until = replica.cut_until = 0.0
             replica.restart()
-            replica.accepted = True
         self._finish()
 
     def send(self, store: SimStoreObject, disk: int, call: StoreCall | AdoptRing) -> None:
@@ -406,7 +409,8 @@ class ReplicationWorld(Timeline):
         ring = self.highest
         members = [self.replicas[disk] for disk in ring.disks]
         whole = all(
-            not member.lost
+            member.up
+            and member.accepted
             and member.status.ring == ring
             and member.status.merged.issuperset(self.partitions)
             for member in members

@@ -66,18 +66,22 @@ def test_a_run_follows_one_whose_connection_has_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "verdict"),
+    ("answers", "at_once", "later"),
     [
-        ({}, None),
-        ({2: True}, True),
-        ({2: False}, None),
-        ({2: False, 3: False}, False),
-        ({2: False, 3: True}, True),
+        ({}, None, None),
+        ({2: True}, None, True),
+        ({2: True, 3: True}, True, True),
+        ({2: False}, None, False),
+        ({2: False, 3: True}, None, False),
+        ({2: False, 3: False}, None, False),
     ],
 )
-def test_a_majority_of_the_ring_decides(answers: dict[int, bool], verdict: bool | None) -> None:
-    assert is_accepted(1, (1, 2, 3), answers) is verdict
+def test_all_others_decide_at_once_and_a_majority_later(
+    answers: dict[int, bool], at_once: bool | None, later: bool | None
+) -> None:
+    assert is_accepted(1, (1, 2, 3), answers, waited=False) is at_once
+    assert is_accepted(1, (1, 2, 3), answers, waited=True) is later
 
 
 def test_a_ring_of_one_disk_accepts_it() -> None:
-    assert is_accepted(1, (1,), {}) is True
+    assert is_accepted(1, (1,), {}, waited=False) is True
