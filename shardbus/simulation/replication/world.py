@@ -148,6 +148,7 @@ class SimReplica:
         shown = DiskShown(self.disk, self.counter, self.run)
         for other in self._others():
             self.world.carry(other, partial(self._show, other, shown))
+        self._decide()
         starts = self._starts
         self.world.later(COUNT_EVERY_S, lambda: self.show() if starts == self._starts else None)
 
@@ -160,6 +161,9 @@ class SimReplica:
         if not self.up or shown != (self.disk, self.counter, self.run):
             return
         self._answers[other] = verdict
+        self._decide()
+
+    def _decide(self) -> None:
         disks = [d for d in self.place.ring.disks if not self.world.replicas[d].lost]
         refused = not all(self._answers.values())
         match is_accepted(self.disk, disks, self._answers, waited=refused):
