@@ -2,7 +2,7 @@
 
     floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate config
                backoff log_events sample_marks task_set tasks transitions, and store.protocol
-    floor 1    membership sharding replication    pure machines
+    floor 1    membership sharding deliveries replication    pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
     floor 4    routing http
@@ -115,7 +115,13 @@ SMALL_PROGRAMS = {"shardbus_cli.bench_app"}
 LOADERS = {"shardbus_cli.commands"}
 """Modules that import what the table of commands names."""
 
-PURE = ("shardbus.membership", "shardbus.sharding", "shardbus.deliveries", "shardbus.replication", "shardbus.wire")
+PURE = (
+    "shardbus.membership",
+    "shardbus.sharding",
+    "shardbus.deliveries",
+    "shardbus.replication",
+    "shardbus.wire",
+)
 PURE_BANNED = {"asyncio", "zmq", "redis", "time", "uuid", "logging", "threading", "socket", "os"}
 BANNED_EVERYWHERE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "__import__"}

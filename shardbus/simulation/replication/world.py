@@ -153,7 +153,7 @@ class SimReplica:
         self.world.later(COUNT_EVERY_S, lambda: self.show() if starts == self._starts else None)
 
     def _show(self, other: SimReplica, shown: DiskShown) -> None:
-        if other.up and shown.run == self.run:  # a closed connection brings nothing late
+        if other.up and self.up and shown.run == self.run:  # a closed connection brings nothing
             verdict = other.registry.answer(shown, other.clock)
             self.world.carry(other, partial(self._judge, other.disk, shown, verdict))
 

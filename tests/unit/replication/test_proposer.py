@@ -282,3 +282,11 @@ def test_the_age_of_a_lease_goes_on_when_it_is_settled(replicas: Replicas) -> No
     replicas.now, replicas.down = 6.0, {1}
     replicas.registers[3].merge(key, replicas.registers[2].row(key), 6.0, 6.0)
     assert replicas.done(replicas.store(), key, ReadValue()).age == 6.0
+
+
+def test_a_group_that_no_majority_has_promised_is_not_ours(replicas: Replicas) -> None:
+    store = replicas.store()
+    replicas.down = {1, 2, 3}
+    assert replicas.run(store, KEY, LoadState(1)) == Unanswered(sent=True)
+    replicas.down = set()
+    assert replicas.rounds(store, KEY, SaveState(1, 1, b"a")) == 2

@@ -281,3 +281,16 @@ def test_repair_makes_digests_equal() -> None:
         disk.check()
     assert one.registers.digests == other.registers.digests
     assert len(one.registers.rows) == 50
+
+
+def test_the_next_ring_waits_for_a_majority_that_has_merged() -> None:
+    one, two = rings_of("123-124")
+    disks = [founded(disk, one) for disk in (1, 2, 3)]
+    assert unmerged(one, [disk.status for disk in disks[:2]], PARTITIONS) == []
+    for disk in disks:
+        disk.adopt(two, 0.0)
+    assert unmerged(two, [disk.status for disk in disks], PARTITIONS) == [0]
+    merge(disks[0], disks[1])
+    assert unmerged(two, [disk.status for disk in disks], PARTITIONS) == [0]
+    merge(disks[1], disks[2])
+    assert unmerged(two, [disk.status for disk in disks], PARTITIONS) == []
