@@ -23,13 +23,13 @@ from shardbus.ids import NodeId
 from shardbus.replication.values import (
     Function,
     HomesChange,
-    Kept,
     LeaseValue,
     ListChange,
     ListValue,
     Reading,
     StateValue,
     TableValue,
+    Unchanged,
     Value,
     Written,
     changed,
@@ -45,16 +45,16 @@ TAKE_OVER = 1.1
 def claim(entity_type: str, epoch: int, layout: str, claimer: int) -> Function:
     """Claim a table. Result: TableValue, StaleEpoch or LayoutDiffers."""
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, TableValue):
             table = TableValue(epoch, layout, claimer, 0, {})
             return Written(table, table)
         if (value.epoch, value.layout, value.claimer) == (epoch, layout, claimer):
-            return Kept(value)
+            return Unchanged(value)
         if value.epoch >= epoch:
-            return Kept(StaleEpoch(entity_type, epoch, value.epoch))
+            return Unchanged(StaleEpoch(entity_type, epoch, value.epoch))
         if value.layout != layout and value.homes:
-            return Kept(LayoutDiffers(entity_type, layout, value.layout))
+            return Unchanged(LayoutDiffers(entity_type, layout, value.layout))
         table = value._replace(epoch=epoch, layout=layout, claimer=claimer)
         return Written(table, table)
 
@@ -71,13 +71,13 @@ def write_homes(
     """Set homes. Result: None or StaleEpoch."""
     change = HomesChange(op, homes)
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, TableValue):
-            return Kept(StaleEpoch(entity_type, epoch, 0))
+            return Unchanged(StaleEpoch(entity_type, epoch, 0))
         if value.op == op:
-            return Kept()
+            return Unchanged()
         if (value.epoch, value.claimer) != (epoch, claimer):
-            return Kept(StaleEpoch(entity_type, epoch, value.epoch))
+            return Unchanged(StaleEpoch(entity_type, epoch, value.epoch))
         return Written(changed(value, change), None, change)
 
     return function
@@ -86,11 +86,11 @@ def write_homes(
 def remove_homes(op: int) -> Function:
     """Remove every home. Result: True if there was one. `op`: a random id."""
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, TableValue) or not (value.homes or value.op == op):
-            return Kept(result=False)
+            return Unchanged(result=False)
         if value.op == op:
-            return Kept(result=True)
+            return Unchanged(result=True)
         return Written(value._replace(homes={}, op=op), result=True)
 
     return function
@@ -103,16 +103,16 @@ def expire(now: float, since: float, expiry: int) -> Function:
     """Remove a state that is idle since `since`, or note that it is idle. Result: True if this
     removed it. `expiry`: a random id, not 0."""
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, StateValue):
-            return Kept(result=False)
+            return Unchanged(result=False)
         if value.data is None:
-            return Kept(result=value.expiry == expiry)
+            return Unchanged(result=value.expiry == expiry)
         idle_since = now if value.idle_since is None else min(now, value.idle_since)
         if idle_since <= since:
             return Written(StateValue(value.op, None, None, expiry), result=True)
         if idle_since == value.idle_since:
-            return Kept(result=False)
+            return Unchanged(result=False)
         return Written(value._replace(idle_since=idle_since), result=False)
 
     return function
@@ -124,11 +124,11 @@ def change_list(
     """Add entities to a list, and remove entities from it. Result: None or StaleFence."""
     change = ListChange(fence, tuple(added), tuple(removed))
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if isinstance(value, ListValue) and value.fence > fence:
-            return Kept(StaleFence(entity_type, shard, fence, value.fence))
+            return Unchanged(StaleFence(entity_type, shard, fence, value.fence))
         after = changed(value, change)
-        return Kept() if after == value else Written(after, None, change)
+        return Unchanged() if after == value else Written(after, None, change)
 
     return function
 
@@ -139,9 +139,9 @@ def change_list(
 def identify(known: str, fresh: str) -> Function:
     """Name the store `known`; without it, keep the stored name, or write `fresh`. Result: it."""
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         name = known or value or fresh
-        return Kept(value) if name == value else Written(name, name)
+        return Unchanged(value) if name == value else Written(name, name)
 
     return function
 
@@ -149,8 +149,8 @@ def identify(known: str, fresh: str) -> Function:
 def decide_once(proposed: Value) -> Function:
     """Write a value where there is none. Result: the one that is stored."""
 
-    def function(value: Value) -> Written | Kept:
-        return Written(proposed, proposed) if value is None else Kept(value)
+    def function(value: Value) -> Written | Unchanged:
+        return Written(proposed, proposed) if value is None else Unchanged(value)
 
     return function
 
@@ -173,10 +173,10 @@ def acquire(owner: str, time: float, seen: Reading, request: int) -> Function | 
     lasts = max(time, left_of(before, seen.age)) if live else time
     after = LeaseValue(owner, counter, 0, lasts, request)
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if isinstance(value, LeaseValue) and value.request == request:
-            return Kept(value.counter)
-        return Written(after, counter) if value == seen.value else Kept()
+            return Unchanged(value.counter)
+        return Written(after, counter) if value == seen.value else Unchanged()
 
     return function
 
@@ -187,12 +187,12 @@ def renew(owner: str, counter: int, time: float, seen: Reading | None = None) ->
     A store object that asked for the lease itself knows until when it holds it, and calls this
     before, without `seen`. Otherwise it reads first, and a lease whose time is over is lost."""
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, LeaseValue) or (value.owner, value.counter) != (owner, counter):
-            return Kept(result=False)
+            return Unchanged(result=False)
         age = seen.age if seen is not None and seen.value == value else 0.0
         if age >= value.time:
-            return Kept(result=False)
+            return Unchanged(result=False)
         lasts = max(time, left_of(value, age))
         return Written(value._replace(renewals=value.renewals + 1, time=lasts), result=True)
 
@@ -202,9 +202,9 @@ def renew(owner: str, counter: int, time: float, seen: Reading | None = None) ->
 def release(owner: str, counter: int) -> Function:
     """Free a lease if it is still held under this counter. Result: None."""
 
-    def function(value: Value) -> Written | Kept:
+    def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, LeaseValue) or (value.owner, value.counter) != (owner, counter):
-            return Kept()
+            return Unchanged()
         return Written(LeaseValue(None, counter, 0, 0.0, 0))
 
     return function

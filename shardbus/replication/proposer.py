@@ -31,7 +31,7 @@ prepared load that has not seen the value may still store the former one above i
 whose promise is their ballot agree.
 
 **Groups.** After a majority's promise the group is ours: each value that was chosen before was in
-the answers, and nobody can choose another while nobody prepares. So the next save, or the next
+the answers, and no other is chosen while no other store object prepares. So the next save, or the next
 change of the value that we stored ourselves, needs no promise of its own. A refusal ends the group.
 
 **Repeats.** A request that is sent again keeps its ballot. A save that is called again after no
@@ -41,7 +41,7 @@ new ballot in the same group it could take effect a second time, above a later s
 
 **Refusals.** A promise under a higher fence refuses a load or a save. The operation then settles:
 under the fence that refused, it prepares above that promise and accepts the newest value. If that
-value is its own, it is Done. Otherwise it is Outdated: a value under the higher fence is chosen, so
+value is its own, it is Completed. Otherwise it is Outdated: a value under the higher fence is chosen, so
 the operation has *no effect from now on*. What it had under way may be in that value.
 
 **Duels.** Two store objects that prepare one key refuse each other. Each pauses at random, for
@@ -151,7 +151,7 @@ Operation = LoadState | SaveState | ReadValue | ChangeValue
 # -- outcomes and effects ------------------------------------------------------------------------
 
 
-class Done(NamedTuple):
+class Completed(NamedTuple):
     """The operation took effect once, between its start and now."""
 
     result: object
@@ -170,7 +170,7 @@ class Unanswered(NamedTuple):
     sent: bool
 
 
-Outcome = Done | Outdated | Unanswered
+Outcome = Completed | Outdated | Unanswered
 
 
 class SendCall(NamedTuple):
@@ -256,7 +256,7 @@ TRANSITIONS: dict[tuple[ProposalPhase, ProposalTrigger], ProposalPhase] = {
 }
 
 
-class Group:
+class KeyGroup:
     """What a store object remembers of a key: the last ballot that it used, and what it stored."""
 
     __slots__ = ("ballot", "op", "ours", "repeats", "ring", "stored", "value")
@@ -348,7 +348,7 @@ class Proposer:
         self.ring = ring
         self._dice = dice
         self._groups_max = groups_max
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, KeyGroup] = {}
         self._queues: dict[str, deque[Proposal]] = {}
         """The operations of each key; the first one is under way."""
         self._by_call: dict[int, Proposal] = {}
@@ -469,7 +469,7 @@ class Proposer:
         proposal.advance(ProposalTrigger.PREPARE)
         self._prepare(proposal, now)
 
-    def _ballot_at_once(self, proposal: Proposal, group: Group) -> Ballot | None:
+    def _ballot_at_once(self, proposal: Proposal, group: KeyGroup) -> Ballot | None:
         """Decide what to accept without a promise, and return its ballot; None if it needs one."""
         if not group.ours or group.ring != self.ring.number:
             return None
@@ -566,7 +566,7 @@ class Proposer:
         if _chosen(same, proposal):
             proposal.advance(ProposalTrigger.AGREED)
             reading = Reading(same[0].value, max(row.age for row in same))
-            self._finish(proposal, Done(reading), now)
+            self._finish(proposal, Completed(reading), now)
             return
         promise = max(row.promise for row in rows)
         proposal.fence, proposal.round = max(promise.fence, 0), promise.round + 1
@@ -600,7 +600,7 @@ class Proposer:
                     proposal.value, age = step.value, 0.0
                 elif _chosen(same, proposal):
                     proposal.advance(ProposalTrigger.KEPT)
-                    self._finish(proposal, Done(step.result), now)
+                    self._finish(proposal, Completed(step.result), now)
                     return
             case _:
                 pass
@@ -622,10 +622,10 @@ class Proposer:
 
     def _outcome(self, proposal: Proposal) -> Outcome:
         if not proposal.outdated:
-            return Done(proposal.result)
+            return Completed(proposal.result)
         match proposal.work, proposal.value:
             case SaveState(_, op), StateValue() as state if state.op == op:
-                return Done(None)
+                return Completed(None)
             case _:
                 return Outdated(proposal.ballot.fence)
 
@@ -693,10 +693,10 @@ class Proposer:
 
     # -- what is remembered
 
-    def _remember(self, proposal: Proposal) -> Group:
+    def _remember(self, proposal: Proposal) -> KeyGroup:
         """Return the memory of the key, which is now of the operation's ballot."""
         former = self._groups.pop(proposal.key, None)
-        group = Group(self.ring.number, proposal.ballot)
+        group = KeyGroup(self.ring.number, proposal.ballot)
         if former is not None and former.ballot.same_group(group.ballot):
             group.ours = former.ours and former.ring == group.ring
             group.op = former.op

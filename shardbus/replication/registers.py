@@ -18,7 +18,7 @@ ValueRecord and PromiseRecord), and go on with records that those rows have alre
 record that is behind its row changes nothing.
 
 **Ages.** A lease's row has the time at which this disk stored its value, which is not logged:
-after a start the age is 0, so that nobody takes a lease over too early. A value that is settled
+after a start the age is 0, so that no lease is taken over too early. A value that is settled
 brings its age along.
 
 **Digests.** `digests` has a number for each bucket, the sum of a mark of each key and its ballot.

@@ -104,13 +104,13 @@ class Written(NamedTuple):
     change: AnyChange | None = None
 
 
-class Kept(NamedTuple):
+class Unchanged(NamedTuple):
     """A function's answer: the value stays."""
 
     result: object = None
 
 
-Function = Callable[[Value], Written | Kept]
+Function = Callable[[Value], Written | Unchanged]
 """Computes a new value of the stored one. It may run several times, and find the value that it has
 made: then it answers as the first time."""
 

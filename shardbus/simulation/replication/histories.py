@@ -23,7 +23,7 @@ from shardbus.errors import StaleEpoch, StaleFence
 from shardbus.replication import functions
 from shardbus.replication.proposer import (
     ChangeValue,
-    Done,
+    Completed,
     LoadState,
     Operation,
     Outcome,
@@ -33,11 +33,11 @@ from shardbus.replication.proposer import (
     Unanswered,
 )
 from shardbus.replication.values import (
-    Kept,
     ListValue,
     Reading,
     StateValue,
     TableValue,
+    Unchanged,
     Value,
     Written,
     lease_key,
@@ -103,7 +103,7 @@ class Recorder:
             label = f"{name.split()[0]} {type(outcome).__name__}"
             self.outcomes[label] = self.outcomes.get(label, 0) + 1
             match outcome:
-                case Done(result):
+                case Completed(result):
                     entry.ended = world.now
                     step = judged(result)
                     if isinstance(step, Refusal):
@@ -222,9 +222,9 @@ class StateCalls:
         """Remove the state if it is that of the save `op`."""
         expiry = self.dice.getrandbits(40) + 1
 
-        def function(value: Value) -> Written | Kept:
+        def function(value: Value) -> Written | Unchanged:
             if not isinstance(value, StateValue) or value.op != op:
-                return Kept(result=False)
+                return Unchanged(result=False)
             return functions.expire(1.0, 1.0, expiry)(value)
 
         def effect(s: Any) -> Any:
@@ -454,7 +454,7 @@ class LeaseCalls:
             label = f"lease {type(outcome).__name__}"
             self.recorder.outcomes[label] = self.recorder.outcomes.get(label, 0) + 1
             self.busy.discard(store)
-            if isinstance(outcome, Done):
+            if isinstance(outcome, Completed):
                 end(outcome.result)
             self.look()
 

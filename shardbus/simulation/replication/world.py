@@ -37,7 +37,7 @@ from shardbus.replication.moves import (
 )
 from shardbus.replication.proposer import (
     ChangeValue,
-    Done,
+    Completed,
     Effect,
     Finished,
     Operation,
@@ -475,7 +475,7 @@ class ReplicationWorld(Timeline):
         store = self.store_object(ring)
 
         def decided(outcome: Outcome) -> None:
-            if isinstance(outcome, Done):
+            if isinstance(outcome, Completed):
                 self.rings += 1
                 self.push(ring_of(outcome.result))
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from shardbus.replication.proposer import (
-    Done,
+    Completed,
     Effect,
     Finished,
     Operation,
@@ -66,7 +66,7 @@ class Replicas:
     def done(self, store: Proposer, key: str, work: Operation) -> Any:
         """Run an operation that takes effect, and return its result."""
         outcome = self.run(store, key, work)
-        assert isinstance(outcome, Done), outcome
+        assert isinstance(outcome, Completed), outcome
         return outcome.result
 
     def rounds(self, store: Proposer, key: str, work: Operation) -> int:

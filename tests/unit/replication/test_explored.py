@@ -18,7 +18,7 @@ import pytest
 
 from shardbus.replication.messages import AcceptValue, PrepareBallot
 from shardbus.replication.proposer import (
-    Done,
+    Completed,
     Finished,
     LoadState,
     Operation,
@@ -184,14 +184,14 @@ class Case:
 
     def acked(self, state: State) -> int:
         """The highest save that was acknowledged."""
-        done = [op for t, op in self.saves.items() if isinstance(state.outcomes.get(t), Done)]
+        done = [op for t, op in self.saves.items() if isinstance(state.outcomes.get(t), Completed)]
         return max(done, default=1)
 
     def complaint(self, state: State) -> str:
         loaded = {}
         for ticket, outcome in state.outcomes.items():
             match outcome:
-                case Done(StateValue(op)):
+                case Completed(StateValue(op)):
                     loaded[ticket] = op
                     if op < state.floors[ticket]:
                         return f"load {ticket} misses a save that was acknowledged before it"

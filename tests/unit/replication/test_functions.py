@@ -10,12 +10,12 @@ from shardbus.replication.ring import RingMember, first_ring, next_ring, ring_of
 from shardbus.replication.values import (
     Function,
     HomesChange,
-    Kept,
     LeaseValue,
     ListValue,
     Reading,
     StateValue,
     TableValue,
+    Unchanged,
     Value,
     Written,
     changed,
@@ -29,7 +29,7 @@ def twice(function: Function, value: Value) -> object:
     """The result, which must be the same on the value that the function has made. A change that it
     sends alone makes that value, too."""
     step = function(value)
-    if isinstance(step, Kept):
+    if isinstance(step, Unchanged):
         return step.result
     if step.change is not None:
         assert changed(value, step.change) == step.value
@@ -89,9 +89,9 @@ def test_a_list_changes_under_its_fence() -> None:
     change = functions.change_list("t", "7", ("a", "b"), ("c",), 4)
     assert twice(change, None) is None
     assert change(ListValue(3, frozenset("c"))).result is None
-    assert change(ListValue(4, frozenset("ab"))) == Kept()
+    assert change(ListValue(4, frozenset("ab"))) == Unchanged()
     assert isinstance(twice(change, ListValue(5, frozenset())), StaleFence)
-    assert functions.change_list("t", "7", (), (), 4)(ListValue(3, frozenset("a"))) != Kept()
+    assert functions.change_list("t", "7", (), (), 4)(ListValue(3, frozenset("a"))) != Unchanged()
 
 
 def test_a_store_has_one_name() -> None:
@@ -118,7 +118,7 @@ def test_a_lease_is_taken_over_once_it_is_older_than_its_time() -> None:
     take = functions.acquire("n2", 5.0, Reading(LEASE, 10.0 * TAKE_OVER), 8)
     assert take is not None
     assert twice(take, LEASE) == 5
-    assert take(LEASE._replace(renewals=1)) == Kept()
+    assert take(LEASE._replace(renewals=1)) == Unchanged()
     free = functions.acquire("n2", 5.0, Reading(None, 0.0), 8)
     assert free is not None
     assert free(None) == Written(LeaseValue("n2", 1, 0, 5.0, 8), 1)
@@ -141,7 +141,7 @@ def test_a_renewal_never_shortens_a_lease() -> None:
 
 def test_a_lease_that_is_lost_is_not_renewed_and_not_released() -> None:
     for lost in (None, LEASE._replace(owner="n2"), LEASE._replace(counter=5)):
-        assert functions.renew("n1", 4, 2.0)(lost) == Kept(result=False)
-        assert functions.release("n1", 4)(lost) == Kept()
-    assert functions.renew("n1", 4, 2.0, Reading(LEASE, 10.0))(LEASE) == Kept(result=False)
+        assert functions.renew("n1", 4, 2.0)(lost) == Unchanged(result=False)
+        assert functions.release("n1", 4)(lost) == Unchanged()
+    assert functions.renew("n1", 4, 2.0, Reading(LEASE, 10.0))(LEASE) == Unchanged(result=False)
     assert functions.release("n1", 4)(LEASE) == Written(LeaseValue(None, 4, 0, 0.0, 0))

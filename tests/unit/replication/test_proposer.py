@@ -12,7 +12,7 @@ from shardbus.replication.messages import (
 )
 from shardbus.replication.proposer import (
     ChangeValue,
-    Done,
+    Completed,
     LoadState,
     Outdated,
     ReadValue,
@@ -22,9 +22,9 @@ from shardbus.replication.proposer import (
 )
 from shardbus.replication.ring import RingMember, StoreCall, StoreReply, next_ring
 from shardbus.replication.values import (
-    Kept,
     LeaseValue,
     StateValue,
+    Unchanged,
     Value,
     Written,
     lease_key,
@@ -82,7 +82,7 @@ def test_a_save_without_an_answer_keeps_its_ballot(replicas: Replicas) -> None:
     replicas.run(store, KEY, SaveState(1, 1, b"a"))
     first = replicas.registers[1].row(KEY)
     replicas.down = set()
-    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Done(None)
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Completed(None)
     assert {registers.row(KEY) for registers in replicas.registers.values()} == {first}
 
 
@@ -111,7 +111,7 @@ def test_a_save_that_another_store_object_has_settled_is_not_applied_twice(
     replicas.run(store, KEY, SaveState(1, 1, b"a"))
     replicas.down = {3}
 
-    def expire(value: Value) -> Written | Kept:
+    def expire(value: Value) -> Written | Unchanged:
         assert isinstance(value, StateValue)
         return Written(StateValue(value.op, None, None, 7), True)
 
@@ -128,7 +128,7 @@ def test_a_save_that_its_successor_has_loaded_is_done(replicas: Replicas) -> Non
     replicas.run(former, KEY, SaveState(1, 1, b"a"))
     replicas.down = {3}
     assert replicas.done(later, KEY, LoadState(2)) == StateValue(1, b"a")
-    assert replicas.run(former, KEY, SaveState(1, 1, b"a")) == Done(None)
+    assert replicas.run(former, KEY, SaveState(1, 1, b"a")) == Completed(None)
 
 
 def test_a_save_needs_as_many_disks_as_it_says(replicas: Replicas) -> None:
@@ -137,7 +137,7 @@ def test_a_save_needs_as_many_disks_as_it_says(replicas: Replicas) -> None:
     replicas.down = {3}
     assert replicas.run(store, KEY, SaveState(1, 1, b"a", copies=3)) == Unanswered(sent=True)
     replicas.down = set()
-    assert replicas.run(store, KEY, SaveState(1, 1, b"a", copies=3)) == Done(None)
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a", copies=3)) == Completed(None)
 
 
 def counted(value: Value) -> Written:
@@ -153,7 +153,7 @@ def test_a_change_takes_one_round_while_no_other_store_object_prepares(
     assert [replicas.rounds(one, TABLE, work) for _ in range(3)] == [2, 1, 1]
     assert replicas.done(other, TABLE, work) == 4
     assert replicas.done(one, TABLE, work) == 5
-    assert replicas.done(other, TABLE, ChangeValue(0, lambda value: Kept(value))) == (5,)
+    assert replicas.done(other, TABLE, ChangeValue(0, lambda value: Unchanged(value))) == (5,)
 
 
 def test_operations_on_a_key_wait_for_each_other(replicas: Replicas) -> None:
@@ -162,8 +162,12 @@ def test_operations_on_a_key_wait_for_each_other(replicas: Replicas) -> None:
     tickets = [replicas.begin(store, TABLE, ChangeValue(0, counted)) for _ in range(3)]
     assert store.busy == 3
     replicas.down = set()
-    assert replicas.run(store, TABLE, ReadValue()) == Done(((3,), 0.0))
-    assert [replicas.outcomes[ticket] for ticket in tickets] == [Done(1), Done(2), Done(3)]
+    assert replicas.run(store, TABLE, ReadValue()) == Completed(((3,), 0.0))
+    assert [replicas.outcomes[ticket] for ticket in tickets] == [
+        Completed(1),
+        Completed(2),
+        Completed(3),
+    ]
 
 
 def test_an_operation_that_waited_too_long_was_not_sent(replicas: Replicas) -> None:
@@ -224,7 +228,7 @@ def test_a_refusal_is_one_once_a_value_is_chosen_under_the_higher_fence(
     replicas.done(store, KEY, LoadState(1))
     for disk in (2, 3):
         replicas.registers[disk].handle(PrepareBallot(KEY, Ballot(2, 0, 99, 1)), 0.0)
-    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Done(None)
+    assert replicas.run(store, KEY, SaveState(1, 1, b"a")) == Completed(None)
     assert replicas.done(replicas.store(), KEY, LoadState(3)) == StateValue(1, b"a")
 
 
