@@ -31,8 +31,9 @@ prepared load that has not seen the value may still store the former one above i
 whose promise is their ballot agree.
 
 **Groups.** After a majority's promise the group is ours: each value that was chosen before was in
-the answers, and no other is chosen while no other store object prepares. So the next save, or the next
-change of the value that we stored ourselves, needs no promise of its own. A refusal ends the group.
+the answers, and no other is chosen while no other store object prepares. So the next save, or the
+next change of the value that we stored ourselves, needs no promise of its own. A refusal ends the
+group.
 
 **Repeats.** A request that is sent again keeps its ballot. A save that is called again after no
 answer keeps it, too, while its group is ours: a disk that has it changes nothing. Otherwise the
@@ -41,8 +42,8 @@ new ballot in the same group it could take effect a second time, above a later s
 
 **Refusals.** A promise under a higher fence refuses a load or a save. The operation then settles:
 under the fence that refused, it prepares above that promise and accepts the newest value. If that
-value is its own, it is Completed. Otherwise it is Outdated: a value under the higher fence is chosen, so
-the operation has *no effect from now on*. What it had under way may be in that value.
+value is its own, it is Completed. Otherwise it is Outdated: a value under the higher fence is
+chosen, so the operation has *no effect from now on*. What it had under way may be in that value.
 
 **Duels.** Two store objects that prepare one key refuse each other. Each pauses at random, for
 longer each time. A `ChangeValue` with `patience` pauses that long if a higher fence has prepared.
