@@ -2,7 +2,7 @@
 
     floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate config
                backoff log_events sample_marks task_set tasks transitions, and store.protocol
-    floor 1    membership sharding reminders  pure machines
+    floor 1    membership sharding deliveries reminders replication    pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
     floor 4    routing http
@@ -55,6 +55,7 @@ FLOORS = {
     "shardbus.sharding": 1,
     "shardbus.reminders": 1,
     "shardbus.deliveries": 1,
+    "shardbus.replication": 1,
     "shardbus.wire": 2,
     "shardbus.transport": 3,
     "shardbus.store": 3,
@@ -101,12 +102,14 @@ ENTRY_POINTS = {
     "shardbus_cli.dev.node_main",
     "shardbus_cli.template.app",
     "shardbus.simulation.machines",
+    "shardbus.simulation.replication.run",
     "shardbus.testing.store_suite",
     "shardbus.testing.allocation_suite",
     "shardbus.integrations.starlette",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the network that the tests of machines run on,
+`shardbus dev`, the application of a new project, the network that the tests of machines run on, the
+simulator of replicas,
 the suites that tests of users subclass, and what web applications import."""
 
 SMALL_LINES = 40
@@ -122,6 +125,7 @@ PURE = (
     "shardbus.sharding",
     "shardbus.deliveries",
     "shardbus.reminders",
+    "shardbus.replication",
     "shardbus.wire",
 )
 PURE_BANNED = {"asyncio", "zmq", "redis", "time", "uuid", "logging", "threading", "socket", "os"}

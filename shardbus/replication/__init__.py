@@ -1,0 +1,10 @@
+"""A store inside the cluster: registers on several disks that agree by majority.
+
+    messages    ballots, rows, and the requests and answers between a store object and a replica
+    values      what a row holds: states, tables, lists, leases; and changes of them
+    registers   the rows of one disk, and its answer to each request
+    proposer    the requests of one store object: load, save, read, settle, change
+
+Nothing here has a clock, a socket or a disk: a driver passes `now` in, sends what the machines
+return, and syncs rows before their answers leave.
+"""

@@ -1,0 +1,114 @@
+"""The life of a disk: whether what it has is all that it ever had.
+
+A disk that was wiped, set back to an older copy, or copied to another machine must not vote: it has
+forgotten promises and values that others rely on. So each disk has a random id and a count. The
+count grows with each start and then with each `repair_interval`; the other disks of the ring write
+down the highest counter that each disk has shown them, and with it the run of its process, a random
+number. A disk shows id, counter and run to the others, and votes only while they accept it: all of
+them, or, after `GRACE_S`, a majority of the ring with itself, and none refuses it. A majority alone
+is not enough at once: of three disks one may know the counter, and the other one accept the disk.
+
+| a disk shows | the other disk | |
+|---|---|---|
+| a higher counter, the same run | accepts it | it goes on |
+| a higher counter, another run | accepts it, once the former run is silent | it started again |
+| the same counter, the same run | accepts it | the answer was lost |
+| a counter that is not higher, another run | refuses it | it is set back, or a copy |
+| a lower counter, the same run | accepts it, and keeps the higher one | it came late |
+
+A run is silent `SILENT_S` seconds after it was last seen, or when its connection has closed. While
+two runs of one id are seen, both are refused, because neither has all that the other has.
+
+A refused disk is given up: its process draws a new id, so that it is blank, and an operator, or
+`repair_after`, puts it into the ring in place of the former one. Not noticed is a disk that is
+set back to a copy made since its counter last grew, and one whose counter only disks know that are
+away for `GRACE_S`: that is a second failure at the same time.
+
+Source: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from shardbus.replication.ring import majority
+
+SILENT_S = 3.0
+"""Seconds without a sign of a run after which another run of its disk may follow."""
+GRACE_S = 2.5 * SILENT_S
+"""Seconds after which a majority suffices, and a refusal is final."""
+
+
+class DiskShown(NamedTuple):
+    """What a disk shows of itself. The counter is synced before it is shown."""
+
+    disk: int
+    counter: int
+    run: int
+
+
+class DiskKnown(NamedTuple):
+    """A line of a disk's log: another disk has shown this counter in this run."""
+
+    disk: int
+    counter: int
+    run: int
+
+
+class DiskRegistry:
+    """What one disk knows of the others. `answer` is synced before it leaves."""
+
+    __slots__ = ("_known", "_seen", "_twice")
+
+    def __init__(self, known: Iterable[DiskKnown] = ()) -> None:
+        self._known = {each.disk: each for each in known}
+        self._seen: dict[tuple[int, int], float] = {}
+        """By disk and run: when it was last seen."""
+        self._twice: dict[int, float] = {}
+        """Disks of which two runs were seen, and when the last of them was."""
+
+    def answer(self, shown: DiskShown, now: float) -> bool:
+        """Return True if the disk may vote, as far as this one knows."""
+        disk, counter, run = shown
+        known = self._known.get(disk, DiskKnown(disk, 0, run))
+        alive = [
+            other
+            for (each, other), seen in self._seen.items()
+            if each == disk and other != run and now - seen < SILENT_S
+        ]
+        self._seen[disk, run] = now
+        if alive:
+            self._twice[disk] = now
+        if now - self._twice.get(disk, -SILENT_S) < SILENT_S:
+            return False
+        if run != known.run and counter <= known.counter:
+            return False
+        if counter > known.counter or run != known.run:
+            self._known[disk] = DiskKnown(disk, max(counter, known.counter), run)
+        return True
+
+    def closed(self, disk: int, run: int) -> None:
+        """The connection of this run has closed: it is silent from now on."""
+        self._seen.pop((disk, run), None)
+
+    @property
+    def known(self) -> tuple[DiskKnown, ...]:
+        """What must be in the log."""
+        return tuple(self._known.values())
+
+
+def is_accepted(
+    disk: int, members: Iterable[int], answers: Mapping[int, bool], *, waited: bool
+) -> bool | None:
+    """Judge what the other members of the ring answered to a disk: True if it votes, False if it is
+    given up, None while that is open. `answers`: by disk. `waited`: it has shown itself for
+    `GRACE_S`."""
+    others = [member for member in members if member != disk]
+    accepted = sum(answers.get(member) is True for member in others)
+    refused = any(answers.get(member) is False for member in others)
+    if refused:
+        return False if waited else None
+    if accepted == len(others):
+        return True
+    return True if waited and accepted + 1 >= majority(len(others) + 1) else None

@@ -1,0 +1,196 @@
+"""Ballots, rows, and what a store object and a replica say to each other.
+
+A **ballot** orders all writes of a key: `(fence, round, session, k)`, compared in this order.
+
+    fence     of the entity, the table or the list; 0 for keys without
+    round     a duel under one fence raises it
+    session   a random number of 63 bits, of one store object, for its life
+    k         counts the requests of that store object
+
+Ballots with the same first three parts are a **group**: one store object makes them, one after the
+other. Two writes never have one ballot, so the ballot stands for the value.
+
+A **row** is what a disk has of a key: the promise, the ballot and the value. Copies of a row merge
+by the higher promise and the higher ballot, in any order and number.
+
+| request | answer | |
+|---|---|---|
+| PrepareBallot | Promised or No | refuse lower ballots from now on; show the row |
+| AcceptValue | Yes or No | store the value under the ballot |
+| AcceptChange | Yes, No or OtherBase | the same, as a change of the value under `base` |
+| ReadRow | RowShown | the row |
+| ScanBucket | BucketRows | the rows of one bucket, without values |
+
+Calls that carry requests, and replies that carry answers, have the number of a ring (`ring`). Every
+value here is an immutable tuple, so that a codec may take it field by field.
+
+Source: docs/architecture.md; Lamport, "Paxos made simple"; Rystsov, "CASPaxos".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shardbus.replication.values import AnyChange, Value
+
+
+class Ballot(NamedTuple):
+    """The place of a write in the order of all writes of its key."""
+
+    fence: int
+    round: int
+    session: int
+    k: int
+
+    def same_group(self, other: Ballot) -> bool:
+        """True if one store object made both under one promise."""
+        return self[:3] == other[:3]
+
+
+ZERO = Ballot(-1, 0, 0, 0)
+"""Below every ballot: nothing was promised, nothing stored."""
+
+
+class Row(NamedTuple):
+    """What a disk has of a key."""
+
+    promise: Ballot
+    """The disk refuses ballots below this one."""
+    ballot: Ballot
+    """The ballot of `value`, at most `promise`."""
+    value: Value
+
+
+EMPTY = Row(ZERO, ZERO, None)
+"""The row of a key that a disk has nothing of."""
+
+
+def merged(one: Row, other: Row) -> Row:
+    """Return the row that both make together."""
+    newer = other if other.ballot > one.ballot else one
+    return Row(max(one.promise, other.promise), newer.ballot, newer.value)
+
+
+# -- requests ------------------------------------------------------------------------------------
+
+
+class PrepareBallot(NamedTuple):
+    """Promise to refuse lower ballots, and show the row. Answer: Promised or No."""
+
+    key: str
+    ballot: Ballot
+
+
+class AcceptValue(NamedTuple):
+    """Store the value. Answer: Yes or No. `age`: seconds that the value has been stored elsewhere,
+    for leases."""
+
+    key: str
+    ballot: Ballot
+    value: Value
+    age: float = 0.0
+
+
+class AcceptChange(NamedTuple):
+    """Store the value that the disk has under `base`, changed. Answer: Yes, No or OtherBase."""
+
+    key: str
+    ballot: Ballot
+    base: Ballot
+    change: AnyChange
+
+
+class ReadRow(NamedTuple):
+    """Show the row. Answer: RowShown."""
+
+    key: str
+
+
+class ScanBucket(NamedTuple):
+    """Show the keys of a bucket that begin with `prefix`. Answer: BucketRows."""
+
+    bucket: int
+    prefix: str
+
+
+KeyRequest = PrepareBallot | AcceptValue | AcceptChange | ReadRow
+Request = KeyRequest | ScanBucket
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+class Promised(NamedTuple):
+    """The promise is given. The fields are those of the row before."""
+
+    promise: Ballot
+    ballot: Ballot
+    value: Value
+    age: float
+    """Seconds since the disk stored the value; 0 for all but leases."""
+
+
+class Yes(NamedTuple):
+    """The value is stored under its ballot, now or before."""
+
+
+class No(NamedTuple):
+    """Refused: the disk has promised a higher ballot. Nothing changed."""
+
+    promise: Ballot
+
+
+class OtherBase(NamedTuple):
+    """Refused: the disk has the value of another ballot than the base. Nothing changed."""
+
+    ballot: Ballot
+
+
+class RowShown(NamedTuple):
+    """The row, and the seconds since the disk stored its value; 0 for all but leases."""
+
+    promise: Ballot
+    ballot: Ballot
+    value: Value
+    age: float
+
+
+class BucketRows(NamedTuple):
+    """Each key of the bucket, its ballot, and whether its value is there: a state with data, a list
+    that is not empty."""
+
+    rows: tuple[tuple[str, Ballot, bool], ...]
+
+
+KeyAnswer = Promised | Yes | No | OtherBase | RowShown
+Answer = KeyAnswer | BucketRows
+
+
+# -- records -------------------------------------------------------------------------------------
+
+
+class PromiseRecord(NamedTuple):
+    """A line of a disk's log: a promise was given."""
+
+    key: str
+    promise: Ballot
+
+
+class ValueRecord(NamedTuple):
+    """A line of a disk's log: a value was stored."""
+
+    key: str
+    ballot: Ballot
+    value: Value
+
+
+class ChangeRecord(NamedTuple):
+    """A line of a disk's log: the value under `base` was changed."""
+
+    key: str
+    ballot: Ballot
+    base: Ballot
+    change: AnyChange
+
+
+Record = PromiseRecord | ValueRecord | ChangeRecord

@@ -1,0 +1,433 @@
+"""How one ring takes over from the one before, and how disks repair each other.
+
+A disk is in ring n, and answers requests of ring n only. To each partition that it holds belong
+three facts:
+
+    voting    it answers requests on the partition's keys
+    merged    it has merged the rows of a majority of the partition's disks in ring n-1
+    source    it voted in ring n-1: others may merge from it
+
+Adopting ring n+1 decides them anew:
+
+    the partition keeps its disks      all three stay; a source is one that votes
+    this disk held it, and votes       voting; not merged; source
+    this disk is new to it             not voting, not merged; no source
+    this disk has skipped a ring       not voting, not merged; no source, in every partition
+
+A disk that is not merged merges from the sources of ring n-1; with a majority of them, itself
+included if it is one, it is merged, and votes. So before ring n+2 a majority of the disks of ring
+n+1 has every value that was chosen in ring n.
+
+    (a) ring n decides ring n+1, once: a register that is written once (`ring_key`)
+    (b) a disk merges only from disks that have stored ring n+1: they accept nothing in ring n any
+        more. So with a majority of them ring n is sealed
+    (c) a disk that is new to a partition answers nothing before it has merged
+    (d) ring n+2 waits until a majority of each partition's disks has merged (`unmerged`)
+
+**Merging.** A disk compares the digests of 16 buckets with another disk's, and takes the rows of
+those that differ. Rows merge in any order and number. A row below the disk's own promise is taken,
+too, but not as an accepted one: a read does not count it (`proposer`).
+
+**Repair** is the same without the counting: a disk compares itself with each other disk of its
+partitions when `repair` is called, at reconnects and now and then.
+
+**What a driver does.** It calls `answer` for calls of store objects and other disks, `take` for the
+answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to be sent
+to other disks. Records of `take_records` are synced before any answer or effect leaves, as in
+`registers`. Answers may be lost; `tick` asks again.
+
+Source: docs/architecture.md; Lamport, Malkhi and Zhou, "Reconfiguring a state machine".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, assert_never
+
+from shardbus.replication.messages import Record, Row, ScanBucket
+from shardbus.replication.registers import Registers
+from shardbus.replication.ring import (
+    NO_RING,
+    AdoptRing,
+    NotVoting,
+    ReplicaAnswer,
+    ReplicaRing,
+    RingIs,
+    RingWanted,
+    StoreCall,
+    StoreReply,
+    majority,
+    places_of,
+)
+from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, node_key, partition_of
+
+ASK_AGAIN_S = 0.5
+"""Seconds after which a disk that did not answer is asked again."""
+ASKED_MAX = 16
+"""Comparisons under way at a time, each of one partition with one disk."""
+
+
+def ring_key(number: int) -> str:
+    """Return the key of the register that decides the ring of this number."""
+    return node_key(f"ring/{number}")
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+class PlaceRecord(NamedTuple):
+    """A line of a disk's log: its ring, and its facts about each partition, from now on."""
+
+    ring: ReplicaRing
+    voting: frozenset[int]
+    merged: frozenset[int]
+    sources: frozenset[int]
+
+
+class MergedRecord(NamedTuple):
+    """A line of a disk's log: a partition was merged in the ring of this number."""
+
+    ring: int
+    partition: int
+
+
+DiskRecord = Record | PlaceRecord | MergedRecord
+
+
+# -- between disks ---------------------------------------------------------------------------------
+
+
+class ShowDigests(NamedTuple):
+    """Show the digests of a partition. Answer: PartitionDigests."""
+
+    ring: int
+    partition: int
+
+
+class ShowBucket(NamedTuple):
+    """Show the rows of a bucket. Answer: BucketContent."""
+
+    ring: int
+    bucket: int
+
+
+class ShowDisk(NamedTuple):
+    """Show what the disk is in its ring. Answer: DiskStatus."""
+
+
+class PartitionDigests(NamedTuple):
+    """The digests of a partition's buckets. `source`: the disk voted in the ring before."""
+
+    disk: int
+    ring: int
+    partition: int
+    source: bool
+    digests: tuple[int, ...]
+
+
+class BucketContent(NamedTuple):
+    """The rows of a bucket, each with its key and its age."""
+
+    disk: int
+    ring: int
+    bucket: int
+    rows: tuple[tuple[str, Row, float], ...]
+
+
+class DiskStatus(NamedTuple):
+    """What a disk is: its ring, and the partitions that it votes for and that it has merged."""
+
+    disk: int
+    ring: ReplicaRing
+    voting: frozenset[int]
+    merged: frozenset[int]
+
+
+DiskRequest = ShowDigests | ShowBucket
+DiskAnswer = PartitionDigests | BucketContent | RingIs | RingWanted | NotVoting
+
+
+class AskDisk(NamedTuple):
+    """Send this to the other disk."""
+
+    disk: int
+    request: DiskRequest | AdoptRing
+
+
+class _Comparison:
+    """The rows that one other disk still owes for one partition. `buckets` None: its digests."""
+
+    __slots__ = ("again_at", "buckets", "source")
+
+    def __init__(self) -> None:
+        self.buckets: set[int] | None = None
+        self.source = False
+        self.again_at = 0.0
+
+
+class RingDisk:
+    """One disk: its rows, and its place in the ring."""
+
+    __slots__ = (
+        "_compared",
+        "_comparisons",
+        "_partitions", "_records",
+        "disk",
+        "merged",
+        "registers",
+        "ring",
+        "sources",
+        "voting",
+    )  # fmt: skip
+
+    def __init__(self, disk: int, partitions: Sequence[int] = range(PARTITIONS)) -> None:
+        self.disk = disk
+        self._partitions = partitions
+        """All of them, but in simulations that have keys in few."""
+        self.ring = NO_RING
+        self.registers = Registers()
+        self.voting: set[int] = set()
+        self.merged: set[int] = set()
+        self.sources: set[int] = set()
+        self._records: list[PlaceRecord | MergedRecord] = []
+        self._comparisons: dict[tuple[int, int], _Comparison] = {}
+        """By partition and disk."""
+        self._compared: dict[int, set[int]] = {}
+        """The sources that a partition is merged from, so far."""
+
+    # -- for the driver
+
+    def answer(self, call: StoreCall, now: float) -> StoreReply:
+        """Answer a call of a store object."""
+        return StoreReply(call.number, self.disk, self.ring.number, self._answer(call, now))
+
+    def _answer(self, call: StoreCall, now: float) -> ReplicaAnswer:
+        if call.ring < self.ring.number:
+            return RingIs(self.ring)
+        if call.ring > self.ring.number:
+            return RingWanted(self.ring.number)
+        request = call.request
+        if isinstance(request, ScanBucket):
+            partition = request.bucket // BUCKETS_EACH
+        else:
+            partition = partition_of(request.key)
+        if partition not in self.voting:
+            return NotVoting()
+        return self.registers.handle(request, now)
+
+    def show(self, request: DiskRequest, now: float) -> DiskAnswer:
+        """Answer another disk."""
+        if request.ring < self.ring.number:
+            return RingIs(self.ring)
+        if request.ring > self.ring.number:
+            return RingWanted(self.ring.number)
+        match request:
+            case ShowDigests(ring, partition):
+                source = partition in self.sources
+                if not source and partition not in self.voting:
+                    return NotVoting()
+                first = partition * BUCKETS_EACH
+                digests = tuple(self.registers.digests[first : first + BUCKETS_EACH])
+                return PartitionDigests(self.disk, ring, partition, source, digests)
+            case ShowBucket(ring, bucket):
+                partition = bucket // BUCKETS_EACH
+                if partition not in self.sources and partition not in self.voting:
+                    return NotVoting()
+                return BucketContent(self.disk, ring, bucket, self.registers.content(bucket, now))
+            case _:
+                assert_never(request)
+
+    @property
+    def status(self) -> DiskStatus:
+        """What the disk is."""
+        return DiskStatus(self.disk, self.ring, frozenset(self.voting), frozenset(self.merged))
+
+    def adopt(self, ring: ReplicaRing, now: float) -> list[AskDisk]:
+        """Go over to a newer ring. An older one changes nothing."""
+        if ring.number <= self.ring.number:
+            return []
+        self._adopt(ring)
+        self._records.append(self.place)
+        return self.tick(now)
+
+    def repair(self, now: float) -> list[AskDisk]:
+        """Compare with every other disk of the partitions that this one votes for."""
+        places = places_of(self.ring)
+        for partition in self.voting:
+            for disk in places[partition]:
+                if disk != self.disk:
+                    self._comparisons.setdefault((partition, disk), _Comparison())
+        return self.tick(now)
+
+    def take(self, asked: int, answer: DiskAnswer, now: float) -> list[AskDisk]:
+        """Take the answer of the disk that was asked."""
+        match answer:
+            case RingIs(ring):
+                return self.adopt(ring, now)
+            case RingWanted(number) if number < self.ring.number:
+                return [AskDisk(asked, AdoptRing(self.ring))]
+            case PartitionDigests(disk, number, partition, source, digests):
+                comparison = self._comparisons.get((partition, disk))
+                if comparison is None or number != self.ring.number:
+                    return []
+                first = partition * BUCKETS_EACH
+                own = self.registers.digests[first : first + BUCKETS_EACH]
+                pairs = enumerate(zip(own, digests, strict=True), first)
+                comparison.buckets = {bucket for bucket, (a, b) in pairs if a != b}
+                comparison.source, comparison.again_at = source, 0.0
+                self._settle(partition, disk, comparison)
+                return self.tick(now)
+            case BucketContent(disk, number, bucket, rows):
+                partition = bucket // BUCKETS_EACH
+                comparison = self._comparisons.get((partition, disk))
+                if comparison is None or number != self.ring.number or not comparison.buckets:
+                    return []
+                for key, row, age in rows:
+                    self.registers.merge(key, row, now, age)
+                comparison.buckets.discard(bucket)
+                self._settle(partition, disk, comparison)
+                return self.tick(now)
+            case _:
+                return []
+
+    def deadline(self) -> float | None:
+        """Return when to call `tick`, None for never."""
+        return min((c.again_at for c in self._comparisons.values() if c.again_at), default=None)
+
+    def tick(self, now: float) -> list[AskDisk]:
+        """Ask for what is missing, and again for what did not come. A repair that another disk does
+        not answer is left to the next one."""
+        effects: list[AskDisk] = []
+        number = self.ring.number
+        asked = sum(comparison.again_at > now for comparison in self._comparisons.values())
+        for (partition, disk), comparison in list(self._comparisons.items()):
+            if comparison.again_at > now:
+                continue
+            if comparison.again_at and partition not in self._compared:
+                del self._comparisons[partition, disk]
+            elif asked >= ASKED_MAX:
+                comparison.again_at = 0.0
+            else:
+                asked += 1
+                comparison.again_at = now + ASK_AGAIN_S
+                effects += [
+                    AskDisk(disk, request) for request in _requests(comparison, number, partition)
+                ]
+        return effects
+
+    def take_records(self) -> list[DiskRecord]:
+        """Return what changed since the last call, for the log."""
+        records: list[DiskRecord] = [*self.registers.take_records(), *self._records]
+        self._records = []
+        return records
+
+    def replay(self, record: DiskRecord) -> None:
+        """Take a record of the disk's own log."""
+        match record:
+            case PlaceRecord(ring, voting, merged, sources):
+                self.ring = ring
+                self.voting, self.merged, self.sources = set(voting), set(merged), set(sources)
+                self._begin()
+            case MergedRecord(number, partition):
+                if number == self.ring.number:
+                    self._is_merged(partition)
+            case _:
+                self.registers.replay(record)
+
+    @property
+    def place(self) -> PlaceRecord:
+        """The disk's place in the ring, for a log that begins anew."""
+        facts = (frozenset(each) for each in (self.voting, self.merged, self.sources))
+        return PlaceRecord(self.ring, *facts)
+
+    def check(self) -> None:
+        """Audit the whole state. For tests."""
+        self.registers.check()
+        held = {p for p, disks in enumerate(places_of(self.ring)) if self.disk in disks}
+        assert self.voting <= held
+        assert self.merged <= self.voting
+        assert {partition for partition, _ in self._comparisons} <= set(range(PARTITIONS))
+        assert all(disk != self.disk for _, disk in self._comparisons)
+
+    # -- rings
+
+    def _adopt(self, ring: ReplicaRing) -> None:
+        former = self.ring
+        follows = ring.number == former.number + 1
+        founded = former is NO_RING and ring.number == 1
+        before, after = places_of(former), places_of(ring)
+        voting, merged, sources = set[int](), set[int](), set[int]()
+        for partition in self._partitions:
+            holds = self.disk in after[partition]
+            if founded and holds:
+                voting.add(partition)
+                merged.add(partition)
+            elif follows and partition in self.voting:
+                sources.add(partition)
+                if holds:
+                    voting.add(partition)
+                same = set(before[partition]) == set(after[partition])
+                if holds and same and partition in self.merged:
+                    merged.add(partition)
+        self.ring = ring
+        self.voting, self.merged, self.sources = voting, merged, sources
+        self._begin()
+
+    def _begin(self) -> None:
+        """Merge from the former disks what is not merged."""
+        self._compared, self._comparisons = {}, {}
+        before, after = places_of(self.ring.former), places_of(self.ring)
+        for partition in self._partitions:
+            if self.disk not in after[partition] or partition in self.merged:
+                continue
+            self._compared[partition] = {self.disk} if partition in self.sources else set()
+            for disk in before[partition]:
+                if disk != self.disk:
+                    self._comparisons[partition, disk] = _Comparison()
+            self._count(partition)
+
+    def _settle(self, partition: int, disk: int, comparison: _Comparison) -> None:
+        """End a comparison that has all rows."""
+        if comparison.buckets:
+            return
+        del self._comparisons[partition, disk]
+        if comparison.source and partition in self._compared:
+            self._compared[partition].add(disk)
+            self._count(partition)
+
+    def _count(self, partition: int) -> None:
+        former = places_of(self.ring.former)[partition]
+        if len(self._compared[partition]) >= majority(len(former)):
+            self._is_merged(partition)
+            self._records.append(MergedRecord(self.ring.number, partition))
+
+    def _is_merged(self, partition: int) -> None:
+        self.merged.add(partition)
+        self.voting.add(partition)
+        self._compared.pop(partition, None)
+        for disk in places_of(self.ring.former)[partition]:
+            self._comparisons.pop((partition, disk), None)
+
+
+def _requests(comparison: _Comparison, ring: int, partition: int) -> list[DiskRequest]:
+    if comparison.buckets is None:
+        return [ShowDigests(ring, partition)]
+    return [ShowBucket(ring, bucket) for bucket in sorted(comparison.buckets)]
+
+
+# -- for who changes the ring ----------------------------------------------------------------------
+
+
+def unmerged(
+    ring: ReplicaRing,
+    statuses: Collection[DiskStatus],
+    partitions: Sequence[int] = range(PARTITIONS),
+) -> list[int]:
+    """Return the partitions of which no majority has merged in this ring: the next ring waits."""
+    merged = {status.disk: status.merged for status in statuses if status.ring == ring}
+    missing = []
+    for partition in partitions:
+        disks = places_of(ring)[partition]
+        if sum(partition in merged.get(disk, ()) for disk in disks) < majority(len(disks)):
+            missing.append(partition)
+    return missing

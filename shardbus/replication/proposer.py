@@ -1,0 +1,716 @@
+"""The requests of one store object: loads, saves, reads and changes of keys, each at a majority.
+
+An operation goes through rounds. A round is one request to each disk of the key; the answers of a
+majority of them end it. Answers of two rounds, or of two rings, never count together.
+
+             ┌──────── refused ───────┐
+             v                        │
+    start ─> PREPARING ──promised──> ACCEPTING ──accepted──> DONE
+      │       ^  ^  │                 ^
+      │       │  │  └─refused─> PAUSING ─> PREPARING, in a higher round
+      │       │  └──the answers differ──┐
+      ├───────┼────────────────> READING ──a majority agrees──> DONE
+      └───────┼──our group──────────> ACCEPTING
+              └──the ring changed, in any phase: nothing is accepted before a new promise
+
+`TRANSITIONS` is the drawing as data. The operations differ in how they start, and in what they do
+with the newest row of a majority of promises (`_promised`):
+
+    LoadState     prepares under its fence, and accepts the newest value: two rounds always
+    SaveState     accepts its own value, at once in our group; the newest one if that has its id
+    ReadValue     reads; if no majority agrees on the newest value, prepares and accepts that
+    ChangeValue   accepts function(newest), at once if our group has stored the newest
+
+**Why a load takes two rounds.** A former owner's save may be on one disk. A load that does not see
+it, and stores nothing, leaves it there as the newest: a later reader finds it, and it takes effect
+after the load that excluded it. The second round puts the loaded value above it.
+
+**Agreement.** A read needs no second round if a majority has accepted the newest value. A disk that
+merges rows (`moves`, `repair`) may have a value below its promise, which it did not accept: a
+prepared load that has not seen the value may still store the former one above it. So only rows
+whose promise is their ballot agree.
+
+**Groups.** After a majority's promise the group is ours: each value that was chosen before was in
+the answers, and no other is chosen while no other store object prepares. So the next save, or the
+next change of the value that we stored ourselves, needs no promise of its own. A refusal ends the
+group.
+
+**Repeats.** A request that is sent again keeps its ballot. A save that is called again after no
+answer keeps it, too, while its group is ours: a disk that has it changes nothing. Otherwise the
+save is prepared anew, in a higher round, and the newest value shows whether it was applied. Under a
+new ballot in the same group it could take effect a second time, above a later save.
+
+**Refusals.** A promise under a higher fence refuses a load or a save. The operation then settles:
+under the fence that refused, it prepares above that promise and accepts the newest value. If that
+value is its own, it is Completed. Otherwise it is Outdated: a value under the higher fence is
+chosen, so the operation has *no effect from now on*. What it had under way may be in that value.
+
+**Duels.** Two store objects that prepare one key refuse each other. Each pauses at random, for
+longer each time. A `ChangeValue` with `patience` pauses that long if a higher fence has prepared.
+
+**One operation at a time on a key.** The others wait here, in the order of `submit`.
+
+**What a driver does.** It calls `submit` for each operation, `handle` for each reply, and `tick` at
+`deadline()`; each returns effects:
+
+    SendCall(disk, call)        send it, if there is a link to the disk: it may get lost
+    Finished(ticket, outcome)   the operation is over; the ticket is the one of `submit`
+    RingFound(ring)             connect to the disks of this ring
+
+A disk's answer may come late, twice or never. `Unanswered` says whether a request was handed out:
+if not, or if the driver had no link for all of them, the operation had no effect; otherwise it is
+in doubt, and stays so. `session` must be random, and never used by another store object.
+
+Source: docs/architecture.md; Lamport, "Paxos made simple"; Rystsov, "CASPaxos".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from enum import Enum
+from heapq import heappop, heappush
+from random import Random
+from typing import NamedTuple
+
+from shardbus.backoff import doubling
+from shardbus.replication.messages import (
+    ZERO,
+    AcceptChange,
+    AcceptValue,
+    Ballot,
+    KeyAnswer,
+    KeyRequest,
+    No,
+    OtherBase,
+    PrepareBallot,
+    Promised,
+    ReadRow,
+    RowShown,
+    Yes,
+)
+from shardbus.replication.ring import (
+    AdoptRing,
+    ReplicaRing,
+    RingIs,
+    RingWanted,
+    StoreCall,
+    StoreReply,
+    majority,
+)
+from shardbus.replication.values import AnyChange, Function, Reading, StateValue, Value, Written
+from shardbus.transitions import following
+
+RESEND_S, RESEND_MOST_S = 0.05, 1.0
+"""Seconds without an answer after which a request is sent again, at first and at most."""
+PAUSE_S, PAUSE_MOST_S = 0.002, 1.0
+"""Bounds of the pause after a refusal: drawn from 0 to the first, which doubles up to the last."""
+RULER_PAUSE_S = 1.0
+"""The `patience` of a ruler: the pause after a higher epoch was prepared."""
+GROUPS_MAX = 200_000
+"""Keys whose groups are remembered. A forgotten one costs a promise."""
+
+
+# -- operations ----------------------------------------------------------------------------------
+
+
+class LoadState(NamedTuple):
+    """Load an entity's state, refuse lower fences from now on, and end the time that it is idle.
+    Result: StateValue or None."""
+
+    fence: int
+
+
+class SaveState(NamedTuple):
+    """Save an entity's state; `data` None removes it. Result: None. `copies`: disks that must have
+    it, if that is more than a majority."""
+
+    fence: int
+    op: int
+    data: bytes | None
+    copies: int = 0
+
+
+class ReadValue(NamedTuple):
+    """Read a value. Result: a Reading."""
+
+
+class ChangeValue(NamedTuple):
+    """Compute a new value of the old one, and store it. Result: that of the function.
+
+    The function may run several times, and find its own value as the old one: then it answers as
+    the first time. `fence` is the lowest one to prepare under."""
+
+    fence: int
+    function: Function
+    patience: float = 0.0
+
+
+Operation = LoadState | SaveState | ReadValue | ChangeValue
+
+
+# -- outcomes and effects ------------------------------------------------------------------------
+
+
+class Completed(NamedTuple):
+    """The operation took effect once, between its start and now."""
+
+    result: object
+
+
+class Outdated(NamedTuple):
+    """A higher fence is stored: the operation has no effect from now on."""
+
+    stored: int
+
+
+class Unanswered(NamedTuple):
+    """Too few disks answered in time. If a request was `sent`, it may have had its effect, or may
+    have it later; otherwise it has none."""
+
+    sent: bool
+
+
+Outcome = Completed | Outdated | Unanswered
+
+
+class SendCall(NamedTuple):
+    """Send this to the disk."""
+
+    disk: int
+    call: StoreCall | AdoptRing
+
+
+class Finished(NamedTuple):
+    """The operation of this ticket is over."""
+
+    ticket: Hashable
+    outcome: Outcome
+
+
+class RingFound(NamedTuple):
+    """The proposer works under this ring from now on."""
+
+    ring: ReplicaRing
+
+
+Effect = SendCall | Finished | RingFound
+
+
+# -- one operation -------------------------------------------------------------------------------
+
+
+class ProposalPhase(Enum):
+    """What an operation waits for."""
+
+    WAITING = "waiting"
+    """The operation before it on its key."""
+    READING = "reading"
+    PREPARING = "preparing"
+    ACCEPTING = "accepting"
+    PAUSING = "pausing"
+    DONE = "done"
+
+
+class ProposalTrigger(Enum):
+    """What moves an operation on."""
+
+    READ = "read"
+    PREPARE = "prepare"
+    IN_OUR_GROUP = "in our group"
+    AGREED = "a majority agrees"
+    DIFFERED = "the answers differ"
+    PROMISED = "promised"
+    KEPT = "the value stays"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    RING_CHANGED = "the ring changed"
+    PAUSED = "the pause is over"
+    EXPIRED = "no time is left"
+
+
+KEY_ANSWERS = (Promised, Yes, No, OtherBase, RowShown)
+
+_P, _T = ProposalPhase, ProposalTrigger
+
+TRANSITIONS: dict[tuple[ProposalPhase, ProposalTrigger], ProposalPhase] = {
+    (_P.WAITING, _T.READ): _P.READING,
+    (_P.WAITING, _T.PREPARE): _P.PREPARING,
+    (_P.WAITING, _T.IN_OUR_GROUP): _P.ACCEPTING,
+    (_P.WAITING, _T.EXPIRED): _P.DONE,
+    (_P.READING, _T.AGREED): _P.DONE,
+    (_P.READING, _T.DIFFERED): _P.PREPARING,
+    (_P.READING, _T.RING_CHANGED): _P.READING,
+    (_P.READING, _T.EXPIRED): _P.DONE,
+    (_P.PREPARING, _T.PROMISED): _P.ACCEPTING,
+    (_P.PREPARING, _T.KEPT): _P.DONE,
+    (_P.PREPARING, _T.REFUSED): _P.PAUSING,
+    (_P.PREPARING, _T.RING_CHANGED): _P.PREPARING,
+    (_P.PREPARING, _T.EXPIRED): _P.DONE,
+    (_P.ACCEPTING, _T.ACCEPTED): _P.DONE,
+    (_P.ACCEPTING, _T.REFUSED): _P.PAUSING,
+    (_P.ACCEPTING, _T.RING_CHANGED): _P.PREPARING,
+    (_P.ACCEPTING, _T.EXPIRED): _P.DONE,
+    (_P.PAUSING, _T.PAUSED): _P.PREPARING,
+    (_P.PAUSING, _T.RING_CHANGED): _P.PAUSING,
+    (_P.PAUSING, _T.EXPIRED): _P.DONE,
+}
+
+
+class KeyGroup:
+    """What a store object remembers of a key: the last ballot that it used, and what it stored."""
+
+    __slots__ = ("ballot", "op", "ours", "repeats", "ring", "stored", "value")
+
+    def __init__(self, ring: int, ballot: Ballot) -> None:
+        self.ring = ring
+        self.ballot = ballot
+        self.ours = False
+        """A majority has promised the group, and no disk has refused it since."""
+        self.op = 0
+        """The id of the save that the last value sent had, 0 for none."""
+        self.repeats = False
+        """`ballot` is that of the save `op`, which was not answered."""
+        self.stored = False
+        """A majority has accepted `value` under `ballot`. Never for states."""
+        self.value: Value = None
+
+
+class Proposal:
+    """One operation. The proposer has the rules."""
+
+    __slots__ = (
+        "adopters", "answers", "ballot", "base", "call", "change", "disks", "fence", "key",
+        "outdated", "own", "pauses", "phase", "request", "resends", "result", "round", "sent",
+        "ticket", "until", "value", "wake", "work",
+    )  # fmt: skip
+
+    def __init__(self, ticket: Hashable, key: str, work: Operation, until: float) -> None:
+        self.ticket, self.key, self.work, self.until = ticket, key, work, until
+        self.phase = ProposalPhase.WAITING
+        self.call = 0
+        """The number of the round's call."""
+        self.request: KeyRequest = ReadRow(key)
+        self.disks: tuple[int, ...] = ()
+        self.answers: dict[int, KeyAnswer] = {}
+        """Of this round, by disk."""
+        self.adopters: set[int] = set()
+        """Disks that were sent the ring in this round."""
+        self.ballot = ZERO
+        self.fence = self.round = 0
+        """Of the next PREPARING."""
+        self.value: Value = None
+        """ACCEPTING: the value."""
+        self.change: AnyChange | None = None
+        self.base: Ballot | None = None
+        """ACCEPTING: send the change of the value under this ballot, instead of the value."""
+        self.own = False
+        """ACCEPTING: the value is the save's own."""
+        self.result: object = None
+        self.outdated = False
+        """A higher fence has refused: Outdated, unless the newest value is the save's own."""
+        self.pauses = self.resends = 0
+        self.sent = False
+        self.wake = until
+        """When to look again: to send again, to end a pause, to give up."""
+
+    def advance(self, trigger: ProposalTrigger) -> None:
+        """Go to the phase that follows."""
+        self.phase = following(TRANSITIONS, self.phase, trigger, "proposal")
+
+    @property
+    def needed(self) -> int:
+        """The answers that end the round."""
+        most = len(self.disks)
+        copies = self.work.copies if isinstance(self.work, SaveState) and self.own else 0
+        return max(majority(most), min(copies, most))
+
+
+def _chosen(rows: Sequence[Promised | RowShown], proposal: Proposal) -> bool:
+    """True if these rows, all with the newest value, prove that it is chosen: a majority has
+    accepted it. A disk whose promise is above its ballot may have merged the value below its
+    promise, and has not accepted it."""
+    accepted = sum(row.promise == row.ballot for row in rows)
+    return accepted >= majority(len(proposal.disks))
+
+
+class Proposer:
+    """The operations of one store object. See the module for its use."""
+
+    __slots__ = (
+        "_by_call", "_calls", "_dice", "_groups", "_groups_max", "_k", "_out", "_queues",
+        "_serial", "_wakes", "ring", "session",
+    )  # fmt: skip
+
+    def __init__(
+        self, session: int, ring: ReplicaRing, dice: Random, *, groups_max: int = GROUPS_MAX
+    ) -> None:
+        self.session = session
+        self.ring = ring
+        self._dice = dice
+        self._groups_max = groups_max
+        self._groups: dict[str, KeyGroup] = {}
+        self._queues: dict[str, deque[Proposal]] = {}
+        """The operations of each key; the first one is under way."""
+        self._by_call: dict[int, Proposal] = {}
+        self._wakes: list[tuple[float, int, Proposal]] = []
+        """A heap; the number keeps its order the same in each run."""
+        self._k = self._calls = self._serial = 0
+        self._out: list[Effect] = []
+
+    # -- for the driver
+
+    def submit(
+        self, ticket: Hashable, key: str, work: Operation, now: float, timeout: float
+    ) -> list[Effect]:
+        """Begin an operation, or let it wait for those before it on its key. It ends within
+        `timeout` seconds."""
+        queue = self._queues.setdefault(key, deque())
+        proposal = Proposal(ticket, key, work, now + timeout)
+        queue.append(proposal)
+        if len(queue) == 1:
+            self._begin(proposal, now)
+        else:
+            self._wake_at(proposal, proposal.until)
+        return self._effects()
+
+    def handle(self, reply: StoreReply, now: float) -> list[Effect]:
+        """Take a disk's reply. A reply to a former round, or to no call, changes nothing."""
+        match reply.answer:
+            case RingIs(ring):
+                self.take_ring(ring, now)
+                return self._effects()
+            case answer:
+                proposal = self._by_call.get(reply.number)
+        if proposal is None or reply.disk not in proposal.disks:
+            return []
+        if isinstance(answer, RingWanted):
+            if answer.number < self.ring.number and reply.disk not in proposal.adopters:
+                proposal.adopters.add(reply.disk)
+                self._out.append(SendCall(reply.disk, AdoptRing(self.ring)))
+                self._send(proposal, reply.disk)
+        elif reply.ring == self.ring.number and isinstance(answer, KEY_ANSWERS):
+            proposal.answers.setdefault(reply.disk, answer)
+            self._count(proposal, now)
+        return self._effects()
+
+    def take_ring(self, ring: ReplicaRing, now: float) -> list[Effect]:
+        """Work under this ring from now on, if it is newer: each round begins anew."""
+        if ring.number <= self.ring.number:
+            return []
+        self.ring = ring
+        self._out.append(RingFound(ring))
+        for proposal in list(self._by_call.values()):
+            reads = proposal.phase is ProposalPhase.READING
+            proposal.advance(ProposalTrigger.RING_CHANGED)
+            self._read(proposal, now) if reads else self._prepare(proposal, now)
+        return self._effects()
+
+    def deadline(self) -> float | None:
+        """Return when to call `tick`, None for never."""
+        wakes = self._wakes
+        while wakes and wakes[0][2].wake != wakes[0][0]:
+            heappop(wakes)
+        return wakes[0][0] if wakes else None
+
+    def tick(self, now: float) -> list[Effect]:
+        """Send again, end pauses and give up, where it is time."""
+        while (due := self.deadline()) is not None and due <= now:
+            proposal = heappop(self._wakes)[2]
+            if now >= proposal.until:
+                self._give_up(proposal, now)
+            elif proposal.phase is ProposalPhase.PAUSING:
+                proposal.advance(ProposalTrigger.PAUSED)
+                self._prepare(proposal, now)
+            else:
+                self._again(proposal, now)
+        return self._effects()
+
+    @property
+    def busy(self) -> int:
+        """The operations under way and waiting."""
+        return sum(map(len, self._queues.values()))
+
+    def check(self) -> None:
+        """Audit the whole state. For tests."""
+        for key, queue in self._queues.items():
+            assert queue, key
+            assert all(proposal.key == key for proposal in queue)
+            assert queue[0].phase not in (_P.WAITING, _P.DONE), key
+            assert all(proposal.phase is _P.WAITING for proposal in list(queue)[1:]), key
+        for number, proposal in self._by_call.items():
+            assert proposal.call == number
+            assert proposal.phase in (_P.READING, _P.PREPARING, _P.ACCEPTING)
+            assert proposal.disks == self.ring.disks_of(proposal.key)
+        for group in self._groups.values():
+            assert group.ballot.session == self.session
+            assert group.ballot.k <= self._k
+
+    # -- starts
+
+    def _begin(self, proposal: Proposal, now: float) -> None:
+        """Start the first operation of a key's queue."""
+        if isinstance(proposal.work, ReadValue):
+            proposal.advance(ProposalTrigger.READ)
+            self._read(proposal, now)
+            return
+        fence = proposal.work.fence
+        group = self._groups.get(proposal.key)
+        if group is not None:
+            if isinstance(proposal.work, ChangeValue):
+                fence = max(fence, group.ballot.fence)
+            if group.ballot.fence == fence:
+                proposal.round = group.ballot.round
+                ballot = self._ballot_at_once(proposal, group)
+                if ballot is not None:
+                    proposal.advance(ProposalTrigger.IN_OUR_GROUP)
+                    self._accept(proposal, ballot, now)
+                    return
+        proposal.fence = fence
+        proposal.advance(ProposalTrigger.PREPARE)
+        self._prepare(proposal, now)
+
+    def _ballot_at_once(self, proposal: Proposal, group: KeyGroup) -> Ballot | None:
+        """Decide what to accept without a promise, and return its ballot; None if it needs one."""
+        if not group.ours or group.ring != self.ring.number:
+            return None
+        match proposal.work:
+            case SaveState(_, op, data) if group.op != op or group.repeats:
+                proposal.own, proposal.value = True, StateValue(op, data)
+                return group.ballot if group.op == op else self._next(group.ballot)
+            case ChangeValue(_, function) if group.stored:
+                step = function(group.value)
+                if isinstance(step, Written):
+                    proposal.value, proposal.result = step.value, step.result
+                    proposal.change, proposal.base = step.change, group.ballot
+                    return self._next(group.ballot)
+        return None
+
+    # -- rounds
+
+    def _next(self, ballot: Ballot) -> Ballot:
+        """Return the next ballot of our group."""
+        self._k += 1
+        return ballot._replace(k=self._k)
+
+    def _read(self, proposal: Proposal, now: float) -> None:
+        self._ask(proposal, ReadRow(proposal.key), now)
+
+    def _prepare(self, proposal: Proposal, now: float) -> None:
+        self._k += 1
+        ballot = Ballot(proposal.fence, proposal.round, self.session, self._k)
+        proposal.ballot, proposal.own = ballot, False
+        proposal.change = proposal.base = None
+        self._ask(proposal, PrepareBallot(proposal.key, ballot), now)
+
+    def _accept(self, proposal: Proposal, ballot: Ballot, now: float, age: float = 0.0) -> None:
+        proposal.ballot, proposal.fence, proposal.round = ballot, ballot.fence, ballot.round
+        key, change, base = proposal.key, proposal.change, proposal.base
+        if change is not None and base is not None:
+            self._ask(proposal, AcceptChange(key, ballot, base, change), now)
+        else:
+            self._ask(proposal, AcceptValue(key, ballot, proposal.value, age), now)
+
+    def _ask(self, proposal: Proposal, request: KeyRequest, now: float) -> None:
+        """Begin a round."""
+        self._by_call.pop(proposal.call, None)
+        self._calls += 1
+        proposal.call, proposal.request = self._calls, request
+        self._by_call[self._calls] = proposal
+        proposal.disks = self.ring.disks_of(proposal.key)
+        proposal.answers, proposal.adopters = {}, set()
+        proposal.resends = 0
+        for disk in proposal.disks:
+            self._send(proposal, disk)
+        proposal.sent = True
+        self._wake_at(proposal, min(proposal.until, now + RESEND_S))
+
+    def _send(self, proposal: Proposal, disk: int) -> None:
+        call = StoreCall(proposal.call, self.ring.number, proposal.request)
+        self._out.append(SendCall(disk, call))
+
+    def _again(self, proposal: Proposal, now: float) -> None:
+        """No majority has answered in time: take a refusal that there is, or send again."""
+        if self._highest_refusal(proposal) is not None:
+            self._refused(proposal, now)
+            return
+        proposal.resends += 1
+        proposal.adopters = set()
+        for disk in proposal.disks:
+            if disk not in proposal.answers:
+                self._send(proposal, disk)
+        pause = doubling(RESEND_S, RESEND_MOST_S, proposal.resends + 1)
+        self._wake_at(proposal, min(proposal.until, now + pause))
+
+    # -- answers
+
+    def _count(self, proposal: Proposal, now: float) -> None:
+        """End the round if the answers suffice."""
+        answers = proposal.answers.values()
+        refusals = sum(isinstance(answer, No | OtherBase) for answer in answers)
+        if len(answers) - refusals >= proposal.needed:
+            match proposal.phase:
+                case ProposalPhase.ACCEPTING:
+                    self._accepted(proposal, now)
+                case ProposalPhase.PREPARING:
+                    self._promised(proposal, now)
+                case _:
+                    self._shown(proposal, now)
+        elif refusals > len(proposal.disks) - proposal.needed:
+            self._refused(proposal, now)
+
+    def _shown(self, proposal: Proposal, now: float) -> None:
+        """A majority has shown its rows: they agree, or the newest value is settled."""
+        rows = [answer for answer in proposal.answers.values() if isinstance(answer, RowShown)]
+        newest = max(row.ballot for row in rows)
+        same = [row for row in rows if row.ballot == newest]
+        if _chosen(same, proposal):
+            proposal.advance(ProposalTrigger.AGREED)
+            reading = Reading(same[0].value, max(row.age for row in same))
+            self._finish(proposal, Completed(reading), now)
+            return
+        promise = max(row.promise for row in rows)
+        proposal.fence, proposal.round = max(promise.fence, 0), promise.round + 1
+        proposal.advance(ProposalTrigger.DIFFERED)
+        self._prepare(proposal, now)
+
+    def _promised(self, proposal: Proposal, now: float) -> None:
+        """A majority has promised: decide what to store."""
+        rows = [answer for answer in proposal.answers.values() if isinstance(answer, Promised)]
+        newest = max(row.ballot for row in rows)
+        same = [row for row in rows if row.ballot == newest]
+        value, age = same[0].value, max(row.age for row in same)
+        group = self._remember(proposal)
+        group.ours = True
+        group.op = value.op if isinstance(value, StateValue) else 0
+        proposal.value = value
+        match proposal.work:
+            case ReadValue():
+                proposal.result = Reading(value, age)
+            case LoadState() if not proposal.outdated:
+                if isinstance(value, StateValue):
+                    proposal.value = value._replace(idle_since=None)
+                proposal.result = value
+            case SaveState(_, op, data) if not proposal.outdated:
+                if not (isinstance(value, StateValue) and value.op == op):
+                    proposal.own, proposal.value = True, StateValue(op, data)
+            case ChangeValue(_, function):
+                step = function(value)
+                proposal.result = step.result
+                if isinstance(step, Written):
+                    proposal.value, age = step.value, 0.0
+                elif _chosen(same, proposal):
+                    proposal.advance(ProposalTrigger.KEPT)
+                    self._finish(proposal, Completed(step.result), now)
+                    return
+            case _:
+                pass
+        proposal.advance(ProposalTrigger.PROMISED)
+        self._accept(proposal, proposal.ballot, now, age)
+
+    def _accepted(self, proposal: Proposal, now: float) -> None:
+        """A majority has stored the value."""
+        group = self._remember(proposal)
+        match proposal.work, proposal.value:
+            case ChangeValue(), value if not isinstance(value, StateValue):
+                group.stored, group.value = True, value
+            case _, StateValue() as state:
+                group.op = state.op
+            case _:
+                pass
+        proposal.advance(ProposalTrigger.ACCEPTED)
+        self._finish(proposal, self._outcome(proposal), now)
+
+    def _outcome(self, proposal: Proposal) -> Outcome:
+        if not proposal.outdated:
+            return Completed(proposal.result)
+        match proposal.work, proposal.value:
+            case SaveState(_, op), StateValue() as state if state.op == op:
+                return Completed(None)
+            case _:
+                return Outdated(proposal.ballot.fence)
+
+    def _highest_refusal(self, proposal: Proposal) -> Ballot | None:
+        """Return the highest promise that refused this round, ZERO if only a base did."""
+        refusals = [
+            answer.promise if isinstance(answer, No) else ZERO
+            for answer in proposal.answers.values()
+            if isinstance(answer, No | OtherBase)
+        ]
+        return max(refusals, default=None)
+
+    def _refused(self, proposal: Proposal, now: float) -> None:
+        """No majority can follow: pause, then prepare above what refused."""
+        promise = self._highest_refusal(proposal) or ZERO
+        pause = self._dice.uniform(0.0, doubling(PAUSE_S, PAUSE_MOST_S, proposal.pauses + 1))
+        proposal.fence, proposal.round = proposal.ballot.fence, proposal.ballot.round
+        if promise > proposal.ballot:
+            proposal.fence, proposal.round = promise.fence, promise.round + 1
+            match proposal.work:
+                case LoadState(fence) | SaveState(fence):
+                    proposal.outdated = promise.fence > fence
+                case ChangeValue(fence, _, patience) if promise.fence > fence:
+                    pause = max(pause, patience)
+                case _:
+                    pass
+        group = self._remember(proposal)
+        group.ours = False
+        group.ballot = group.ballot._replace(fence=proposal.fence, round=proposal.round)
+        self._by_call.pop(proposal.call, None)
+        proposal.pauses += 1
+        proposal.advance(ProposalTrigger.REFUSED)
+        self._wake_at(proposal, min(proposal.until, now + pause))
+
+    # -- ends
+
+    def _give_up(self, proposal: Proposal, now: float) -> None:
+        """Too few disks have answered in time."""
+        phase = proposal.phase
+        if phase in (ProposalPhase.PREPARING, ProposalPhase.ACCEPTING):
+            group = self._remember(proposal)
+            if phase is ProposalPhase.ACCEPTING and proposal.own:
+                assert isinstance(proposal.value, StateValue)
+                group.op, group.repeats = proposal.value.op, True
+            else:
+                group.ours = False
+        proposal.advance(ProposalTrigger.EXPIRED)
+        if phase is ProposalPhase.WAITING:
+            self._queues[proposal.key].remove(proposal)
+            proposal.wake = float("inf")
+            self._out.append(Finished(proposal.ticket, Unanswered(sent=False)))
+        else:
+            self._finish(proposal, Unanswered(proposal.sent), now)
+
+    def _finish(self, proposal: Proposal, outcome: Outcome, now: float) -> None:
+        self._by_call.pop(proposal.call, None)
+        proposal.wake = float("inf")
+        self._out.append(Finished(proposal.ticket, outcome))
+        queue = self._queues[proposal.key]
+        queue.popleft()
+        if queue:
+            self._begin(queue[0], now)
+        else:
+            del self._queues[proposal.key]
+
+    # -- what is remembered
+
+    def _remember(self, proposal: Proposal) -> KeyGroup:
+        """Return the memory of the key, which is now of the operation's ballot."""
+        former = self._groups.pop(proposal.key, None)
+        group = KeyGroup(self.ring.number, proposal.ballot)
+        if former is not None and former.ballot.same_group(group.ballot):
+            group.ours = former.ours and former.ring == group.ring
+            group.op = former.op
+        self._groups[proposal.key] = group
+        if len(self._groups) > self._groups_max:
+            del self._groups[next(iter(self._groups))]
+        return group
+
+    def _wake_at(self, proposal: Proposal, wake: float) -> None:
+        proposal.wake = wake
+        self._serial += 1
+        heappush(self._wakes, (wake, self._serial, proposal))
+
+    def _effects(self) -> list[Effect]:
+        effects, self._out = self._out, []
+        return effects

@@ -1,0 +1,262 @@
+"""The rows of one disk: what a replica does with one request on its keys.
+
+    PrepareBallot b   b at least the promise: it becomes b                    Promised, else No
+    AcceptValue b     b at least the promise: the value is stored under b     Yes, else No
+    AcceptChange b    the same, if the row is at the base                     Yes, No or OtherBase
+    ReadRow           nothing changes                                         RowShown
+    ScanBucket        nothing changes                                         BucketRows
+
+A request that comes again changes nothing: a ballot stands for one value, so a row at that ballot
+has it. The promise rises with each accepted ballot too.
+
+**What a driver does.** It calls `handle` for the requests that have come, then writes the records
+of `take_records` to its log and syncs it, and only then sends *any* of these answers, those to
+reads included: an answer shows rows that a crash must not lose. If the sync fails, it sends
+nothing and ends; the disk counts as lost. At the start it calls `replay` for each record of its
+log, in order. A log may begin with all rows of a time between two turns (`rows`, written as
+ValueRecord and PromiseRecord), and go on with records that those rows have already, because a
+record that is behind its row changes nothing.
+
+**Ages.** A lease's row has the time at which this disk stored its value, which is not logged:
+after a start the age is 0, so that no lease is taken over too early. A value that is settled
+brings its age along.
+
+**Digests.** `digests` has a number for each bucket, the sum of a mark of each key and its ballot.
+Two disks with the same rows have the same digests (`repair`). Promises are not in it: a disk
+without a promise refuses less, and no majority leans on it.
+
+Source: docs/architecture.md; Lamport, "Paxos made simple".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+from zlib import crc32
+
+from shardbus.replication.messages import (
+    EMPTY,
+    ZERO,
+    AcceptChange,
+    AcceptValue,
+    Answer,
+    Ballot,
+    BucketRows,
+    ChangeRecord,
+    No,
+    OtherBase,
+    PrepareBallot,
+    Promised,
+    PromiseRecord,
+    ReadRow,
+    Record,
+    Request,
+    Row,
+    RowShown,
+    ScanBucket,
+    ValueRecord,
+    Yes,
+    merged,
+)
+from shardbus.replication.values import (
+    BUCKETS,
+    LEASE,
+    ListValue,
+    StateValue,
+    Value,
+    bucket_of,
+    changed,
+)
+
+MASK = 2**64 - 1
+
+
+class Registers:
+    """The rows of one disk. Reading a row that is not there gives `EMPTY`."""
+
+    __slots__ = ("_accepted_at", "_buckets", "_records", "digests", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.digests = [0] * BUCKETS
+        self._buckets: dict[int, set[str]] = {}
+        self._records: list[Record] = []
+        self._accepted_at: dict[str, float] = {}
+
+    def handle(self, request: Request, now: float) -> Answer:
+        """Answer a request. `now`: seconds of a clock that only goes forward.
+
+        Raises:
+            TypeError: a change does not fit the value. Nothing changed.
+        """
+        match request:
+            case AcceptValue(key, ballot, value, age):
+                return self._accept(key, ballot, value, now - age)
+            case PrepareBallot(key, ballot):
+                return self._prepare(key, ballot, now)
+            case ReadRow(key):
+                row = self.row(key)
+                return RowShown(row.promise, row.ballot, row.value, self._age(key, now))
+            case AcceptChange():
+                return self._change(request, now)
+            case ScanBucket(bucket, prefix):
+                keys = sorted(
+                    key for key in self._buckets.get(bucket, ()) if key.startswith(prefix)
+                )
+                rows = ((key, self.rows[key]) for key in keys)
+                return BucketRows(tuple((k, row.ballot, is_there(row.value)) for k, row in rows))
+            case _:
+                assert_never(request)
+
+    def row(self, key: str) -> Row:
+        """Return the row of the key."""
+        return self.rows.get(key, EMPTY)
+
+    def content(self, bucket: int, now: float) -> tuple[tuple[str, Row, float], ...]:
+        """Return the rows of a bucket, each with its key and its age, for another disk."""
+        keys = sorted(self._buckets.get(bucket, ()))
+        return tuple((key, self.rows[key], self._age(key, now)) for key in keys)
+
+    def take_records(self) -> list[Record]:
+        """Return what changed since the last call, for the log."""
+        records, self._records = self._records, []
+        return records
+
+    def replay(self, record: Record) -> None:
+        """Take a record of the disk's own log. Ages are not known any more.
+
+        Raises:
+            ValueError: the log lacks the record before this one.
+        """
+        row = self.row(record.key)
+        match record:
+            case PromiseRecord(key, promise):
+                self._put(key, row, merged(row, Row(promise, ZERO, None)))
+            case ValueRecord(key, ballot, value):
+                self._put(key, row, merged(row, Row(ballot, ballot, value)))
+            case ChangeRecord(key, ballot, base, change):
+                if ballot <= row.ballot:
+                    return
+                if base != row.ballot:
+                    raise ValueError(
+                        f"a change of {key!r} is of {base}, and the row at {row.ballot}"
+                    )
+                self._put(
+                    key, row, Row(max(row.promise, ballot), ballot, changed(row.value, change))
+                )
+            case _:
+                assert_never(record)
+
+    def merge(self, key: str, other: Row, now: float, age: float = 0.0) -> None:
+        """Merge the row of another disk: for repair, moves and restores. Its value is `age` seconds
+        old there."""
+        row = self.row(key)
+        after = merged(row, other)
+        if after.ballot > row.ballot:
+            self._store(key, row, after, now - age)
+            self._records.append(ValueRecord(key, after.ballot, after.value))
+        if after.promise > max(row.promise, after.ballot):
+            self._put(key, self.row(key), after)
+            self._records.append(PromiseRecord(key, after.promise))
+
+    def forget(self, buckets: Iterable[int]) -> list[str]:
+        """Drop the rows of buckets that the disk does not hold any more; return their keys. The
+        driver leaves them out when it next writes all rows."""
+        dropped: list[str] = []
+        for bucket in buckets:
+            keys = self._buckets.pop(bucket, set())
+            self.digests[bucket] = 0
+            for key in keys:
+                del self.rows[key]
+                self._accepted_at.pop(key, None)
+            dropped += sorted(keys)
+        return dropped
+
+    def check(self) -> None:
+        """Audit the whole state. For tests."""
+        digests = [0] * BUCKETS
+        for key, row in self.rows.items():
+            assert row.ballot <= row.promise, (key, row)
+            assert key in self._buckets[bucket_of(key)], key
+            digests[bucket_of(key)] = (digests[bucket_of(key)] + mark_of(key, row.ballot)) & MASK
+        assert digests == self.digests
+        assert sum(map(len, self._buckets.values())) == len(self.rows)
+
+    def _prepare(self, key: str, ballot: Ballot, now: float) -> Answer:
+        row = self.row(key)
+        if ballot < row.promise:
+            return No(row.promise)
+        if ballot > row.promise:
+            self._put(key, row, row._replace(promise=ballot))
+            self._records.append(PromiseRecord(key, ballot))
+        return Promised(row.promise, row.ballot, row.value, self._age(key, now))
+
+    def _accept(self, key: str, ballot: Ballot, value: Value, since: float) -> Answer:
+        row = self.rows.get(key, EMPTY)
+        if ballot < row.promise:
+            return No(row.promise)
+        if ballot == row.ballot:
+            return Yes()
+        self._store(key, row, Row(ballot, ballot, value), since)
+        self._records.append(ValueRecord(key, ballot, value))
+        return Yes()
+
+    def _change(self, request: AcceptChange, now: float) -> Answer:
+        key, ballot, base, change = request
+        row = self.row(key)
+        if ballot < row.promise:
+            return No(row.promise)
+        if ballot == row.ballot:
+            return Yes()
+        if base != row.ballot:
+            return OtherBase(row.ballot)
+        self._store(key, row, Row(ballot, ballot, changed(row.value, change)), now)
+        self._records.append(ChangeRecord(key, ballot, base, change))
+        return Yes()
+
+    def _store(self, key: str, row: Row, after: Row, since: float) -> None:
+        if key[0] == LEASE:
+            if row.value == after.value:
+                since = min(since, self._accepted_at.get(key, since))
+            self._accepted_at[key] = since
+        self._put(key, row, after)
+
+    def _put(self, key: str, row: Row, after: Row) -> None:
+        bucket = bucket_of(key)
+        if row is EMPTY:
+            self._buckets.setdefault(bucket, set()).add(key)
+        self.rows[key] = after
+        if row.ballot != after.ballot or row is EMPTY:
+            before = 0 if row is EMPTY else mark_of(key, row.ballot)
+            self.digests[bucket] = (
+                self.digests[bucket] - before + mark_of(key, after.ballot)
+            ) & MASK
+
+    def _age(self, key: str, now: float) -> float:
+        return now - self._accepted_at.get(key, now) if key[0] == LEASE else 0.0
+
+
+def is_there(value: Value) -> bool:
+    """True if a list of states or of shards has this value."""
+    match value:
+        case StateValue():
+            return value.data is not None
+        case ListValue():
+            return bool(value.entity_ids)
+        case _:
+            return value is not None
+
+
+def mark_of(key: str, ballot: Ballot) -> int:
+    """Return the number that stands in a digest for a key at a ballot, 64 bits. A key that was only
+    promised has 0: the disk has nothing to give."""
+    if ballot == ZERO:
+        return 0
+    fence, round_, session, k = ballot
+    mixed = (
+        session ^ k * 0x9E3779B97F4A7C15 ^ fence * 0xC2B2AE3D27D4EB4F ^ round_ * 0x165667B1
+    ) & MASK
+    mixed = (
+        (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 + crc32(key.encode()) * 0x94D049BB133111EB
+    ) & MASK
+    return mixed ^ mixed >> 32

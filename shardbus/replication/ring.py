@@ -1,0 +1,213 @@
+"""The ring: which disks hold which keys, as one numbered value.
+
+The members of a ring are disks, each with a random id for its life and the zone of its machine. A
+key's hash selects one of 256 partitions. Each partition has `copies` disks, chosen by rendezvous:
+each disk has a score for the partition, and the highest scores win, disks of other zones first.
+With no more members than copies every disk holds all. The disks of partition 0 are the **voters**.
+
+    number     counts the changes; the founders store ring 1
+    members    the disks that hold something, in the order of their ids
+    before     the members of ring `number - 1`, empty for ring 1
+
+A change adds, removes or replaces one disk, and at most one disk in each partition (`step_error`).
+A disk of another zone may change the order of zones in a partition: then add it first, and remove
+the former one in the next ring.
+How a ring takes over from the one before is in `moves`.
+
+Source: docs/architecture.md; Thaler and Ravishankar, "Using name-based mappings to increase hit
+rates" (rendezvous hashing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from shardbus.replication.messages import Answer, Request
+from shardbus.replication.values import PARTITIONS, partition_of
+
+MASK = 2**64 - 1
+RINGS_KEPT = 16
+"""Rings whose places are kept."""
+
+
+class RingMember(NamedTuple):
+    """A disk of a ring."""
+
+    disk: int
+    """A random number of 63 bits, drawn when the disk was blank."""
+    zone: str = ""
+    """Disks of one zone fail together; "" is a zone, too."""
+
+
+class ReplicaRing(NamedTuple):
+    """The disks of a store. See the module for the fields."""
+
+    number: int
+    copies: int
+    members: tuple[RingMember, ...]
+    before: tuple[RingMember, ...] = ()
+
+    @property
+    def disks(self) -> frozenset[int]:
+        """The ids of the members."""
+        return frozenset(member.disk for member in self.members)
+
+    @property
+    def voters(self) -> tuple[int, ...]:
+        """The disks of partition 0."""
+        return places_of(self)[0]
+
+    def disks_of(self, key: str) -> tuple[int, ...]:
+        """Return the disks that hold a key."""
+        return places_of(self)[partition_of(key)]
+
+    @property
+    def former(self) -> ReplicaRing:
+        """The ring before this one, without the one before that."""
+        return ReplicaRing(self.number - 1, self.copies, self.before)
+
+
+NO_RING = ReplicaRing(0, 0, ())
+"""The ring of a blank disk."""
+
+
+def majority(count: int) -> int:
+    """Return how many of `count` disks are a majority: 1, 2, 2, 3, 3, 4, 4 for 1 to 7."""
+    return count // 2 + 1
+
+
+@lru_cache(maxsize=RINGS_KEPT)
+def places_of(ring: ReplicaRing) -> tuple[tuple[int, ...], ...]:
+    """Return the disks of each partition, best score first."""
+    if len(ring.members) <= ring.copies:
+        return (tuple(member.disk for member in ring.members),) * PARTITIONS
+    return tuple(_disks(ring, partition) for partition in range(PARTITIONS))
+
+
+def _disks(ring: ReplicaRing, partition: int) -> tuple[int, ...]:
+    ranked = sorted(ring.members, key=lambda member: _score(member.disk, partition), reverse=True)
+    chosen: list[int] = []
+    zones: set[str] = set()
+    for member in ranked:
+        if member.zone not in zones and len(chosen) < ring.copies:
+            zones.add(member.zone)
+            chosen.append(member.disk)
+    others = [member.disk for member in ranked if member.disk not in chosen]
+    return tuple(chosen + others[: ring.copies - len(chosen)])
+
+
+def _score(disk: int, partition: int) -> tuple[int, int]:
+    mixed = (disk + (partition + 1) * 0x9E3779B97F4A7C15) & MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+    return mixed ^ mixed >> 31, disk
+
+
+def first_ring(members: tuple[RingMember, ...], copies: int) -> ReplicaRing:
+    """Return ring 1 of a new store."""
+    return ReplicaRing(1, copies, tuple(sorted(members)))
+
+
+def next_ring(ring: ReplicaRing, members: tuple[RingMember, ...]) -> ReplicaRing:
+    """Return the ring that follows `ring` with these members.
+
+    Raises:
+        ValueError: the step is too large; the text says why.
+    """
+    after = ReplicaRing(ring.number + 1, ring.copies, tuple(sorted(members)), ring.members)
+    wrong = step_error(ring, after)
+    if wrong:
+        raise ValueError(wrong)
+    return after
+
+
+def step_error(ring: ReplicaRing, after: ReplicaRing) -> str:
+    """Return why `after` cannot follow `ring`, "" if it can."""
+    added, removed = after.disks - ring.disks, ring.disks - after.disks
+    if len(added) > 1 or len(removed) > 1:
+        return f"{len(added)} disks are added and {len(removed)} removed: at most one of each"
+    if not after.members:
+        return "no disk is left"
+    for partition, (now, then) in enumerate(zip(places_of(ring), places_of(after), strict=True)):
+        if len(set(now) - set(then)) > 1 or len(set(then) - set(now)) > 1:
+            return f"partition {partition} would change more than one disk"
+    return ""
+
+
+def ring_value(ring: ReplicaRing) -> tuple[object, ...]:
+    """Return the ring as the value of a register."""
+    members = tuple(tuple(member) for member in ring.members)
+    return ring.number, ring.copies, members, tuple(tuple(member) for member in ring.before)
+
+
+def ring_of(value: object) -> ReplicaRing:
+    """Return the ring that a register has.
+
+    Raises:
+        ValueError: the value is no ring.
+    """
+    match value:
+        case (int(number), int(copies), [*members], [*before]):
+            return ReplicaRing(number, copies, _members(members), _members(before))
+        case _:
+            raise ValueError(f"{value!r:.80} is no ring")
+
+
+def _members(value: Sequence[object]) -> tuple[RingMember, ...]:
+    members = []
+    for member in value:
+        match member:
+            case (int(disk), str(zone)):
+                members.append(RingMember(disk, zone))
+            case _:
+                raise ValueError(f"{member!r:.80} is no member of a ring")
+    return tuple(members)
+
+
+# -- between store objects and replicas ------------------------------------------------------------
+
+
+class StoreCall(NamedTuple):
+    """A request, made under the ring of this number."""
+
+    number: int
+    """Of the call, for the reply. A call that is repeated keeps it."""
+    ring: int
+    request: Request
+
+
+class StoreReply(NamedTuple):
+    """The answer of a disk to the call of this number, under the ring of this number."""
+
+    number: int
+    disk: int
+    ring: int
+    answer: ReplicaAnswer
+
+
+class RingIs(NamedTuple):
+    """Not done: the disk has a newer ring, this one. The caller takes it."""
+
+    ring: ReplicaRing
+
+
+class RingWanted(NamedTuple):
+    """Not done: the disk has the older ring of this number. The caller sends AdoptRing."""
+
+    number: int
+
+
+class NotVoting(NamedTuple):
+    """Not done: the disk does not answer for this key. It is no disk of the key's partition, or
+    has not merged yet."""
+
+
+ReplicaAnswer = Answer | RingIs | RingWanted | NotVoting
+
+
+class AdoptRing(NamedTuple):
+    """Store this ring if it is newer. A store object sends it to a disk that answers RingWanted."""
+
+    ring: ReplicaRing
