@@ -5,7 +5,7 @@
     floor 1    membership sharding deliveries reminders replication    pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
-    floor 4    routing http
+    floor 4    replica routing http
     floor 5    entities client
     floor 6    shells                       one shell per machine
     floor 7    node
@@ -59,6 +59,7 @@ FLOORS = {
     "shardbus.wire": 2,
     "shardbus.transport": 3,
     "shardbus.store": 3,
+    "shardbus.replica": 4,
     "shardbus.routing": 4,
     "shardbus.http": 4,
     "shardbus.entities": 5,

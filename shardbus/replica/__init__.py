@@ -1,0 +1,1 @@
+"""The process of a replica: its disk, its socket, its life."""

@@ -1,0 +1,227 @@
+"""The append log of a replica: its frames, its segments, and what a start makes of them. Pure.
+
+    segment  = header, frame, frame ...          one file of at most SEGMENT_BYTES and one frame
+    header   = magic, number, disk, marker, crc  `marker` is random, of this segment alone
+    frame    = marker, length, crc, body         all that one turn of the replica writes
+
+**A turn is one frame, one write and one sync**, and the next turn is written after the sync. So a
+crash can spoil the last frame only, in any of its pages, and nothing follows it: such a *torn tail*
+was never acknowledged, and is dropped. A spoiled frame before another whole one, in a segment
+before the last, or a header that does not fit is *damage*: the disk has lost what it may have
+acknowledged. It must not vote with what is left of it, so a replica goes on with a new disk.
+
+The search for a whole frame behind a spoiled one goes from marker to marker. Nobody outside the
+process has seen the marker, so a stored state has no such bytes but by chance. A search with more
+than `SEARCHES_MAX` markers says damage, which is the safe answer.
+
+**Compaction needs no cut.** Rows merge by the higher promise and ballot, in any order and number.
+So the replica begins a segment, writes every row that it has in memory into the log, some with each
+turn, and then the record `compacted`, with the number of that segment. Once that is synced, the
+segments before are removed, the oldest first. A crash at any point leaves the older segments, or
+the record that says that they may be gone.
+
+What a log cannot show: a file that was cut between two frames, or replaced by an older copy. The
+number of starts of a disk is in the log, for others to compare.
+
+Not here: files (`shardbus.replica.disk`), and what a body means (`records`).
+
+Source: docs/architecture.md; S2.32, S3.85.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from struct import Struct
+from typing import NamedTuple
+from zlib import crc32
+
+MAGIC = b"shbuslg1"
+DISK_BYTES, MARKER_BYTES = 16, 8
+SEGMENT_BYTES = 64 * 2**20
+"""A segment that has this many bytes gets no further frame."""
+BODY_BYTES_MAX = 2**30
+SEARCHES_MAX = 10_000
+
+_HEADER = Struct(f">8sQ{DISK_BYTES}s{MARKER_BYTES}sI")
+_FRAME = Struct(f">{MARKER_BYTES}sII")
+HEADER_BYTES, FRAME_BYTES = _HEADER.size, _FRAME.size
+
+
+class SegmentHeader(NamedTuple):
+    """The begin of a segment. `number` counts from 1; `disk` is the id of the disk."""
+
+    number: int
+    disk: bytes
+    marker: bytes
+
+    def encode(self) -> bytes:
+        """Return the header as `HEADER_BYTES` bytes."""
+        return _sealed(_HEADER.pack(MAGIC, self.number, self.disk, self.marker, 0))
+
+
+def _sealed(header: bytes) -> bytes:
+    return header[:-4] + crc32(header[:-4]).to_bytes(4, "big")
+
+
+def decode_header(data: bytes | memoryview) -> SegmentHeader | None:
+    """Return the header at the begin of `data`; None if there is no whole one."""
+    raw = bytes(data[:HEADER_BYTES])
+    if len(raw) < HEADER_BYTES or _sealed(raw) != raw:
+        return None
+    magic, number, disk, marker, _ = _HEADER.unpack(raw)
+    return SegmentHeader(number, disk, marker) if magic == MAGIC else None
+
+
+def frame(marker: bytes, body: bytes) -> bytes:
+    """Return the head of a frame for this body, which follows it."""
+    return _FRAME.pack(marker, len(body), _crc(len(body), body))
+
+
+def _crc(length: int, body: bytes | memoryview) -> int:
+    return crc32(body, crc32(length.to_bytes(4, "big")))
+
+
+class SegmentEnd(Enum):
+    """How the frames of a segment end."""
+
+    WHOLE = "whole"
+    TORN = "torn"
+    """The last frame is spoiled, and nothing whole follows it."""
+    DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What a file has. `length`: the bytes up to the end of the last whole frame."""
+
+    header: SegmentHeader | None
+    bodies: Sequence[memoryview]
+    length: int
+    end: SegmentEnd
+
+
+def read_segment(data: bytes) -> Segment:
+    """Return the whole frames of one file, up to the first that is spoiled."""
+    header = decode_header(data)
+    if header is None:
+        short = len(data) <= HEADER_BYTES
+        return Segment(None, (), 0, SegmentEnd.TORN if short else SegmentEnd.DAMAGED)
+    view, place, bodies = memoryview(data), HEADER_BYTES, list[memoryview]()
+    while place < len(data):
+        body = _body_at(view, place, header.marker)
+        if body is None:
+            later = _whole_frame_after(data, view, place, header.marker)
+            return Segment(header, bodies, place, SegmentEnd.DAMAGED if later else SegmentEnd.TORN)
+        bodies.append(body)
+        place += FRAME_BYTES + len(body)
+    return Segment(header, bodies, place, SegmentEnd.WHOLE)
+
+
+def _body_at(view: memoryview, place: int, marker: bytes) -> memoryview | None:
+    """Return the body of the frame at this place; None if there is no whole one."""
+    start = place + FRAME_BYTES
+    if start > len(view):
+        return None
+    mark, length, crc = _FRAME.unpack_from(view, place)
+    body = view[start : start + length]
+    whole = mark == marker and 0 < length == len(body) and _crc(length, body) == crc
+    return body if whole else None
+
+
+def _whole_frame_after(data: bytes, view: memoryview, place: int, marker: bytes) -> bool:
+    """True if a whole frame begins after this place, or too many markers are there to look."""
+    for _ in range(SEARCHES_MAX):
+        place = data.find(marker, place + 1)
+        if place < 0:
+            return False
+        if _body_at(view, place, marker) is not None:
+            return True
+    return True
+
+
+def damage_of(
+    segments: Mapping[int, Segment], compacted: int, disk: bytes | None = None
+) -> str:
+    """Return why these segments of one disk, by the numbers of their files, are no log that only a
+    crash has cut; empty if they are one. `compacted`: the highest number in a record of theirs."""
+    numbers = sorted(segments)
+    for place, number in enumerate(numbers):
+        segment, last = segments[number], place == len(numbers) - 1
+        if segment.end is SegmentEnd.DAMAGED or (segment.end is SegmentEnd.TORN and not last):
+            return f"segment {number} is damaged after {segment.length} bytes"
+        if segment.header is None:
+            continue  # the last one: the crash came before its header
+        disk = disk or segment.header.disk
+        if (segment.header.number, segment.header.disk) != (number, disk):
+            return f"segment {number} is of another log"
+        if place and numbers[place - 1] != number - 1:
+            return f"segment {number - 1} is missing"
+    if numbers and numbers[0] > max(1, compacted):
+        return f"segment {numbers[0] - 1} is missing"
+    return ""
+
+
+@dataclass(slots=True)
+class LogPlan:
+    """Decides where a turn goes, when rows are written anew, and which segments may go.
+
+        idle       `bytes` is below the limit
+        rewriting  every row is written again, into `rewritten_from` and later segments
+        idle       `compacted` is synced: segments before `rewritten_from` are removed
+
+    Args:
+        limit: bytes of all segments at which rows are written anew.
+    """
+
+    limit: int
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Bytes of each segment that there is, by its number."""
+    rewritten_from: int = 0
+    """The first segment of a compaction under way; 0 without one."""
+    live: int = 0
+    """Bytes of all segments after the last compaction."""
+
+    @property
+    def current(self) -> int:
+        """The number of the segment that takes frames; 0 if there is none."""
+        return max(self.sizes, default=0)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(self.sizes.values())
+
+    @property
+    def begins_segment(self) -> bool:
+        """True if the next frame needs a new segment."""
+        return self.sizes.get(self.current, SEGMENT_BYTES) >= SEGMENT_BYTES
+
+    @property
+    def wants_compaction(self) -> bool:
+        """True if the log is at its limit, and has twice the bytes of its rows."""
+        return not self.rewritten_from and self.bytes >= max(self.limit, 2 * self.live)
+
+    def opened(self) -> int:
+        """Add the next segment, with its header. Returns its number."""
+        number = self.current + 1
+        self.sizes[number] = HEADER_BYTES
+        return number
+
+    def wrote(self, body: int) -> None:
+        """Count a frame of the current segment."""
+        self.sizes[self.current] += FRAME_BYTES + body
+
+    def begin_compaction(self) -> int:
+        """Begin a segment for the rows that are written anew. Returns its number."""
+        self.rewritten_from = self.opened()
+        return self.rewritten_from
+
+    def compacted(self) -> list[int]:
+        """The record of the compaction is synced. Returns the segments to remove, in order."""
+        gone = sorted(number for number in self.sizes if number < self.rewritten_from)
+        for number in gone:
+            del self.sizes[number]
+        self.rewritten_from, self.live = 0, self.bytes
+        return gone
