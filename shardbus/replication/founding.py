@@ -1,0 +1,154 @@
+"""Founding: how blank disks become the replicas of one store, and no second store begins. Pure.
+
+Every replica is started with the same addresses: those of all replicas of the store. Each reports
+to each what its disk is:
+
+    BLANK      it has no ring; it has never served
+    NAMED      it has the ring of the store, the list of all its disks, and does not serve yet
+    FOUNDED    all disks of the ring have stored it: this one serves
+
+    BLANK ──────────── first address, all others report BLANK ──> NAMED
+    BLANK ──────────── another reports a ring with this disk ───> NAMED
+    NAMED ──────────── all others report that ring ─────────────> FOUNDED
+    NAMED ──────────── another reports it as FOUNDED ───────────> FOUNDED
+
+Only the replica of the first address makes a ring, and only with every disk in sight. So there is
+one ring at most: a replica whose disk was lost finds others that have a ring without its new disk,
+and stays BLANK. Nothing is served before all disks have the ring, so a store that was served is
+known to every disk of it, and a majority that starts anew never meets as blank ones.
+
+A replica stores each change before it reports it. It waits as long as it takes, and `waits_for`
+says for whom. If a disk is lost between NAMED and FOUNDED, the ring names a disk that is gone, and
+nothing was ever served: remove the directories, and begin anew.
+
+Not here: changes of the ring; who reports when (`shardbus.replica`).
+
+Source: docs/architecture.md; S2.75.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shardbus.ids import Address
+
+
+class FoundingState(Enum):
+    """What a disk is to its store."""
+
+    BLANK = "blank"
+    NAMED = "named"
+    FOUNDED = "founded"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """What a replica reports of its disk. `ring`: the disks of the store, in the order of the
+    addresses; empty if BLANK. `peers`: the addresses that the replica was started with."""
+
+    disk: bytes
+    ring: tuple[bytes, ...]
+    founded: bool
+    peers: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Founding:
+    """The state of one disk.
+
+    Args:
+        me: the address of this replica, one of `peers`.
+        peers: the addresses of all replicas of the store, in the same order everywhere.
+        disk: the id of this disk.
+        ring: the disks of the store, as this disk has stored them; empty if it has not.
+        founded: this disk has stored that all have.
+        may_found: this replica may make a ring.
+    """
+
+    me: Address
+    peers: Sequence[Address]
+    disk: bytes
+    ring: tuple[bytes, ...] = ()
+    founded: bool = False
+    may_found: bool = True
+    reports: dict[Address, DiskReport] = field(default_factory=dict)
+    """The last report of each other replica."""
+
+    @property
+    def state(self) -> FoundingState:
+        """What this disk is to its store."""
+        if not self.ring:
+            return FoundingState.BLANK
+        return FoundingState.FOUNDED if self.founded else FoundingState.NAMED
+
+    @property
+    def report(self) -> DiskReport:
+        """What this replica reports to the others."""
+        return DiskReport(self.disk, self.ring, self.founded, tuple(map(str, self.peers)))
+
+    def on_report(self, sender: Address, report: DiskReport) -> bool:
+        """Take the report of another replica. Returns True if this disk must store its state."""
+        if sender == self.me or sender not in self.peers:
+            return False
+        self.reports[sender] = report
+        return self._advance()
+
+    def on_silent(self, peer: Address) -> None:
+        """A replica is out of reach: its report counts no longer."""
+        self.reports.pop(peer, None)
+
+    def start(self) -> bool:
+        """Advance without a report: a store of one replica needs none. Returns True if this disk
+        must store its state."""
+        return self._advance()
+
+    def _advance(self) -> bool:
+        before = self.state
+        if self.state is FoundingState.BLANK:
+            self.ring = self._adopted() or self._made()
+        if self.state is FoundingState.NAMED:
+            self.founded = self._all_have_it()
+        return self.state is not before
+
+    def _adopted(self) -> tuple[bytes, ...]:
+        """Return the ring of another replica, if this disk is one of it."""
+        rings = (report.ring for report in self.reports.values())
+        return next((ring for ring in rings if self.disk in ring), ())
+
+    def _made(self) -> tuple[bytes, ...]:
+        """Return a ring of all disks, if this replica makes it, and all are in sight and blank."""
+        if self.me != self.peers[0] or not self.may_found or self.waits_for:
+            return ()
+        ids = {peer: report.disk for peer, report in self.reports.items()}
+        ring = tuple(self.disk if peer == self.me else ids[peer] for peer in self.peers)
+        return ring if len(set(ring)) == len(ring) else ()
+
+    def _all_have_it(self) -> bool:
+        others = [self.reports.get(peer) for peer in self.peers if peer != self.me]
+        same = [report is not None and report.ring == self.ring for report in others]
+        served = any(r is not None and r.founded and r.ring == self.ring for r in others)
+        return served or all(same)
+
+    @property
+    def waits_for(self) -> Mapping[Address, str]:
+        """The replicas for which this one waits, and why; empty if it serves."""
+        if self.state is FoundingState.FOUNDED:
+            return {}
+        reasons = {peer: self._reason(peer) for peer in self.peers if peer != self.me}
+        return {peer: reason for peer, reason in reasons.items() if reason}
+
+    def _reason(self, peer: Address) -> str:
+        report = self.reports.get(peer)
+        if report is None:
+            return "it is not in sight"
+        if report.peers != tuple(map(str, self.peers)):
+            return f"it was started with other replicas: {', '.join(report.peers)}"
+        if report.disk == self.disk:
+            return "its disk is a copy of this one"
+        if self.state is FoundingState.BLANK and report.ring:
+            return "it is of a store that does not have this disk"
+        if self.state is FoundingState.NAMED and report.ring != self.ring:
+            return "it has not stored the list of disks"
+        return ""

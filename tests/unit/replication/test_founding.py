@@ -1,0 +1,166 @@
+"""Founding: one store at most, and nothing is served before every disk has the ring."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from shardbus.ids import Address
+from shardbus.replication.founding import Founding, FoundingState
+
+PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
+BLANK, NAMED, FOUNDED = FoundingState
+
+
+def replicas(n: int = 3) -> list[Founding]:
+    return [Founding(PEERS[i], PEERS[:n], bytes([i + 1]) * 16) for i in range(n)]
+
+
+def tell(sender: Founding, receiver: Founding) -> bool:
+    return receiver.on_report(sender.me, sender.report)
+
+
+def all_tell(them: list[Founding]) -> None:
+    for sender in them:
+        for receiver in them:
+            if sender is not receiver:
+                tell(sender, receiver)
+
+
+def states(them: list[Founding]) -> list[FoundingState]:
+    return [one.state for one in them]
+
+
+def test_a_store_of_one_replica_needs_no_other():
+    [alone] = replicas(1)
+    assert alone.start()
+    assert alone.state is FOUNDED
+
+
+def test_three_blank_disks_become_a_store():
+    them = replicas()
+    assert not any(one.start() for one in them)
+    for _ in range(3):
+        all_tell(them)
+    assert states(them) == [FOUNDED] * 3
+    assert len({one.ring for one in them}) == 1
+
+
+def test_two_of_three_found_nothing():
+    them = replicas()
+    for _ in range(5):
+        all_tell(them[:2])
+    assert states(them) == [BLANK] * 3
+    assert them[0].waits_for == {PEERS[2]: "it is not in sight"}
+
+
+def test_nothing_is_served_before_every_disk_has_the_ring():
+    a, b, c = replicas()
+    tell(b, a)
+    assert tell(c, a)
+    assert states([a, b, c]) == [NAMED, BLANK, BLANK]
+    tell(a, b)
+    tell(b, a)
+    assert states([a, b, c]) == [NAMED, NAMED, BLANK]
+    assert a.waits_for == {PEERS[2]: "it has not stored the list of disks"}
+    tell(a, c)
+    tell(c, a)
+    assert states([a, b, c]) == [FOUNDED, NAMED, NAMED]
+    tell(a, b)
+    assert states([a, b, c]) == [FOUNDED, FOUNDED, NAMED]
+
+
+def test_only_the_first_makes_a_ring_and_only_if_it_may():
+    a, b, c = replicas()
+    for sender in (a, c):
+        tell(sender, b)
+    assert b.state is BLANK
+    a.may_found = False
+    for sender in (b, c):
+        tell(sender, a)
+    assert a.state is BLANK
+
+
+def test_a_replica_that_went_away_does_not_count():
+    a, b, c = replicas()
+    tell(b, a)
+    a.on_silent(PEERS[1])
+    tell(c, a)
+    assert a.state is BLANK
+
+
+def test_a_new_disk_is_no_part_of_a_founded_store():
+    a, b, c = replicas()
+    for _ in range(3):
+        all_tell([a, b, c])
+    new = Founding(PEERS[2], PEERS, b"n" * 16)
+    for _ in range(3):
+        all_tell([a, b, new])
+    assert states([a, b, new]) == [FOUNDED, FOUNDED, BLANK]
+    assert new.waits_for == dict.fromkeys(
+        PEERS[:2], "it is of a store that does not have this disk"
+    )
+
+
+def test_a_first_replica_with_a_new_disk_founds_no_second_store():
+    them = replicas()
+    for _ in range(3):
+        all_tell(them)
+    new = Founding(PEERS[0], PEERS, b"n" * 16)
+    for _ in range(3):
+        all_tell([new, *them[1:]])
+    assert new.state is BLANK
+
+
+def test_replicas_that_were_started_with_other_addresses_found_nothing():
+    a, b, c = replicas()
+    b.peers = PEERS[:2]
+    for _ in range(3):
+        all_tell([a, b, c])
+    assert a.state is BLANK
+    assert "other replicas" in a.waits_for[PEERS[1]]
+
+
+def test_a_copied_disk_founds_nothing():
+    a, b, c = replicas()
+    c.disk = a.disk
+    for _ in range(3):
+        all_tell([a, b, c])
+    assert states([a, b, c]) == [BLANK] * 3
+    assert a.waits_for == {PEERS[2]: "its disk is a copy of this one"}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) -> None:
+    """A crash takes back what was not stored; a wiped disk has a new id and nothing else."""
+    dice, them = Random(seed), replicas()
+    stored = [((), False)] * 3
+    served: set[tuple[bytes, ...]] = set()
+    wipes = 1
+    for _ in range(120):
+        n = dice.randrange(3)
+        one = them[n]
+        match dice.randrange(12):
+            case 0:
+                ring, founded = stored[n]
+                them[n] = Founding(PEERS[n], PEERS, one.disk, ring, founded)
+            case 1 if wipes:
+                wipes -= 1
+                stored[n] = ((), False)
+                them[n] = Founding(PEERS[n], PEERS, dice.randbytes(16))
+            case 2:
+                one.on_silent(dice.choice(PEERS))
+            case _:
+                other = dice.randrange(3)
+                before = one.ring, one.founded
+                if other != n and tell(them[other], one):
+                    if dice.random() < 0.2:  # the crash comes before the sync
+                        them[n] = Founding(PEERS[n], PEERS, one.disk, *before)
+                    else:
+                        stored[n] = (one.ring, one.founded)
+        served |= {each.ring for each in them if each.state is FOUNDED}
+        for ring in served:
+            serving = [each for each in them if each.disk in ring]
+            assert all(each.ring == ring for each in serving), "all its disks have it"
+    assert len(served) <= 1
