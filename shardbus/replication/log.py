@@ -141,9 +141,7 @@ def _whole_frame_after(data: bytes, view: memoryview, place: int, marker: bytes)
     return True
 
 
-def damage_of(
-    segments: Mapping[int, Segment], compacted: int, disk: bytes | None = None
-) -> str:
+def damage_of(segments: Mapping[int, Segment], compacted: int, disk: bytes | None = None) -> str:
     """Return why these segments of one disk, by the numbers of their files, are no log that only a
     crash has cut; empty if they are one. `compacted`: the highest number in a record of theirs."""
     numbers = sorted(segments)

@@ -101,9 +101,7 @@ def test_a_damaged_log_makes_a_new_disk_and_is_put_aside(tmp_path: Path) -> None
     assert Opened(tmp_path).read == [b"c"]
 
 
-def test_a_failed_sync_makes_a_new_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_makes_a_new_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = Opened(tmp_path)
     first.disk.write(b"a")
 

@@ -1,0 +1,387 @@
+"""What a store object and a replica send each other, and the lines of a replica's log, as bytes.
+
+A frame has a head of fixed length and a body of MessagePack. The head names the version, the kind
+of the frame and the cluster, so that a store of another cluster changes nothing by mistake. In a
+body, requests and answers stand in one list for each kind, each with the number of its request:
+they are typed, and one call decodes them all. Their order between kinds means nothing, because a
+store object makes one request at a time on a key.
+
+    kind     body                          from
+    CALL     requests                      a store object
+    REPLY    answers                       a replica, after the sync
+    REFUSED  a text                        a replica that does not serve
+    REPORT   what the disk is              a replica to another, and as the answer to it
+    ASK      nothing                       a command
+    STATUS   a map of facts                a replica, as the answer to it
+
+Source: docs/architecture.md; S3.85.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from hashlib import blake2b
+from struct import Struct as Layout
+from typing import Any, NamedTuple, assert_never
+
+import msgspec
+
+from shardbus.replication.messages import (
+    AcceptChange,
+    AcceptValue,
+    Answer,
+    Ballot,
+    BucketRows,
+    ChangeRecord,
+    No,
+    OtherBase,
+    PrepareBallot,
+    Promised,
+    PromiseRecord,
+    ReadRow,
+    Record,
+    Request,
+    RowShown,
+    ScanBucket,
+    ValueRecord,
+    Yes,
+)
+from shardbus.replication.values import (
+    LEASE,
+    LIST,
+    STATE,
+    TABLE,
+    AnyChange,
+    HomesChange,
+    LeaseValue,
+    ListChange,
+    ListValue,
+    StateValue,
+    TableValue,
+    Value,
+)
+
+VERSION = 1
+CLUSTER_BYTES = 8
+_HEAD = Layout(f">BB{CLUSTER_BYTES}sI")
+
+
+class ReplicaFrame(IntEnum):
+    """The kinds of frames."""
+
+    CALL = 1
+    REPLY = 2
+    REFUSED = 3
+    REPORT = 4
+    ASK = 5
+    STATUS = 6
+
+
+_KINDS = frozenset(map(int, ReplicaFrame))
+
+
+class Head(NamedTuple):
+    """The head of a frame. `ring`: the number of the ring, 0 where none is meant."""
+
+    kind: ReplicaFrame
+    cluster: bytes
+    ring: int
+
+
+def cluster_mark(cluster: str) -> bytes:
+    """Return the mark of a cluster in the heads of frames."""
+    return blake2b(cluster.encode(), digest_size=CLUSTER_BYTES).digest()
+
+
+def encode_head(kind: ReplicaFrame, cluster: bytes, ring: int = 0) -> bytes:
+    """Return the head of a frame."""
+    return _HEAD.pack(VERSION, kind, cluster, ring)
+
+
+def decode_head(head: bytes) -> Head | None:
+    """Return the head; None if it is of another version, or no head at all."""
+    if len(head) != _HEAD.size or head[0] != VERSION or head[1] not in _KINDS:
+        return None
+    _, kind, cluster, ring = _HEAD.unpack(head)
+    return Head(ReplicaFrame(kind), cluster, ring)
+
+
+# -- values
+
+_CLASSES: dict[str, type[Any]] = {
+    STATE: StateValue,
+    TABLE: TableValue,
+    LIST: ListValue,
+    LEASE: LeaseValue,
+}
+
+
+def value_of(key: str, raw: Any) -> Value:
+    """Return the value of a key from its plain form.
+
+    Raises:
+        msgspec.ValidationError: it is no value of that kind of key.
+    """
+    if raw is None:
+        return None
+    kind = _CLASSES.get(key[:1])
+    if kind is None:
+        return tuple(raw) if isinstance(raw, list) else raw
+    if kind is StateValue and type(raw) is list and len(raw) == len(StateValue._fields):
+        return StateValue(*raw)
+    value: Value = msgspec.convert(raw, kind)
+    return value
+
+
+def _change_of(key: str, raw: Any) -> AnyChange:
+    if key[:1] == TABLE:
+        return msgspec.convert(raw, HomesChange)
+    return msgspec.convert(raw, ListChange)
+
+
+# -- calls
+
+
+class _Accept(NamedTuple):
+    number: int
+    key: str
+    ballot: Ballot
+    value: Any
+    age: float
+
+
+class _Change(NamedTuple):
+    number: int
+    key: str
+    ballot: Ballot
+    base: Ballot
+    change: Any
+
+
+class _Call(msgspec.Struct, array_like=True):
+    accepts: list[_Accept]
+    prepares: list[tuple[int, PrepareBallot]] = []
+    reads: list[tuple[int, ReadRow]] = []
+    changes: list[_Change] = []
+    scans: list[tuple[int, ScanBucket]] = []
+
+
+Numbered = tuple[int, Request]
+"""A request, with the number that its answer has."""
+_pack = msgspec.msgpack.Encoder().encode
+_read_call = msgspec.msgpack.Decoder(_Call).decode
+
+
+def encode_call(requests: Iterable[Numbered]) -> bytes:
+    """Return the body of a CALL."""
+    call = _Call([], [], [], [], [])
+    for numbered in requests:
+        number, request = numbered
+        match request:
+            case AcceptValue():
+                call.accepts.append(_Accept(number, *request))
+            case PrepareBallot():
+                call.prepares.append((number, request))
+            case ReadRow():
+                call.reads.append((number, request))
+            case AcceptChange():
+                call.changes.append(_Change(number, *request))
+            case ScanBucket():
+                call.scans.append((number, request))
+            case _:
+                assert_never(request)
+    return _pack(call)
+
+
+def decode_call(body: bytes) -> list[Numbered]:
+    """Return the requests of a CALL.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    call = _read_call(body)
+    requests: list[Numbered] = [
+        (number, AcceptValue(key, ballot, value_of(key, raw), age))
+        for number, key, ballot, raw, age in call.accepts
+    ]
+    requests += call.prepares
+    requests += call.reads
+    requests += [
+        (number, AcceptChange(key, ballot, base, _change_of(key, raw)))
+        for number, key, ballot, base, raw in call.changes
+    ]
+    requests += call.scans
+    return requests
+
+
+# -- replies
+
+
+class _Reply(msgspec.Struct, array_like=True):
+    disk: bytes
+    yes: list[int]
+    no: list[tuple[int, No]] = []
+    promised: list[tuple[int, Ballot, Any, float]] = []
+    shown: list[tuple[int, Ballot, Ballot, Any, float]] = []
+    other_base: list[tuple[int, OtherBase]] = []
+    buckets: list[tuple[int, BucketRows]] = []
+    full: list[int] = []
+
+
+class Reply(NamedTuple):
+    """Answers of one disk. `full`: the requests that were refused because the memory is full."""
+
+    disk: bytes
+    answers: list[tuple[int, Answer]]
+    full: list[int]
+
+
+_read_reply = msgspec.msgpack.Decoder(_Reply).decode
+
+
+def encode_reply(
+    disk: bytes, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
+) -> bytes:
+    """Return the body of a REPLY."""
+    reply = _Reply(disk, [], [], [], [], [], [], list(full))
+    for number, answer in answers:
+        match answer:
+            case Yes():
+                reply.yes.append(number)
+            case No():
+                reply.no.append((number, answer))
+            case Promised():
+                reply.promised.append((number, *answer))
+            case RowShown():
+                reply.shown.append((number, *answer))
+            case OtherBase():
+                reply.other_base.append((number, answer))
+            case BucketRows():
+                reply.buckets.append((number, answer))
+            case _:
+                assert_never(answer)
+    return _pack(reply)
+
+
+_YES = Yes()
+
+
+def decode_reply(body: bytes, key_of: Callable[[int], str | None]) -> Reply:
+    """Return the answers of a REPLY. `key_of` returns the key of a request, None if no answer to it
+    is awaited: that one is left out.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    reply = _read_reply(body)
+    answers: list[tuple[int, Answer]] = [(number, _YES) for number in reply.yes]
+    answers += reply.no
+    answers += reply.other_base
+    answers += reply.buckets
+    for number, ballot, raw, age in reply.promised:
+        if (key := key_of(number)) is not None:
+            answers.append((number, Promised(ballot, value_of(key, raw), age)))
+    for number, promise, ballot, raw, age in reply.shown:
+        if (key := key_of(number)) is not None:
+            answers.append((number, RowShown(promise, ballot, value_of(key, raw), age)))
+    return Reply(reply.disk, answers, reply.full)
+
+
+# -- the log
+
+
+class DiskState(msgspec.Struct, array_like=True, frozen=True):
+    """What a disk is to its store, as its log has it."""
+
+    starts: int = 0
+    ring: tuple[bytes, ...] = ()
+    founded: bool = False
+
+
+class _Turn(msgspec.Struct, array_like=True):
+    values: list[tuple[str, Ballot, Any]]
+    changes: list[tuple[str, Ballot, Ballot, Any]] = []
+    promises: list[PromiseRecord] = []
+    state: DiskState | None = None
+    compacted: int = 0
+
+
+class LogTurn(NamedTuple):
+    """What one turn of a replica writes. `compacted`: every row was written anew in this segment
+    and later ones."""
+
+    records: Sequence[Record]
+    state: DiskState | None = None
+    compacted: int = 0
+
+
+_read_turn = msgspec.msgpack.Decoder(_Turn).decode
+
+
+def encode_turn(turn: LogTurn) -> bytes:
+    """Return the body of a frame of the log."""
+    values = list[tuple[str, Ballot, Any]]()
+    changes = list[tuple[str, Ballot, Ballot, Any]]()
+    promises = list[PromiseRecord]()
+    for record in turn.records:
+        match record:
+            case ValueRecord():
+                values.append(record)
+            case PromiseRecord():
+                promises.append(record)
+            case ChangeRecord():
+                changes.append(record)
+            case _:
+                assert_never(record)
+    return _pack(_Turn(values, changes, promises, turn.state, turn.compacted))
+
+
+def decode_turn(body: bytes | memoryview) -> LogTurn:
+    """Return what a turn has written. Values stand before the changes of them.
+
+    Raises:
+        msgspec.MsgspecError: the log is of a version that this one does not read.
+    """
+    turn = _read_turn(body)
+    records: list[Record] = [
+        ValueRecord(key, ballot, value_of(key, raw)) for key, ballot, raw in turn.values
+    ]
+    records += [
+        ChangeRecord(key, ballot, base, _change_of(key, raw))
+        for key, ballot, base, raw in turn.changes
+    ]
+    records += turn.promises
+    return LogTurn(records, turn.state, turn.compacted)
+
+
+# -- reports and status
+
+
+class ReportBody(msgspec.Struct, array_like=True, frozen=True):
+    """A report of a replica, with the address that the others know it by."""
+
+    sender: str
+    disk: bytes
+    ring: tuple[bytes, ...]
+    founded: bool
+    peers: tuple[str, ...]
+    answers: bool = False
+    """This is the answer to a report; it needs none."""
+
+
+_read_report = msgspec.msgpack.Decoder(ReportBody).decode
+
+
+def encode_report(report: ReportBody) -> bytes:
+    """Return the body of a REPORT."""
+    return _pack(report)
+
+
+def decode_report(body: bytes) -> ReportBody:
+    """Return the report.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _read_report(body)
