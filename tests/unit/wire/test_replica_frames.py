@@ -1,0 +1,143 @@
+"""Frames between stores and replicas, and turns of a log: what is written is read."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.replication.messages import (
+    AcceptChange,
+    AcceptValue,
+    Answer,
+    Ballot,
+    BucketRows,
+    ChangeRecord,
+    No,
+    OtherBase,
+    PrepareBallot,
+    Promised,
+    PromiseRecord,
+    ReadRow,
+    Request,
+    RowShown,
+    ScanBucket,
+    ValueRecord,
+    Yes,
+)
+from shardbus.replication.values import (
+    HomesChange,
+    LeaseValue,
+    ListChange,
+    ListValue,
+    StateValue,
+    TableValue,
+    lease_key,
+    list_key,
+    node_key,
+    state_key,
+    table_key,
+)
+from shardbus.wire.replica_frames import (
+    DiskState,
+    LogTurn,
+    ReplicaFrame,
+    ReportBody,
+    cluster_mark,
+    decode_call,
+    decode_head,
+    decode_reply,
+    decode_report,
+    decode_turn,
+    encode_call,
+    encode_head,
+    encode_reply,
+    encode_report,
+    encode_turn,
+)
+
+B, C = Ballot(2**62, 3, 2**63 - 1, 9), Ballot(-1, 0, 0, 0)
+HOME = (NodeId("10.0.0.1", 7355, 2**64 - 1), 2**63 - 1)
+VALUES = {
+    state_key("counter", "a"): StateValue(2**63 - 1, b"\x00\xff", 1.5, 7),
+    state_key("counter", "b"): StateValue(1, None),
+    table_key("counter"): TableValue(3, "crc32/100", 5, 6, {"7": HOME}),
+    list_key("counter", "7"): ListValue(4, frozenset({"a", "日本"})),
+    lease_key("sbr"): LeaseValue("n1", 4, 5, 15.0, 6),
+    node_key("identity"): "0123456789abcdef",
+    node_key("pair"): ("a", 1),
+    state_key("counter", "none"): None,
+}
+CHANGES = {
+    table_key("counter"): HomesChange(6, {"7": HOME, "8": None}),
+    list_key("counter", "7"): ListChange(4, ("a",), ("b", "c")),
+}
+
+
+def test_requests_come_back():
+    requests: list[Request] = [AcceptValue(key, B, value, 0.5) for key, value in VALUES.items()]
+    requests += [PrepareBallot("k", B), ReadRow("k")]
+    requests += [AcceptChange(key, B, C, change) for key, change in CHANGES.items()]
+    requests += [ScanBucket(4095, "s\x1fcounter")]
+    numbered = list(enumerate(requests))
+    read = decode_call(encode_call(numbered))
+    assert read == numbered
+    assert [type(one) for _, one in read] == [type(one) for one in requests]
+
+
+def test_answers_come_back():
+    keys = dict(enumerate(VALUES))
+    answers: list[tuple[int, Answer]] = [
+        (n, Promised(B, value, 0.25)) for n, value in enumerate(VALUES.values())
+    ]
+    answers += [(n, RowShown(B, C, value, 0.0)) for n, value in enumerate(VALUES.values())]
+    answers += [(90, Yes()), (91, No(B)), (92, OtherBase(C))]
+    answers += [(93, BucketRows((("k", B, True), ("l", C, False))))]
+    reply = decode_reply(encode_reply(b"d" * 16, answers, [94]), keys.get)
+    assert reply.disk == b"d" * 16
+    assert reply.full == [94]
+    assert sorted(map(repr, reply.answers)) == sorted(map(repr, answers))
+
+
+def test_an_answer_that_nobody_awaits_is_left_out():
+    body = encode_reply(b"d" * 16, [(1, Promised(B, StateValue(1, b"x"), 0.0))])
+    assert decode_reply(body, {}.get).answers == []
+
+
+def test_a_turn_comes_back_with_values_first():
+    values = [ValueRecord(key, B, value) for key, value in VALUES.items()]
+    changes = [ChangeRecord(key, B, C, change) for key, change in CHANGES.items()]
+    promises = [PromiseRecord("k", B)]
+    turn = LogTurn([*promises, *changes, *values], DiskState(3, (b"a" * 16,), True), 7)
+    read = decode_turn(memoryview(encode_turn(turn)))
+    assert read == LogTurn([*values, *changes, *promises], turn.state, 7)
+    assert decode_turn(encode_turn(LogTurn([]))) == LogTurn([])
+
+
+def test_a_report_comes_back():
+    report = ReportBody("10.0.0.1:7357", b"d" * 16, (b"a" * 16,), True, ("10.0.0.1:7357",), True)
+    assert decode_report(encode_report(report)) == report
+
+
+def test_a_head_names_kind_cluster_and_ring():
+    mark = cluster_mark("shop")
+    head = decode_head(encode_head(ReplicaFrame.CALL, mark, 1))
+    assert head == (ReplicaFrame.CALL, mark, 1)
+    assert mark != cluster_mark("shop2")
+    for other in (b"", b"\x01", bytes(14), encode_head(ReplicaFrame.CALL, mark)[:-1] + b"ab"):
+        assert decode_head(other) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"\x80", b"\x91\x91\x01", bytes(50)])
+def test_what_is_no_body_is_refused(body: bytes):
+    for decode in (decode_call, decode_turn, decode_report):
+        with pytest.raises(msgspec.MsgspecError):
+            decode(body)
+    with pytest.raises(msgspec.MsgspecError):
+        decode_reply(body, {}.get)
+
+
+def test_a_value_of_another_kind_is_refused():
+    call = encode_call([(1, AcceptValue(table_key("a"), B, StateValue(1, b"x")))])
+    with pytest.raises(msgspec.MsgspecError):
+        decode_call(call)
