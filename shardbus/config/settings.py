@@ -523,10 +523,17 @@ class StoreSettings:
 
     url: str = text(
         "",
-        "sqlite:///, memory://, redis://, postgresql:// ...; empty is an SQLite file of this user",
+        "sqlite:///, redis://, postgresql://, cluster:// ...; empty is an SQLite file of this user",
         secret=True,
     )
     timeout: float = seconds(2.0, "for one answer of the store")
+    replicas: int = count(3, "replicas of cluster://, each a process with a disk", high=9)
+    path: str = text("", "directory of this replica; empty is one in the user's state directory")
+    port: int = count(
+        0, "port of this replica; 0 is the first after those of the node", low=0, high=65535
+    )
+    memory: int = size(2**30, "rows of a replica in memory; then it takes no more", low=2**20)
+    log_bytes: int = size(2**28, "log of a replica, at which its rows are written anew", low=2**20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from pathlib import Path
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.replication.log import (
-    DISK_BYTES,
     MARKER_BYTES,
     LogPlan,
     Segment,
@@ -40,6 +39,7 @@ from shardbus.replication.log import (
 
 log = GuardedLog("shardbus.store")
 
+DISK_BITS = 63
 PREFIX, DIGITS = "log-", 10
 FAILED, LOCK, DAMAGED = "failed", "lock", "damaged-"
 Read = Callable[[memoryview], int]
@@ -52,8 +52,8 @@ class Disk:
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path, self.plan = path, LogPlan(limit)
-        self.id = b""
-        """Random, for the life of the log."""
+        self.id = -1
+        """A random number of `DISK_BITS`, for the life of the log; -1 before `open`."""
         self.is_new = True
         """True if there was no log, or none that can be used."""
         self.damage = ""
@@ -89,7 +89,8 @@ class Disk:
             log.error("the replica's disk in %s cannot be used: %s", self.path, self.damage)
             self._put_aside()
             reset()
-        self.id = self.id or secrets.token_bytes(DISK_BYTES)
+        if self.id < 0:
+            self.id = secrets.randbits(DISK_BITS)
 
     def _read(self, read: Read) -> None:
         compacted, segments = 0, dict[int, Segment]()

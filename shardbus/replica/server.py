@@ -62,6 +62,7 @@ from shardbus.wire.replica_frames import (
     LogTurn,
     ReplicaFrame,
     ReportBody,
+    WelcomeBody,
     cluster_mark,
     decode_call,
     decode_head,
@@ -71,11 +72,11 @@ from shardbus.wire.replica_frames import (
     encode_reply,
     encode_report,
     encode_turn,
+    encode_welcome,
 )
 
 log = GuardedLog("shardbus.store")
 
-FIRST_RING = 1
 ROW_BYTES = 460
 """Memory of a row, beside its key and its state: measured."""
 REWRITTEN_ROWS, REWRITTEN_BYTES = 1000, 2**20
@@ -255,6 +256,9 @@ class ReplicaServer:
                     self._on_call(connection, head.ring, body)
                 case ReplicaFrame.REPORT:
                     self._on_report(decode_report(body), partial(self._answer_report, connection))
+                case ReplicaFrame.HELLO:
+                    welcome = WelcomeBody(self._disk.id, self._stored.ring, self.waits_for)
+                    self._send(connection, ReplicaFrame.WELCOME, encode_welcome(welcome))
                 case ReplicaFrame.ASK:
                     body = msgspec.json.encode(self.status())
                     self._send(connection, ReplicaFrame.STATUS, body)
@@ -267,8 +271,8 @@ class ReplicaServer:
         if not self.serves:
             self._refuse(connection, f"the replica {self.me} does not serve: {self.waits_for}")
             return
-        if ring != FIRST_RING:
-            self._refuse(connection, f"the replica {self.me} has the ring {FIRST_RING}")
+        if ring != self._stored.ring.number:
+            self._refuse(connection, f"the replica {self.me} is at ring {self._stored.ring.number}")
             return
         if self._turn.count > WAITING_MAX:
             self._drop("busy")
@@ -308,7 +312,9 @@ class ReplicaServer:
         self.counts[why] += 1
 
     def _send(self, connection: bytes, kind: ReplicaFrame, body: bytes) -> None:
-        sent = self._listener.send(connection, encode_head(kind, self._mark, FIRST_RING), body)
+        sent = self._listener.send(
+            connection, encode_head(kind, self._mark, self._stored.ring.number), body
+        )
         if sent is not SendResult.TAKEN:
             self._drop("peer gone" if sent is SendResult.UNROUTABLE else "peer does not read")
 
@@ -371,7 +377,9 @@ class ReplicaServer:
         before, self._stored = self._stored, state
         self._answer(turn)
         if state.founded and not before.founded:
-            log.info("the replica %s serves: its store has %d disks", self.me, len(state.ring))
+            log.info(
+                "the replica %s serves: its store has %d disks", self.me, len(state.ring.members)
+            )
         if (state.ring, state.founded) != (before.ring, before.founded):
             self._report_all()
         self._writing = False
@@ -456,7 +464,7 @@ class ReplicaServer:
 
     def _report_to(self, peer: Address) -> None:
         if (link := self._links.get(peer)) is not None:
-            head = encode_head(ReplicaFrame.REPORT, self._mark, FIRST_RING)
+            head = encode_head(ReplicaFrame.REPORT, self._mark)
             if not link.send(head, self._report_body(answers=False)):
                 self._drop("replica does not read")
 
@@ -483,7 +491,7 @@ class ReplicaServer:
         plan = self._disk.plan
         return {
             "address": str(self.me),
-            "disk": self._disk.id.hex(),
+            "disk": f"{self._disk.id:016x}",
             "starts": self._starts,
             "state": "failed" if self._failed else FoundingState(self._founding.state).value,
             "waits_for": self.waits_for,

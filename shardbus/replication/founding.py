@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shardbus.ids import Address
+from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ring
 
 
 class FoundingState(Enum):
@@ -45,11 +46,11 @@ class FoundingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DiskReport:
-    """What a replica reports of its disk. `ring`: the disks of the store, in the order of the
-    addresses; empty if BLANK. `peers`: the addresses that the replica was started with."""
+    """What a replica reports of its disk. `ring`: the disks of the store, NO_RING if BLANK.
+    `peers`: the addresses that the replica was started with."""
 
-    disk: bytes
-    ring: tuple[bytes, ...]
+    disk: int
+    ring: ReplicaRing
     founded: bool
     peers: tuple[str, ...]
 
@@ -62,15 +63,15 @@ class Founding:
         me: the address of this replica, one of `peers`.
         peers: the addresses of all replicas of the store, in the same order everywhere.
         disk: the id of this disk.
-        ring: the disks of the store, as this disk has stored them; empty if it has not.
+        ring: the disks of the store, as this disk has stored them; NO_RING if it has not.
         founded: this disk has stored that all have.
         may_found: this replica may make a ring.
     """
 
     me: Address
     peers: Sequence[Address]
-    disk: bytes
-    ring: tuple[bytes, ...] = ()
+    disk: int
+    ring: ReplicaRing = NO_RING
     founded: bool = False
     may_found: bool = True
     reports: dict[Address, DiskReport] = field(default_factory=dict)
@@ -79,7 +80,7 @@ class Founding:
     @property
     def state(self) -> FoundingState:
         """What this disk is to its store."""
-        if not self.ring:
+        if self.ring == NO_RING:
             return FoundingState.BLANK
         return FoundingState.FOUNDED if self.founded else FoundingState.NAMED
 
@@ -107,23 +108,27 @@ class Founding:
     def _advance(self) -> bool:
         before = self.state
         if self.state is FoundingState.BLANK:
-            self.ring = self._adopted() or self._made()
+            self.ring = self._adopted()
+        if self.state is FoundingState.BLANK:
+            self.ring = self._made()
         if self.state is FoundingState.NAMED:
             self.founded = self._all_have_it()
         return self.state is not before
 
-    def _adopted(self) -> tuple[bytes, ...]:
+    def _adopted(self) -> ReplicaRing:
         """Return the ring of another replica, if this disk is one of it."""
         rings = (report.ring for report in self.reports.values())
-        return next((ring for ring in rings if self.disk in ring), ())
+        return next((ring for ring in rings if self.disk in ring.disks), NO_RING)
 
-    def _made(self) -> tuple[bytes, ...]:
+    def _made(self) -> ReplicaRing:
         """Return a ring of all disks, if this replica makes it, and all are in sight and blank."""
         if self.me != self.peers[0] or not self.may_found or self.waits_for:
-            return ()
-        ids = {peer: report.disk for peer, report in self.reports.items()}
-        ring = tuple(self.disk if peer == self.me else ids[peer] for peer in self.peers)
-        return ring if len(set(ring)) == len(ring) else ()
+            return NO_RING
+        disks = {self.disk, *(report.disk for report in self.reports.values())}
+        members = tuple(map(RingMember, disks))
+        if len(members) != len(self.peers):  # one disk is there twice
+            return NO_RING
+        return first_ring(members, len(members))
 
     def _all_have_it(self) -> bool:
         others = [self.reports.get(peer) for peer in self.peers if peer != self.me]
@@ -147,7 +152,7 @@ class Founding:
             return f"it was started with other replicas: {', '.join(report.peers)}"
         if report.disk == self.disk:
             return "its disk is a copy of this one"
-        if self.state is FoundingState.BLANK and report.ring:
+        if self.state is FoundingState.BLANK and report.ring != NO_RING:
             return "it is of a store that does not have this disk"
         if self.state is FoundingState.NAMED and report.ring != self.ring:
             return "it has not stored the list of disks"

@@ -38,22 +38,22 @@ from typing import NamedTuple
 from zlib import crc32
 
 MAGIC = b"shbuslg1"
-DISK_BYTES, MARKER_BYTES = 16, 8
+MARKER_BYTES = 8
 SEGMENT_BYTES = 64 * 2**20
 """A segment that has this many bytes gets no further frame."""
 BODY_BYTES_MAX = 2**30
 SEARCHES_MAX = 10_000
 
-_HEADER = Struct(f">8sQ{DISK_BYTES}s{MARKER_BYTES}sI")
+_HEADER = Struct(f">8sQQ{MARKER_BYTES}sI")
 _FRAME = Struct(f">{MARKER_BYTES}sII")
 HEADER_BYTES, FRAME_BYTES = _HEADER.size, _FRAME.size
 
 
 class SegmentHeader(NamedTuple):
-    """The begin of a segment. `number` counts from 1; `disk` is the id of the disk."""
+    """The begin of a segment. `number` counts from 1; `disk` is the id of the disk, 63 bits."""
 
     number: int
-    disk: bytes
+    disk: int
     marker: bytes
 
     def encode(self) -> bytes:
@@ -141,7 +141,7 @@ def _whole_frame_after(data: bytes, view: memoryview, place: int, marker: bytes)
     return True
 
 
-def damage_of(segments: Mapping[int, Segment], compacted: int, disk: bytes | None = None) -> str:
+def damage_of(segments: Mapping[int, Segment], compacted: int, disk: int | None = None) -> str:
     """Return why these segments of one disk, by the numbers of their files, are no log that only a
     crash has cut; empty if they are one. `compacted`: the highest number in a record of theirs."""
     numbers = sorted(segments)
@@ -151,7 +151,7 @@ def damage_of(segments: Mapping[int, Segment], compacted: int, disk: bytes | Non
             return f"segment {number} is damaged after {segment.length} bytes"
         if segment.header is None:
             continue  # the last one: the crash came before its header
-        disk = disk or segment.header.disk
+        disk = segment.header.disk if disk is None else disk
         if (segment.header.number, segment.header.disk) != (number, disk):
             return f"segment {number} is of another log"
         if place and numbers[place - 1] != number - 1:

@@ -5,7 +5,7 @@ own (`security.keys`), and only keys of this TOML file may connect.
 
     [orders-api]                          a name, for logs
     key = "Yne@$w-vo<fVvi]a<NY6T1..."     its public key
-    role = "client"                       or "node"
+    role = "client"                       or "node", or "store": a replica of `cluster://` alone
     types = ["order", "cart"]             a client's entity types; without it, all
     addresses = ["10.0.3.0/24"]           where a client may connect from; without it, everywhere
 
@@ -42,7 +42,7 @@ from shardbus.wire.batch import Hello
 PUBLIC_CHARACTERS = 40
 ALLOWED_BYTES_MAX = 1 << 20
 FIELDS = {"key", "role", "types", "addresses"}
-ROLES = {"client": Role.CLIENT, "node": Role.NODE}
+ROLES = {"client": Role.CLIENT, "node": Role.NODE, "store": Role.STORE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Identity:
     def may_connect_from(self, address: str) -> bool:
         """True if a connection may come from this address. A node may come from anywhere: its
         connections leave by any interface."""
-        if self.role is Role.NODE or not self.addresses:
+        if self.role is not Role.CLIENT or not self.addresses:
             return True
         try:
             place = ip_address(address)
@@ -91,6 +91,8 @@ def authorize_by(
     identity = directory.get(user or "")
     if identity is None:
         return "its key is not in security.allowed"
+    if identity.role is Role.STORE:
+        return f"{identity.name} is a replica, which speaks to replicas only"
     if hello.node is not None:
         if identity.role is not Role.NODE:
             return f"{identity.name} is a client, and calls itself {hello.name[:256]}"
@@ -138,11 +140,13 @@ def _identity(name: str, table: object) -> Identity:
         raise ConfigError(f"it is a table of {', '.join(sorted(FIELDS))}")
     role = ROLES.get(str(table.get("role")))
     if role is None:
-        raise ConfigError("its role is client or node")
+        raise ConfigError("its role is client, node or store")
     key = public_key(table.get("key"))
     addresses, types = _words(table, "addresses"), _words(table, "types")
     if role is Role.NODE and "types" in table:
         raise ConfigError("a node may use all types")
+    if role is Role.STORE and "types" in table:
+        raise ConfigError("a replica uses no types")
     if role is Role.CLIENT:
         for address in addresses:
             try:

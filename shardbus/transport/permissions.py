@@ -11,6 +11,7 @@ the role may not send, as `not_allowed`.
     NEWCOMER    a node that membership does not know     requests to join, and nothing numbered:
                                                          that waits until the node is a member
     NODE        a member, or one that has just left      everything, in its own name
+    STORE       a replica of `cluster://`                nothing: it speaks to replicas only
 
 **A uid proves itself.** A process draws a secret when it starts, and its uid is a hash of that
 secret (`uid_of`). HELLO carries the secret, so only the process itself can open, resume or replace
@@ -65,6 +66,7 @@ class Role(Enum):
     CLIENT = "client"
     NEWCOMER = "newcomer"
     NODE = "node"
+    STORE = "store"
 
     __hash__ = object.__hash__
     """The tables below are read for every batch; the hash of `Enum` is a call of Python."""
@@ -82,7 +84,7 @@ class Permissions:
         return self.types is None or entity_type in self.types
 
 
-CLIENT, NEWCOMER, NODE = (Permissions(role) for role in Role)
+CLIENT, NEWCOMER, NODE = map(Permissions, (Role.CLIENT, Role.NEWCOMER, Role.NODE))
 
 Authorize = Callable[[Hello, str | None], Permissions | str]
 """Returns the permissions of a session, or why it is refused. Takes its HELLO and the user id that
@@ -123,6 +125,7 @@ FRAMES: Mapping[Role, frozenset[FrameType]] = {
     Role.CLIENT: _SIGNS | _NUMBERED,
     Role.NEWCOMER: _SIGNS | {FrameType.MEMBERSHIP},
     Role.NODE: _SIGNS | _NUMBERED | {FrameType.MEMBERSHIP},
+    Role.STORE: frozenset(),
 }
 """Frames within a session that the other process opened. HELLO opens one."""
 
@@ -131,6 +134,7 @@ RUNS: Mapping[Role, frozenset[type]] = {
     Role.CLIENT: _FOR_ENTITIES,
     Role.NEWCOMER: frozenset(),
     Role.NODE: _FOR_ENTITIES | {Relayed, Hold},
+    Role.STORE: frozenset(),
 }
 """Runs of a batch. Only nodes forward messages of others, and have entities without room."""
 
@@ -190,6 +194,7 @@ CONTROL: Mapping[Role, frozenset[type]] = {
     | HANDOVER
     | BETWEEN_REGIONS
     | {Describe, TypeInfo, Refusals, Goodbye},
+    Role.STORE: frozenset(),
 }
 """Control messages to a node. A client's Goodbye is checked before it counts (`departures`)."""
 
@@ -218,6 +223,7 @@ QUESTIONS: Mapping[Role, frozenset[str] | None] = {
     Role.CLIENT: frozenset({LIST_STORED, OUTBOX}),
     Role.NEWCOMER: frozenset(),
     Role.NODE: None,
+    Role.STORE: frozenset(),
 }
 """The questions of `node.rpc` that each role may ask, None for all; some of them are commands."""
 

@@ -11,6 +11,8 @@ store object makes one request at a time on a key.
     REPLY    answers                       a replica, after the sync
     REFUSED  a text                        a replica that does not serve
     REPORT   what the disk is              a replica to another, and as the answer to it
+    HELLO    nothing                       a store object
+    WELCOME  the disk and its ring         a replica, as the answer to it
     ASK      nothing                       a command
     STATUS   a map of facts                a replica, as the answer to it
 
@@ -19,7 +21,7 @@ Source: docs/architecture.md; S3.85.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hashlib import blake2b
 from struct import Struct as Layout
@@ -47,6 +49,7 @@ from shardbus.replication.messages import (
     ValueRecord,
     Yes,
 )
+from shardbus.replication.ring import NO_RING, ReplicaRing
 from shardbus.replication.values import (
     LEASE,
     LIST,
@@ -76,6 +79,8 @@ class ReplicaFrame(IntEnum):
     REPORT = 4
     ASK = 5
     STATUS = 6
+    HELLO = 7
+    WELCOME = 8
 
 
 _KINDS = frozenset(map(int, ReplicaFrame))
@@ -109,16 +114,24 @@ def decode_head(head: bytes) -> Head | None:
 
 # -- values
 
-_CLASSES: dict[str, type[Any]] = {
-    STATE: StateValue,
-    TABLE: TableValue,
-    LIST: ListValue,
-    LEASE: LeaseValue,
+_KINDS_OF: dict[type[Any], str] = {
+    StateValue: STATE,
+    TableValue: TABLE,
+    ListValue: LIST,
+    LeaseValue: LEASE,
 }
 
 
+def _kind_of(value: Value) -> str:
+    """Return the kind of keys that have such values; empty for the store's own."""
+    return _KINDS_OF.get(type(value), "")
+
+
+_CLASSES = {kind: value for value, kind in _KINDS_OF.items()}
+
+
 def value_of(key: str, raw: Any) -> Value:
-    """Return the value of a key from its plain form.
+    """Return the value of a key, or of a kind of keys, from its plain form.
 
     Raises:
         msgspec.ValidationError: it is no value of that kind of key.
@@ -219,11 +232,11 @@ def decode_call(body: bytes) -> list[Numbered]:
 
 
 class _Reply(msgspec.Struct, array_like=True):
-    disk: bytes
+    disk: int
     yes: list[int]
     no: list[tuple[int, No]] = []
-    promised: list[tuple[int, Ballot, Any, float]] = []
-    shown: list[tuple[int, Ballot, Ballot, Any, float]] = []
+    promised: list[tuple[int, str, Ballot, Any, float]] = []
+    shown: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
     other_base: list[tuple[int, OtherBase]] = []
     buckets: list[tuple[int, BucketRows]] = []
     full: list[int] = []
@@ -232,7 +245,7 @@ class _Reply(msgspec.Struct, array_like=True):
 class Reply(NamedTuple):
     """Answers of one disk. `full`: the requests that were refused because the memory is full."""
 
-    disk: bytes
+    disk: int
     answers: list[tuple[int, Answer]]
     full: list[int]
 
@@ -241,7 +254,7 @@ _read_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 def encode_reply(
-    disk: bytes, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
+    disk: int, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
 ) -> bytes:
     """Return the body of a REPLY."""
     reply = _Reply(disk, [], [], [], [], [], [], list(full))
@@ -252,9 +265,9 @@ def encode_reply(
             case No():
                 reply.no.append((number, answer))
             case Promised():
-                reply.promised.append((number, *answer))
+                reply.promised.append((number, _kind_of(answer.value), *answer))
             case RowShown():
-                reply.shown.append((number, *answer))
+                reply.shown.append((number, _kind_of(answer.value), *answer))
             case OtherBase():
                 reply.other_base.append((number, answer))
             case BucketRows():
@@ -267,9 +280,8 @@ def encode_reply(
 _YES = Yes()
 
 
-def decode_reply(body: bytes, key_of: Callable[[int], str | None]) -> Reply:
-    """Return the answers of a REPLY. `key_of` returns the key of a request, None if no answer to it
-    is awaited: that one is left out.
+def decode_reply(body: bytes) -> Reply:
+    """Return the answers of a REPLY.
 
     Raises:
         msgspec.MsgspecError: it is none.
@@ -279,12 +291,14 @@ def decode_reply(body: bytes, key_of: Callable[[int], str | None]) -> Reply:
     answers += reply.no
     answers += reply.other_base
     answers += reply.buckets
-    for number, ballot, raw, age in reply.promised:
-        if (key := key_of(number)) is not None:
-            answers.append((number, Promised(ballot, value_of(key, raw), age)))
-    for number, promise, ballot, raw, age in reply.shown:
-        if (key := key_of(number)) is not None:
-            answers.append((number, RowShown(promise, ballot, value_of(key, raw), age)))
+    answers += [
+        (number, Promised(ballot, value_of(kind, raw), age))
+        for number, kind, ballot, raw, age in reply.promised
+    ]
+    answers += [
+        (number, RowShown(promise, ballot, value_of(kind, raw), age))
+        for number, kind, promise, ballot, raw, age in reply.shown
+    ]
     return Reply(reply.disk, answers, reply.full)
 
 
@@ -295,7 +309,7 @@ class DiskState(msgspec.Struct, array_like=True, frozen=True):
     """What a disk is to its store, as its log has it."""
 
     starts: int = 0
-    ring: tuple[bytes, ...] = ()
+    ring: ReplicaRing = NO_RING
     founded: bool = False
 
 
@@ -362,8 +376,8 @@ class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     """A report of a replica, with the address that the others know it by."""
 
     sender: str
-    disk: bytes
-    ring: tuple[bytes, ...]
+    disk: int
+    ring: ReplicaRing
     founded: bool
     peers: tuple[str, ...]
     answers: bool = False
@@ -385,3 +399,28 @@ def decode_report(body: bytes) -> ReportBody:
         msgspec.MsgspecError: it is none.
     """
     return _read_report(body)
+
+
+class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
+    """What a replica is. `waits_for`: for whom it waits before it serves; empty if it does."""
+
+    disk: int
+    ring: ReplicaRing
+    waits_for: str
+
+
+_read_welcome = msgspec.msgpack.Decoder(WelcomeBody).decode
+
+
+def encode_welcome(welcome: WelcomeBody) -> bytes:
+    """Return the body of a WELCOME."""
+    return _pack(welcome)
+
+
+def decode_welcome(body: bytes) -> WelcomeBody:
+    """Return what the replica is.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _read_welcome(body)

@@ -8,13 +8,14 @@ import pytest
 
 from shardbus.ids import Address
 from shardbus.replication.founding import Founding, FoundingState
+from shardbus.replication.ring import NO_RING, ReplicaRing
 
 PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
 BLANK, NAMED, FOUNDED = FoundingState
 
 
 def replicas(n: int = 3) -> list[Founding]:
-    return [Founding(PEERS[i], PEERS[:n], bytes([i + 1]) * 16) for i in range(n)]
+    return [Founding(PEERS[i], PEERS[:n], i + 1) for i in range(n)]
 
 
 def tell(sender: Founding, receiver: Founding) -> bool:
@@ -94,7 +95,7 @@ def test_a_new_disk_is_no_part_of_a_founded_store():
     a, b, c = replicas()
     for _ in range(3):
         all_tell([a, b, c])
-    new = Founding(PEERS[2], PEERS, b"n" * 16)
+    new = Founding(PEERS[2], PEERS, 77)
     for _ in range(3):
         all_tell([a, b, new])
     assert states([a, b, new]) == [FOUNDED, FOUNDED, BLANK]
@@ -107,7 +108,7 @@ def test_a_first_replica_with_a_new_disk_founds_no_second_store():
     them = replicas()
     for _ in range(3):
         all_tell(them)
-    new = Founding(PEERS[0], PEERS, b"n" * 16)
+    new = Founding(PEERS[0], PEERS, 77)
     for _ in range(3):
         all_tell([new, *them[1:]])
     assert new.state is BLANK
@@ -135,8 +136,8 @@ def test_a_copied_disk_founds_nothing():
 def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) -> None:
     """A crash takes back what was not stored; a wiped disk has a new id and nothing else."""
     dice, them = Random(seed), replicas()
-    stored = [((), False)] * 3
-    served: set[tuple[bytes, ...]] = set()
+    stored = [(NO_RING, False)] * 3
+    served: set[ReplicaRing] = set()
     wipes = 1
     for _ in range(120):
         n = dice.randrange(3)
@@ -147,8 +148,8 @@ def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) ->
                 them[n] = Founding(PEERS[n], PEERS, one.disk, ring, founded)
             case 1 if wipes:
                 wipes -= 1
-                stored[n] = ((), False)
-                them[n] = Founding(PEERS[n], PEERS, dice.randbytes(16))
+                stored[n] = (NO_RING, False)
+                them[n] = Founding(PEERS[n], PEERS, dice.getrandbits(63))
             case 2:
                 one.on_silent(dice.choice(PEERS))
             case _:
@@ -161,6 +162,6 @@ def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) ->
                         stored[n] = (one.ring, one.founded)
         served |= {each.ring for each in them if each.state is FOUNDED}
         for ring in served:
-            serving = [each for each in them if each.disk in ring]
+            serving = [each for each in them if each.disk in ring.disks]
             assert all(each.ring == ring for each in serving), "all its disks have it"
     assert len(served) <= 1

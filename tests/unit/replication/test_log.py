@@ -20,7 +20,7 @@ from shardbus.replication.log import (
     read_segment,
 )
 
-HEADER = SegmentHeader(3, b"d" * 16, b"\x00marker\xff")
+HEADER = SegmentHeader(3, 2**63 - 1, b"\x00marker\xff")
 BODIES = st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=8)
 
 
@@ -113,13 +113,13 @@ def test_a_header_that_a_crash_has_cut_is_torn_and_another_one_damage():
     assert read_segment(bytes(HEADER_BYTES + 1)).end is SegmentEnd.DAMAGED
 
 
-def segments(*numbers: int, disk: bytes = b"d" * 16) -> dict[int, Segment]:
+def segments(*numbers: int, disk: int = 2**63 - 1) -> dict[int, Segment]:
     headers = [SegmentHeader(number, disk, b"m" * 8) for number in numbers]
     return {h.number: Segment(h, (), 99, SegmentEnd.WHOLE) for h in headers}
 
 
 def ended(number: int, end: SegmentEnd, *, header: bool = True) -> dict[int, Segment]:
-    own = SegmentHeader(number, b"d" * 16, b"m" * 8) if header else None
+    own = SegmentHeader(number, 2**63 - 1, b"m" * 8) if header else None
     return {number: Segment(own, (), 99, end)}
 
 
@@ -143,7 +143,7 @@ def test_only_the_last_segment_may_be_torn():
 
 
 def test_a_segment_of_another_log_is_damage():
-    assert damage_of(segments(1) | segments(2, disk=b"e" * 16), 0) == "segment 2 is of another log"
+    assert damage_of(segments(1) | segments(2, disk=5), 0) == "segment 2 is of another log"
     moved = {2: segments(1)[1]}
     assert damage_of(moved, 2) == "segment 2 is of another log"
 

@@ -1,0 +1,171 @@
+"""Runs a replica as a process: its signals, its end, and the keys of its socket.
+
+SIGTERM, SIGINT, and the end of the node or unit that started the process end it, after the turn
+that is being written; `END_S` later it ends at once. What it has not answered is then as after a
+crash. SIGHUP reads the file of the cluster's secret again.
+
+Source: docs/reference/cli.md; S2.31.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from shardbus.config.settings import SecuritySettings
+from shardbus.errors import ConfigError
+from shardbus.guarded_log import GuardedLog
+from shardbus.ids import Address
+from shardbus.replica.disk import Disk
+from shardbus.replica.server import ReplicaServer
+from shardbus.transport.permissions import Role
+from shardbus.transport.zmq.curve import Keyring
+from shardbus.transport.zmq.network import ZmqNetwork
+
+log = GuardedLog("shardbus.store")
+
+OK, FAILED = 0, 1
+END_S = 2.0
+LOCK_S, LOCK_PAUSE_S = 5.0, 0.1
+"""For the last process of this directory to end."""
+GC_THRESHOLDS = (50_000, 20, 50)
+"""Calls and answers live for one turn; the collector finds little."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    """How a replica runs. `host` and `port`: where it listens. `memory` and `log_bytes`: as the
+    settings of these names."""
+
+    cluster: str
+    me: Address
+    peers: tuple[Address, ...]
+    host: str
+    port: int
+    path: Path
+    memory: int
+    log_bytes: int
+    may_found: bool
+    security: SecuritySettings
+
+
+def run_replica(
+    options: ReplicaOptions,
+    on_start: Callable[[ReplicaServer], None],
+    stops: Callable[[Callable[[], None]], None] = lambda stop: None,
+) -> int:
+    """Run a replica until it is stopped or its disk fails. Returns the exit code.
+
+    Args:
+        on_start: called once the replica listens.
+        stops: called with a function that stops the replica, from any thread.
+
+    Raises:
+        ConfigError: the directory or the port cannot be used.
+    """
+    security = options.security
+    keyring = Keyring.at(security.secret, security.keys, security.allowed)
+    failures: list[str] = []
+    network = ZmqNetwork(keyring)
+    server = ReplicaServer(
+        options.cluster,
+        options.me,
+        options.peers,
+        Disk(options.path, options.log_bytes),
+        network,
+        memory=options.memory,
+        may_found=options.may_found,
+        admits=partial(_admits, keyring),
+        on_failed=failures.append,
+    )
+    gc.disable()  # the rows that are read stay
+    _open(server)
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(*GC_THRESHOLDS)
+    with asyncio.Runner() as runner:
+        runner.run(_serve(server, network, keyring, options, failures, on_start, stops))
+    return FAILED if failures else OK
+
+
+def _open(server: ReplicaServer) -> None:
+    """Open the disk, once the last process of the directory has ended."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            server.open()
+            return
+        except ConfigError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(LOCK_PAUSE_S)
+
+
+async def _serve(
+    server: ReplicaServer,
+    network: ZmqNetwork,
+    keyring: Keyring | None,
+    options: ReplicaOptions,
+    failures: list[str],
+    on_start: Callable[[ReplicaServer], None],
+    stops: Callable[[Callable[[], None]], None],
+) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if keyring is not None:
+        loop.add_signal_handler(signal.SIGHUP, _rekey, network, keyring)
+    network.open(loop)
+    try:
+        server.start(options.host, options.port)
+        stops(partial(_stop_from_thread, loop, stop))
+        on_start(server)
+        while not (stop.is_set() or failures):
+            try:
+                async with asyncio.timeout(0.5):
+                    await stop.wait()
+            except TimeoutError:
+                continue
+        _end_within(FAILED if failures else OK)
+        server.close()
+    finally:
+        network.close()
+
+
+def _stop_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    _end_within(OK)
+    try:
+        loop.call_soon_threadsafe(stop.set)
+    except RuntimeError:  # the loop has ended
+        return
+
+
+def _end_within(code: int) -> None:
+    timer = threading.Timer(END_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _rekey(network: ZmqNetwork, keyring: Keyring) -> None:
+    try:
+        if keyring.reload():
+            network.rekey()
+    except ConfigError as refused:
+        log.error("the keys stay as they were: %s", refused)
+
+
+def _admits(keyring: Keyring | None, user: str | None) -> bool:
+    """True if the process with this name may use a replica: it has the secret, or a key of a node
+    or of a store."""
+    if keyring is None or keyring.identities is None:
+        return True
+    roles = {identity.name: identity.role for identity in keyring.identities.values()}
+    return user is not None and roles.get(user) in (Role.NODE, Role.STORE)

@@ -1,0 +1,242 @@
+"""Connections to the replicas of a store: calls of one turn of the loop share a frame.
+
+    connected ──HELLO──> WELCOME: the disk behind the address, and whether it serves
+    SendCall  ──CALL───> REPLY:   the answers of that disk
+
+An address is where a replica listens, a disk is who votes. A connection that breaks may find
+another disk, so what is sent to a disk goes by the last WELCOME. Nothing here is sent twice: the
+proposer sends a call again until it is answered, or its operation has no time left.
+
+Source: docs/architecture.md; S3.85.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import is_
+
+import msgspec
+
+from shardbus.guarded_log import GuardedLog
+from shardbus.ids import Address
+from shardbus.replication.messages import AcceptValue
+from shardbus.replication.ring import NO_RING, ReplicaRing, StoreCall, StoreReply
+from shardbus.replication.values import StateValue
+from shardbus.transport.network import Connection, Network
+from shardbus.wire.replica_frames import (
+    ReplicaFrame,
+    cluster_mark,
+    decode_head,
+    decode_reply,
+    decode_welcome,
+    encode_call,
+    encode_head,
+)
+
+log = GuardedLog("shardbus.store")
+
+HELLO_S = 0.5
+"""Between two HELLO to a replica that has not answered, or does not serve."""
+CALL_BYTES = 4 * 2**20
+"""Bytes of states after which another frame is begun."""
+CALLS_MAX = 10_000
+"""Calls that wait for one frame; beyond, they are dropped, and sent again later."""
+
+
+class ReplicaLink:
+    """The connection to one address."""
+
+    __slots__ = ("address", "connection", "disk", "ring", "up", "waiting", "why")
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.connection: Connection
+        self.up = False
+        self.disk: int | None = None
+        """The disk that was there last; None before the first WELCOME."""
+        self.ring: ReplicaRing = NO_RING
+        self.why = "it does not answer"
+        """Why it does not serve; empty if it does."""
+        self.waiting: list[StoreCall] = []
+
+    @property
+    def serves(self) -> bool:
+        """True if calls may be sent."""
+        return self.up and not self.why
+
+
+class ReplicaLinks:
+    """The connections of one store object. Belongs to one event loop, from `open` on.
+
+    Args:
+        on_replies: takes the answers of one frame.
+        on_change: called when a replica has begun or ceased to serve.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        addresses: Sequence[Address],
+        network: Network,
+        on_replies: Callable[[list[StoreReply]], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._mark, self._network = cluster_mark(cluster), network
+        self._hello = encode_head(ReplicaFrame.HELLO, self._mark)
+        self._on_replies, self._on_change = on_replies, on_change
+        self.links = {address: ReplicaLink(address) for address in addresses}
+        self._by_disk: dict[int, ReplicaLink] = {}
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self.dropped = 0
+        """Frames that no connection took, and answers that could not be read."""
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to connect."""
+        self._loop = loop
+        self._network.open(loop)
+        for address, link in self.links.items():
+            link.connection = self._network.connect(
+                address,
+                partial(self._on_frame, link),
+                partial(self._on_up, link),
+                partial(self._on_down, link),
+                partial(self._on_denied, link),
+            )
+        self._tick()
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in self.links.values():
+            link.connection.close()
+        self._network.close()
+
+    @property
+    def ring(self) -> ReplicaRing:
+        """The newest ring of the replicas that serve; NO_RING if none does."""
+        rings = [link.ring for link in self.links.values() if link.serves]
+        return max(rings, key=lambda ring: ring.number, default=NO_RING)
+
+    def serving(self, ring: ReplicaRing) -> int:
+        """Return how many disks of the ring serve now."""
+        return sum(link.serves and link.disk in ring.disks for link in self.links.values())
+
+    @property
+    def troubles(self) -> str:
+        """The replicas that do not serve, each with the reason; empty if all do."""
+        return "; ".join(
+            f"{link.address}: {link.why or 'it is out of reach'}"
+            for link in self.links.values()
+            if not link.serves
+        )
+
+    def send(self, disk: int, call: StoreCall) -> bool:
+        """Send a call with the others of this turn. Returns False if the disk is out of reach."""
+        link = self._by_disk.get(disk)
+        if link is None or not link.serves or len(link.waiting) >= CALLS_MAX:
+            return False
+        link.waiting.append(call)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return True
+
+    def _flush(self) -> None:
+        """Send what waits. Disks that get the same calls share their bytes."""
+        self._scheduled = False
+        made: list[tuple[list[StoreCall], list[tuple[bytes, bytes]]]] = []
+        for link in self._by_disk.values():
+            calls, link.waiting = link.waiting, []
+            if not calls:
+                continue
+            frames = next((found for other, found in made if _same(other, calls)), None)
+            if frames is None:
+                frames = list(self._frames(calls))
+                made.append((calls, frames))
+            for head, body in frames:
+                if not link.connection.send(head, body):
+                    self.dropped += 1
+
+    def _frames(self, calls: list[StoreCall]) -> list[tuple[bytes, bytes]]:
+        """Return the frames of calls. One frame is of one ring."""
+        frames: list[tuple[bytes, bytes]] = []
+        begin = weight = 0
+        for place, call in enumerate(calls):
+            weight += _weight(call)
+            last = place + 1 == len(calls)
+            if last or weight > CALL_BYTES or calls[place + 1].ring != call.ring:
+                part = calls[begin : place + 1]
+                body = encode_call((each.number, each.request) for each in part)
+                frames.append((encode_head(ReplicaFrame.CALL, self._mark, call.ring), body))
+                begin, weight = place + 1, 0
+        return frames
+
+    # ---- what comes
+
+    def _on_frame(self, link: ReplicaLink, parts: list[bytes]) -> None:
+        head = decode_head(parts[0]) if len(parts) == 2 else None
+        if head is None or head.cluster != self._mark:
+            self.dropped += 1
+            return
+        try:
+            match head.kind:
+                case ReplicaFrame.REPLY:
+                    reply = decode_reply(parts[1])
+                    self._on_replies(
+                        [StoreReply(n, reply.disk, head.ring, a) for n, a in reply.answers]
+                    )
+                case ReplicaFrame.WELCOME:
+                    welcome = decode_welcome(parts[1])
+                    self._on_welcome(link, welcome.disk, welcome.ring, welcome.waits_for)
+                case ReplicaFrame.REFUSED:
+                    self._set_why(link, parts[1].decode(errors="replace")[:500])
+                case _:
+                    self.dropped += 1
+        except msgspec.MsgspecError:
+            self.dropped += 1
+
+    def _on_welcome(self, link: ReplicaLink, disk: int, ring: ReplicaRing, why: str) -> None:
+        if link.disk is not None and link.disk != disk:
+            self._by_disk.pop(link.disk, None)
+        link.disk, link.ring = disk, ring
+        self._by_disk[disk] = link
+        self._set_why(link, f"it waits for {why}" if why else "")
+
+    def _on_up(self, link: ReplicaLink) -> None:
+        link.up = True
+        link.connection.send(self._hello, b"")
+
+    def _on_down(self, link: ReplicaLink) -> None:
+        link.up = False
+        link.waiting.clear()
+        self._set_why(link, "it is out of reach")
+
+    def _on_denied(self, link: ReplicaLink, reason: str) -> None:
+        self._set_why(link, reason)
+
+    def _set_why(self, link: ReplicaLink, why: str) -> None:
+        if link.why != why:
+            link.why = why
+            self._on_change()
+
+    def _tick(self) -> None:
+        for link in self.links.values():
+            if link.up and link.why:
+                link.connection.send(self._hello, b"")
+        self._timer = self._loop.call_later(HELLO_S, self._tick)
+
+
+def _same(these: list[StoreCall], those: list[StoreCall]) -> bool:
+    return len(these) == len(those) and all(map(is_, these, those))
+
+
+def _weight(call: StoreCall) -> int:
+    request = call.request
+    if isinstance(request, AcceptValue) and isinstance(request.value, StateValue):
+        return len(request.value.data or b"")
+    return 0
