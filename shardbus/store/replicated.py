@@ -1,0 +1,597 @@
+"""The store inside the cluster: registers on the disks of several replicas, at a majority.
+
+Each step of the protocol is one operation on one key (`replication.proposer`), and this module is
+its driver: it sends the calls, hands in the answers, and wakes at the deadlines. The functions that
+change a value are those of the store in memory, on one value:
+
+    load_state                            LoadState, under the fence of the shard
+    save_states                           SaveState, of all entities at once
+    claim_epoch write_homes remove_table  ChangeValue of the table
+    add_remembered remove_remembered      ChangeValue of the list
+    expire_states                         ChangeValue of each state, with an id
+    leases, identity                      ReadValue, then ChangeValue
+    page_stored remembered_shards         scans of buckets at a majority; what differs is read
+
+**A refusal says: no effect from now on.** A save that was under way when another owner loaded may
+be in what that owner has read.
+
+**Leases.** Replicas count the time since they stored a lease; no clock is compared. A contender
+takes a lease over once it is `TAKEOVER` times as old as its time, so that clocks may run apart.
+
+A majority of replicas must answer. `start` waits for it as long as it takes, and the log says for
+whom; a later call has `timeout` seconds.
+
+Source: docs/architecture.md; S2.32, S2.33, S3.85.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any, NamedTuple
+
+from shardbus.errors import LayoutDiffers, StaleEpoch, StaleFence, StoreError, StoreUnavailable
+from shardbus.guarded_log import GuardedLog
+from shardbus.ids import Address, NodeId
+from shardbus.replication.messages import Ballot, BucketRows, ScanBucket
+from shardbus.replication.proposer import (
+    RULER_PAUSE_S,
+    ChangeValue,
+    Done,
+    Effect,
+    Finished,
+    Kept,
+    LoadState,
+    Operation,
+    Outcome,
+    Outdated,
+    Proposer,
+    Reading,
+    ReadValue,
+    RingFound,
+    SaveState,
+    SendCall,
+    Unanswered,
+    Written,
+)
+from shardbus.replication.ring import ReplicaRing, StoreCall, StoreReply, majority
+from shardbus.replication.values import (
+    BUCKETS,
+    HomesChange,
+    LeaseValue,
+    ListChange,
+    ListValue,
+    StateValue,
+    TableValue,
+    Value,
+    changed,
+    lease_key,
+    list_key,
+    node_key,
+    state_key,
+    table_key,
+)
+from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.replica_links import ReplicaLinks
+from shardbus.store.rows import table_of
+from shardbus.transport.network import Network
+
+log = GuardedLog("shardbus.store")
+
+TAKEOVER = 1.1
+"""How many times its time a lease must be old before another owner takes it."""
+WAIT_LOG_S = 5.0
+FIRST_BUCKETS, BUCKETS_EACH = 16, 256
+"""Buckets that a page scans at once, at first and at most."""
+SCAN_AGAIN_S = 0.05
+SCANS = 2**62
+"""Numbers of calls for scans begin here; those of the proposer are below."""
+SESSION_BITS = 63
+IDENTITY = node_key("identity")
+
+
+class _Scanned(NamedTuple):
+    """The rows of a bucket on one disk, and which disk."""
+
+    disk: int
+    rows: tuple[tuple[str, Ballot, bool], ...]
+
+
+class ReplicatedStore:
+    """A `StateStore` on the replicas at `addresses`. `timeout` bounds each call, in seconds.
+    `network` makes the network of one start."""
+
+    def __init__(
+        self,
+        url: str,
+        cluster: str,
+        addresses: Sequence[Address],
+        network: Callable[[], Network],
+        *,
+        timeout: float = 2.0,
+        copies: Callable[[int], int] = lambda disks: 0,
+        dice: Random | None = None,
+    ) -> None:
+        self._url, self._cluster, self._addresses = url, cluster, tuple(addresses)
+        self._network, self._timeout, self._copies = network, timeout, copies
+        self._dice = dice or Random()
+        self._proposer: Proposer | None = None
+        self._links: ReplicaLinks
+        self._loop: asyncio.AbstractEventLoop
+        self._tickets, self._scans = count(1), count(SCANS)
+        self._awaited: dict[int, Callable[[Outcome], None]] = {}
+        self._scanned: dict[int, Callable[[int, BucketRows], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When the timer wakes."""
+        self._changed: asyncio.Event
+
+    # ---- the driver
+
+    async def start(self) -> None:
+        """Connect, and wait until a majority of the replicas serves.
+
+        Raises:
+            ConfigError: this build cannot encrypt, or libzmq is too old.
+        """
+        self._loop, self._changed = asyncio.get_running_loop(), asyncio.Event()
+        self._links = ReplicaLinks(
+            self._cluster, self._addresses, self._network(), self._on_replies, self._on_change
+        )
+        self._links.open(self._loop)
+        try:
+            ring = await self._serving_ring()
+        except BaseException:
+            self._links.close()
+            raise
+        session = secrets.randbits(SESSION_BITS)
+        self._proposer = Proposer(session, ring, self._dice)
+
+    async def _serving_ring(self) -> ReplicaRing:
+        """Wait for a majority of the disks of a ring. Returns the ring."""
+        while True:
+            self._changed.clear()
+            ring, links = self._links.ring, self._links
+            if ring.members and links.serving(ring) >= majority(len(ring.members)):
+                return ring
+            try:
+                async with asyncio.timeout(WAIT_LOG_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                log.warning("the store %s waits for replicas: %s", self._url, links.troubles)
+
+    async def close(self) -> None:
+        """Close the connections. Operations under way fail."""
+        proposer, self._proposer = self._proposer, None
+        if proposer is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._links.close()
+        awaited, self._awaited = self._awaited, {}
+        for settle in awaited.values():
+            settle(Unanswered(sent=True))
+        self._scanned.clear()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Return the replicas that do not serve, each with the reason."""
+        troubles = self._links.troubles if self._proposer is not None else ""
+        return tuple(f"a replica does not serve: {t}" for t in troubles.split("; ") if t)
+
+    def _open(self) -> Proposer:
+        if self._proposer is None:
+            raise StoreUnavailable(f"{self._url} is not open", definite=True)
+        return self._proposer
+
+    def _on_change(self) -> None:
+        self._changed.set()
+        if self._proposer is not None:
+            self._carry_out(self._proposer.take_ring(self._links.ring, self._loop.time()))
+
+    def _on_replies(self, replies: list[StoreReply]) -> None:
+        proposer = self._proposer
+        if proposer is None:
+            return
+        now = self._loop.time()
+        for reply in replies:
+            if reply.number >= SCANS:
+                scanned = self._scanned.get(reply.number)
+                answer = reply.answer
+                if scanned is not None and isinstance(answer, BucketRows):
+                    scanned(reply.disk, answer)
+            else:
+                self._carry_out(proposer.handle(reply, now))
+        self._arm()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendCall(disk, StoreCall() as call):
+                    self._links.send(disk, call)
+                case Finished(int() as ticket, outcome):
+                    if (settle := self._awaited.pop(ticket, None)) is not None:
+                        settle(outcome)
+                case SendCall() | RingFound() | Finished():
+                    pass  # the ring does not change yet
+
+    def _arm(self) -> None:
+        """Wake at the proposer's next deadline."""
+        due = self._proposer.deadline() if self._proposer is not None else None
+        if self._timer is not None and (due is None or self._due > due):
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and due is not None:
+            self._due, self._timer = due, self._loop.call_at(due, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._proposer is not None:
+            self._carry_out(self._proposer.tick(self._loop.time()))
+            self._arm()
+
+    def _submit(self, key: str, work: Operation, settle: Callable[[Outcome], None]) -> None:
+        """Begin an operation. `settle` is called once with its outcome."""
+        proposer, ticket = self._open(), next(self._tickets)
+        self._awaited[ticket] = settle
+        self._carry_out(proposer.submit(ticket, key, work, self._loop.time(), self._timeout))
+
+    async def _do(self, key: str, work: Operation) -> Outcome:
+        """Carry out one operation.
+
+        Raises:
+            StoreUnavailable: too few replicas have answered in time.
+        """
+        self._open()
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._submit(key, work, partial(_settle, future))
+        self._arm()
+        outcome = await future
+        if isinstance(outcome, Unanswered):
+            raise self._unavailable(definite=not outcome.sent)
+        return outcome
+
+    def _unavailable(self, *, definite: bool = False) -> StoreUnavailable:
+        troubles = "" if self._proposer is None else self._links.troubles
+        return StoreUnavailable(
+            f"{self._url}: too few replicas have answered within {self._timeout:g} s"
+            + (f": {troubles}" if troubles else ""),
+            hint="a majority of the replicas must run",
+            definite=definite,
+        )
+
+    async def _change(
+        self, key: str, fence: int, function: Callable[[Any], Written | Kept], patience: float = 0.0
+    ) -> Any:
+        """Change a value. Returns the result of the function, or raises it if it is an error."""
+        outcome = await self._do(key, ChangeValue(fence, function, patience))
+        assert isinstance(outcome, Done)
+        if isinstance(outcome.result, Exception):
+            raise outcome.result
+        return outcome.result
+
+    async def _read(self, key: str) -> Reading:
+        outcome = await self._do(key, ReadValue())
+        assert isinstance(outcome, Done)
+        reading = outcome.result
+        assert isinstance(reading, Reading)
+        return reading
+
+    # ---- the store's identity, and tables
+
+    async def identity(self, known: str = "") -> str:
+        fresh = new_identity()
+
+        def choose(value: Value) -> Written | Kept:
+            name = known or value or fresh
+            return Kept(name) if value == name else Written(name, name)
+
+        return str(await self._change(IDENTITY, 0, choose))
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        value = (await self._read(table_key(entity_type))).value
+        return _stored(entity_type, value) if isinstance(value, TableValue) else None
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        session = self._open().session
+
+        def claim(table: TableValue | None) -> Written | Kept:
+            if table is None:
+                fresh = TableValue(epoch, layout, session, 0, {})
+                return Written(fresh, fresh)
+            if (table.epoch, table.layout, table.claimer) == (epoch, layout, session):
+                return Kept(table)
+            if table.epoch >= epoch:
+                return Kept(StaleEpoch(entity_type, epoch, table.epoch))
+            if table.layout != layout and table.homes:
+                return Kept(LayoutDiffers(entity_type, layout, table.layout))
+            claimed = table._replace(epoch=epoch, layout=layout, claimer=session)
+            return Written(claimed, claimed)
+
+        table = await self._change(table_key(entity_type), epoch, claim, RULER_PAUSE_S)
+        return _stored(entity_type, table)
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        session, change = self._open().session, HomesChange(op_id, homes)
+
+        def write(table: TableValue | None) -> Written | Kept:
+            if table is None:
+                return Kept(StaleEpoch(entity_type, epoch, 0))
+            if table.op == op_id:
+                return Kept()
+            if (table.epoch, table.claimer) != (epoch, session):
+                return Kept(StaleEpoch(entity_type, epoch, table.epoch))
+            return Written(changed(table, change), None, change)
+
+        await self._change(table_key(entity_type), epoch, write, RULER_PAUSE_S)
+
+    async def remove_table(self, entity_type: str) -> bool:
+        removal = secrets.randbits(SESSION_BITS) | 1
+
+        def remove(table: TableValue | None) -> Written | Kept:
+            if table is not None and table.op == removal:
+                return Kept(True)
+            if table is None or not table.homes:
+                return Kept(False)
+            return Written(table._replace(homes={}, op=removal), True)
+
+        return bool(await self._change(table_key(entity_type), 0, remove))
+
+    # ---- states
+
+    async def load_state(
+        self, entity_type: str, shard: str, entity_id: str, fence: int
+    ) -> bytes | None:
+        outcome = await self._do(state_key(entity_type, entity_id), LoadState(fence))
+        if isinstance(outcome, Outdated):
+            raise StaleFence(entity_type, entity_id, fence, outcome.stored)
+        assert isinstance(outcome, Done)
+        state = outcome.result
+        return state.data if isinstance(state, StateValue) else None
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
+        self._open()
+        if not saves:
+            return []
+        outcomes: list[Outcome | None] = [None] * len(saves)
+        left = len(saves)
+        all_settled: asyncio.Future[None] = self._loop.create_future()
+
+        def settle(place: int, outcome: Outcome) -> None:
+            nonlocal left
+            outcomes[place], left = outcome, left - 1
+            if not left and not all_settled.done():
+                all_settled.set_result(None)
+
+        for place, save in enumerate(saves):
+            key = state_key(save.entity_type, save.entity_id)
+            work = SaveState(save.fence, save.op_id, save.data, self._copies(len(self._addresses)))
+            self._submit(key, work, partial(settle, place))
+        self._arm()
+        await all_settled
+        if all(isinstance(outcome, Unanswered) for outcome in outcomes):
+            definite = all(isinstance(o, Unanswered) and not o.sent for o in outcomes)
+            raise self._unavailable(definite=definite)
+        return [self._saved(save, o) for save, o in zip(saves, outcomes, strict=True)]
+
+    def _saved(self, save: Save, outcome: Outcome | None) -> StoreError | None:
+        match outcome:
+            case Outdated(stored):
+                return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
+            case Unanswered(sent):
+                return self._unavailable(definite=not sent)
+            case _:
+                return None
+
+    async def read_states(self, entity_type: str, entity_ids: Sequence[str]) -> list[bytes | None]:
+        reads = (self._read(state_key(entity_type, entity_id)) for entity_id in entity_ids)
+        values = [reading.value for reading in await asyncio.gather(*reads)]
+        return [value.data if isinstance(value, StateValue) else None for value in values]
+
+    async def expire_states(
+        self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
+    ) -> list[str]:
+        expiry = secrets.randbits(SESSION_BITS) | 1
+
+        def expire(state: StateValue | None) -> Written | Kept:
+            if state is not None and state.data is None and state.expiry == expiry:
+                return Kept(True)
+            if state is None or state.data is None:
+                return Kept(False)
+            began = now if state.idle_since is None else min(now, state.idle_since)
+            if began <= since:
+                return Written(StateValue(state.op, None, None, expiry), True)
+            if state.idle_since == began:
+                return Kept(False)
+            return Written(state._replace(idle_since=began), False)
+
+        keys = [state_key(entity_type, entity_id) for entity_id in entity_ids]
+        removed = await asyncio.gather(*(self._change(key, 0, expire) for key in keys))
+        return [one for one, gone in zip(entity_ids, removed, strict=True) if gone]
+
+    # ---- lists
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        await self._change_list(entity_type, shard, ListChange(fence, tuple(entity_ids), ()))
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        await self._change_list(entity_type, shard, ListChange(fence, (), tuple(entity_ids)))
+
+    async def _change_list(self, entity_type: str, shard: str, change: ListChange) -> None:
+        fence = change.fence
+
+        def apply(value: ListValue | None) -> Written | Kept:
+            if value is not None and value.fence > fence:
+                return Kept(StaleFence(entity_type, shard, fence, value.fence))
+            after = changed(value, change)
+            return Kept() if after == value else Written(after, None, change)
+
+        await self._change(list_key(entity_type, shard), fence, apply)
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        value = (await self._read(list_key(entity_type, shard))).value
+        ids = value.entity_ids if isinstance(value, ListValue) else ()
+        page = sorted(one for one in ids if cursor is None or one > cursor)[:limit]
+        return page, page[-1] if len(page) == limit else None
+
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        shards, prefix = list[str](), list_key(entity_type, "")
+        for first in range(0, BUCKETS, BUCKETS_EACH):
+            scanned = await self._scan(range(first, first + BUCKETS_EACH), prefix)
+            for disks in scanned:
+                here = {key for disk in disks for key, _, there in disk.rows if there}
+                shards += [key.removeprefix(prefix) for key in sorted(here)]
+        return shards
+
+    # ---- scans
+
+    async def page_stored(
+        self, entity_type: str, prefix: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        """As the protocol says. The cursor is the number of a bucket."""
+        place = cursor or "0"
+        if not (place.isascii() and place.isdigit() and len(place) <= 4):
+            raise StoreError(f"{place!r:.60} is no cursor of this store")
+        first, page, start = int(place), list[str](), state_key(entity_type, "")
+        width = FIRST_BUCKETS if cursor is None else BUCKETS_EACH
+        buckets = range(first, min(first + width, BUCKETS))
+        for bucket, disks in zip(buckets, await self._scan(buckets, start + prefix), strict=True):
+            page += [key.removeprefix(start) for key in await self._there(disks)]
+            if len(page) >= limit and bucket + 1 < BUCKETS:
+                return page, str(bucket + 1)
+        return page, str(buckets.stop) if buckets.stop < BUCKETS else None
+
+    async def _there(self, disks: list[_Scanned]) -> list[str]:
+        """Return the keys of a bucket whose values are there; read those on which disks differ."""
+        rows: dict[str, list[tuple[Ballot, bool]]] = {}
+        for disk in disks:
+            for key, ballot, there in disk.rows:
+                rows.setdefault(key, []).append((ballot, there))
+        keys, doubtful = list[str](), list[str]()
+        for key, seen in rows.items():
+            if len(seen) == len(disks) and len(set(seen)) == 1:
+                keys += [key] if seen[0][1] else []
+            elif any(there for _, there in seen):
+                doubtful.append(key)
+        readings = await asyncio.gather(*map(self._read, doubtful))
+        for key, reading in zip(doubtful, readings, strict=True):
+            if isinstance(reading.value, StateValue) and reading.value.data is not None:
+                keys.append(key)
+        return sorted(keys)
+
+    async def _scan(self, buckets: range, prefix: str) -> list[list[_Scanned]]:
+        """Return the rows of each bucket, from a majority of disks.
+
+        Raises:
+            StoreUnavailable: too few replicas have answered in time.
+        """
+        proposer = self._open()
+        ring, number = proposer.ring, {bucket: next(self._scans) for bucket in buckets}
+        answers: dict[int, dict[int, _Scanned]] = {bucket: {} for bucket in buckets}
+        needed, complete = majority(ring.copies), self._loop.create_future()
+        missing = set(buckets)
+
+        def take(bucket: int, disk: int, rows: BucketRows) -> None:
+            answers[bucket][disk] = _Scanned(disk, rows.rows)
+            if len(answers[bucket]) >= needed:
+                missing.discard(bucket)
+            if not missing and not complete.done():
+                complete.set_result(None)
+
+        for bucket in buckets:
+            self._scanned[number[bucket]] = partial(take, bucket)
+        try:
+            async with asyncio.timeout(self._timeout):
+                while not complete.done():
+                    for bucket in missing:
+                        call = StoreCall(number[bucket], ring.number, ScanBucket(bucket, prefix))
+                        for disk in ring.disks:
+                            if disk not in answers[bucket]:
+                                self._links.send(disk, call)
+                    await asyncio.wait({complete}, timeout=SCAN_AGAIN_S)
+        except TimeoutError:
+            raise self._unavailable(definite=True) from None
+        finally:
+            for one in number.values():
+                self._scanned.pop(one, None)
+        return [list(answers[bucket].values()) for bucket in buckets]
+
+    # ---- leases
+
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+        reading, request = await self._read(lease_key(name)), secrets.randbits(SESSION_BITS) | 1
+        seen = reading.value if isinstance(reading.value, LeaseValue) else None
+        over = seen is not None and reading.age >= seen.time
+        free = seen is None or seen.owner is None
+        held = seen is not None and not free and reading.age < seen.time * TAKEOVER
+        if seen is not None and held and seen.owner != owner:
+            return None
+
+        def acquire(lease: LeaseValue | None) -> Written | Kept:
+            if lease is not None and lease.request == request:
+                return Kept(lease.counter)
+            if lease != seen:
+                mine = lease is not None and lease.owner == owner
+                return Kept(lease.counter if lease is not None and mine else None)
+            counter = 0 if lease is None else lease.counter
+            if lease is None or lease.owner != owner or over:
+                counter += 1
+            return Written(LeaseValue(owner, counter, 0, ttl, request), counter)
+
+        counter = await self._change(lease_key(name), 0, acquire)
+        return None if counter is None else Lease(name, owner, counter)
+
+    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        reading = await self._read(lease_key(lease.name))
+        if not _is_under(reading.value, lease) or reading.age >= reading.value.time:  # type: ignore[union-attr]
+            return False
+
+        def renew(value: LeaseValue | None) -> Written | Kept:
+            if value is None or not _is_under(value, lease):
+                return Kept(False)
+            return Written(value._replace(renewals=value.renewals + 1, time=ttl), True)
+
+        return bool(await self._change(lease_key(lease.name), 0, renew))
+
+    async def release_lease(self, lease: Lease) -> None:
+        def release(value: LeaseValue | None) -> Written | Kept:
+            if value is None or not _is_under(value, lease):
+                return Kept()
+            return Written(LeaseValue(None, value.counter, 0, 0.0, 0))
+
+        await self._change(lease_key(lease.name), 0, release)
+
+
+def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _stored(entity_type: str, table: TableValue) -> StoredTable:
+    rows = [(shard, *home) for shard, home in table.homes.items()]
+    return table_of(entity_type, table.epoch, table.layout, rows)
+
+
+def _is_under(value: Value, lease: Lease) -> bool:
+    return (
+        isinstance(value, LeaseValue)
+        and value.owner == lease.owner
+        and value.counter == lease.counter
+    )

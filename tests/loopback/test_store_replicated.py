@@ -1,0 +1,26 @@
+"""The suite for state stores on real replicas: three, with one away, and five with two away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from shardbus.testing.store_suite import StoreFactory, StoreSuite
+from tests.replicas import Replicas
+
+
+class TestReplicated(StoreSuite):
+    @pytest_asyncio.fixture(params=[(3, 0), (3, 1), (5, 2)], ids=["3", "3 less 1", "5 less 2"])
+    async def store_factory(
+        self, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> AsyncIterator[StoreFactory]:
+        count, away = request.param
+        replicas = Replicas(tmp_path, count)
+        replicas.start()
+        await replicas.serving()
+        replicas.stop(*range(away)) if away else None
+        yield replicas.store
+        replicas.stop()
