@@ -91,6 +91,7 @@ SIBLINGS = {
     ("shardbus.declaration", "shardbus.handlers"),
     ("shardbus.event_sourced", "shardbus.entity"),
     ("shardbus.handlers", "shardbus.entity"),
+    ("shardbus.store", "shardbus.transport"),
     ("shardbus.app", "shardbus.placement"),
     ("shardbus", "shardbus.app"),
     ("shardbus", "shardbus.entity"),

@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "node": ("node:app", "Start a node, or remove one from the cluster."),
         "cluster": ("show:cluster_app", "The cluster as a whole."),
         "config": ("config:app", "The settings of a node."),
+        "store": ("store:app", "The replicas of a store inside the cluster."),
         "keys": ("keys:app", "The secret of a cluster, and keys for its processes."),
     },
     "Send": {

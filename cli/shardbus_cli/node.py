@@ -21,6 +21,8 @@ from shardbus_cli.parameters import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from shardbus import ShardBus
     from shardbus.config.loading import Layer
     from shardbus.config.settings import Settings
@@ -88,12 +90,18 @@ def start(
     }
     layers = layers_of(file, node_flags.layers(given), assignments)
     settings = _settings(layers)
+    asked_url = settings.store.url
     _configure_log(settings)
     if workers:
         arguments = ["node", "start", *([named] if named else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
-        raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
+        words = ["--app", app_or_project(named)]
+        settings, beside = _with_replica(settings, words, workers=workers)
+        if settings.store.url != asked_url:
+            arguments += ["--set", f"store.url={settings.store.url}"]
+        with beside:
+            raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
     again = (rejoin.split(",") if rejoin else [], rejoin_turn)
     raise SystemExit(_load_and_run(app_or_project(named), layers, ready_fd, leash, *again))
 
@@ -195,24 +203,49 @@ def _run(
     if not settings.store.url:
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
+    settings, beside = _with_replica(settings, ["--cluster", bus.name], leash)
     open_store(settings.store.url, cluster=bus.name)  # an invalid URL is wrong usage
     console = Console()
     try:
-        return run_node(
-            bus,
-            settings,
-            partial(administer, origins=origins, log=recent_lines),
-            console,
-            ready_fd=ready_fd,
-            supervisor=leash,
-            rejoins_by=rejoins_by,
-            turn=turn,
-            start_anew=partial(start_anew, console),
-        )
+        with beside:
+            return run_node(
+                bus,
+                settings,
+                partial(administer, origins=origins, log=recent_lines),
+                console,
+                ready_fd=ready_fd,
+                supervisor=leash,
+                rejoins_by=rejoins_by,
+                turn=turn,
+                start_anew=partial(start_anew, console),
+            )
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
     finally:
         console.flush()
+
+
+def _with_replica(
+    settings: Settings,
+    cluster_words: list[str],
+    leash: SupervisorLink | None = None,
+    workers: int = 1,
+) -> tuple[Settings, AbstractContextManager[None]]:
+    """Return the settings with the addresses of all replicas, and the context in which the own one
+    runs. A worker has none: its unit has one for all workers."""
+    from contextlib import nullcontext
+
+    from shardbus.config.replicas import is_replicated, replica_plan
+    from shardbus_cli.replica_child import replica_beside, replica_words
+
+    if not is_replicated(settings.store.url) or leash is not None:
+        return settings, nullcontext()
+    plan = replica_plan(settings, workers)
+    store = replace(settings.store, url=plan.url, port=plan.port)
+    settings = replace(settings, store=store)
+    if plan.me is None:
+        return settings, nullcontext()
+    return settings, replica_beside(replica_words(settings, cluster_words))
 
 
 @app.command()

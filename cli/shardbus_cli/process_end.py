@@ -40,7 +40,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-LASTING = ("node", "dev")
+LASTING = ("node", "dev", "store")
 """Commands that run for long."""
 EARLY_S = 3.0
 END_S = 15.0

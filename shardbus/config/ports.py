@@ -24,4 +24,4 @@ def clash(ports: Iterable[tuple[str, int]]) -> tuple[str, str] | None:
 
 def flagged(setting: str) -> str:
     """Return a setting with its flag, for a hint."""
-    return f"{setting} ({FLAGS[setting]})"
+    return f"{setting} ({FLAGS[setting]})" if setting in FLAGS else setting

@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from shardbus.bounds import ID_CHARACTERS_MAX
 from shardbus.config.ports import PORT_MAX, clash, flagged
+from shardbus.config.replicas import PORTS_EACH, is_replicated
 from shardbus.config.seeds import parse_seeds
 from shardbus.config.settings import (
     ClusterSettings,
@@ -43,7 +44,7 @@ def check(settings: Settings) -> None:
     """
     node, cluster, http = settings.node, settings.cluster, settings.http
     detector, downing = cluster.failure_detector, cluster.downing
-    _check_ports(node, http)
+    _check_ports(node, http, settings.store)
     if len(node.zone) > ID_CHARACTERS_MAX or not node.zone.isprintable():
         raise ConfigError(
             f"node.zone is {node.zone!r:.60}, of {len(node.zone)} characters",
@@ -91,10 +92,12 @@ def check(settings: Settings) -> None:
         )
 
 
-def _check_ports(node: NodeSettings, http: HttpSettings) -> None:
+def _check_ports(node: NodeSettings, http: HttpSettings, store: StoreSettings) -> None:
     """Check that the ports of one node differ, as bound and as advertised."""
     gossip, by_default = "node.gossip_port", not node.gossip_port
     ports = {"node.port": node.port, gossip: node.gossip_port or node.port + 1}
+    if is_replicated(store.url):
+        ports["store.port"] = store.port or node.port + PORTS_EACH
     hosts = {_host_bound(node.host), _host_bound(http.host)}
     if len(hosts) == 1 or hosts & set(WILDCARDS):
         ports["http.port"] = http.port
@@ -103,8 +106,11 @@ def _check_ports(node: NodeSettings, http: HttpSettings) -> None:
             f"node.port is {node.port}, so there is no port + 1", hint=f"set {flagged(gossip)}"
         )
     if both := clash(ports.items()):
-        default = "the port of gossip, which is node.port + 1 by default,"
-        first, second = (default if name == gossip and by_default else name for name in both)
+        defaults = {
+            gossip: "the port of gossip, which is node.port + 1 by default," if by_default else "",
+            "store.port": "" if store.port else "store.port, which is node.port + 2 by default,",
+        }
+        first, second = (defaults.get(name) or name for name in both)
         raise ConfigError(
             f"{first} and {second} are both {ports[both[0]]}",
             hint=f"set {' or '.join(map(flagged, reversed(both)))} to another number",

@@ -129,7 +129,7 @@ async def store_answers(name: str, settings: Settings) -> bool:
     began_at = loop.time()
     while True:
         try:
-            await _ask_store(url, name, settings.store.timeout)
+            await _ask_store(url, name, settings)
         except StoreUnavailable as error:
             failures += 1
             pause = doubling(STORE_AGAIN_S, STORE_AGAIN_MAX_S, failures)
@@ -141,8 +141,14 @@ async def store_answers(name: str, settings: Settings) -> bool:
             return True
 
 
-async def _ask_store(url: str, name: str, timeout: float) -> None:
-    store = open_store(url, cluster=name, timeout=timeout, guard=True)
+async def _ask_store(url: str, name: str, settings: Settings) -> None:
+    store = open_store(
+        url,
+        cluster=name,
+        timeout=settings.store.timeout,
+        guard=True,
+        security=settings.security,
+    )
     try:
         await store.start()
         await store.identity()

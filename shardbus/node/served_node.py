@@ -75,7 +75,13 @@ class ServedNode:
         self.bus, self.settings = bus, settings
         url = settings.store.url or default_url(bus.name)
         self.store_url = mask_url(url)
-        store = open_store(url, cluster=bus.name, timeout=settings.store.timeout, guard=True)
+        store = open_store(
+            url,
+            cluster=bus.name,
+            timeout=settings.store.timeout,
+            guard=True,
+            security=settings.security,
+        )
         self.node = Node(bus.name, bus.types, settings, store, membership=membership)
         pages = administer(self.node)
         self._checks = pages["readyz"]

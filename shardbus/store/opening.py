@@ -8,6 +8,7 @@
 | `redis+sentinel://host:port,host:port[/db]?master=name` | the master that the sentinels name |
 | `redis+cluster://host:port,host:port` | a Redis Cluster, found through any of these nodes |
 | `postgresql://[user[:password]@]host[:port][,host...][/db]` | PostgreSQL, the server that writes |
+| `cluster://host:port,host:port,...` | the replicas that the cluster's nodes keep |
 
 `rediss+sentinel` and `rediss+cluster` use TLS. Any other scheme is looked up in the entry point
 group `shardbus.stores`; an entry is a callable `(url, *, cluster, timeout) -> StateStore`. The
@@ -22,6 +23,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from urllib.parse import quote
 
+from shardbus.config.replicas import SCHEME, replicas_of
+from shardbus.config.settings import SecuritySettings
 from shardbus.error_text import described
 from shardbus.errors import ConfigError
 from shardbus.store.guarded import GuardedStore
@@ -40,10 +43,17 @@ ENTRY_POINTS = "shardbus.stores"
 DURABILITIES = ("disk", "cache")
 
 
-def open_store(url: str, *, cluster: str, timeout: float = 2.0, guard: bool = False) -> StateStore:
+def open_store(
+    url: str,
+    *,
+    cluster: str,
+    timeout: float = 2.0,
+    guard: bool = False,
+    security: SecuritySettings | None = None,
+) -> StateStore:
     """Return the store that `url` names, not started yet. `timeout` bounds each of its calls, in
     seconds. With `guard`, as a node needs it, a plug-in is called in a thread, with a deadline
-    (`guarded`).
+    (`guarded`). `security`: the files of the keys with which replicas are reached.
 
     Raises:
         ConfigError: the scheme is unknown, or the URL is wrong.
@@ -63,6 +73,8 @@ def open_store(url: str, *, cluster: str, timeout: float = 2.0, guard: bool = Fa
         return _open_redis(url, cluster, timeout)
     if scheme in POSTGRES_SCHEMES:
         return _open_postgres(url, cluster, timeout)
+    if scheme == SCHEME:
+        return _open_replicated(url, cluster, timeout, security or SecuritySettings())
     store = _open_other(scheme, url, cluster, timeout)
     return GuardedStore(store, mask_url(url), timeout) if guard else store
 
@@ -108,6 +120,26 @@ def _open_postgres(url: str, cluster: str, timeout: float) -> StateStore:
     return PostgresStore(url, cluster, timeout=timeout)
 
 
+def _open_replicated(
+    url: str, cluster: str, timeout: float, security: SecuritySettings
+) -> StateStore:
+    from shardbus.store.replicated import ReplicatedStore
+    from shardbus.transport.zmq.curve import Keyring
+    from shardbus.transport.zmq.network import ZmqNetwork
+
+    addresses = replicas_of(url)
+    if not addresses:
+        raise ConfigError(
+            "store.url: cluster:// names no replica",
+            hint="a node takes them from node.seeds; elsewhere write cluster://host:port,...",
+        )
+
+    def network() -> ZmqNetwork:
+        return ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
+
+    return ReplicatedStore(url, cluster, addresses, network, timeout=timeout)
+
+
 def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:
     entry = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
     if entry is None:
@@ -135,5 +167,5 @@ def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateSto
 
 def _known() -> str:
     plugged = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
-    known = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES, *plugged)
+    known = ("memory", "sqlite", *REDIS_SCHEMES, *POSTGRES_SCHEMES, SCHEME, *plugged)
     return f"known schemes are {', '.join(known)}"

@@ -1,0 +1,191 @@
+"""`store serve` and `store status`: the replicas of `cluster://`.
+
+A node starts its replica by itself (`replica_child`). Alone, `store serve` runs one without a node:
+a witness, which makes three of two nodes.
+
+Source: docs/how-to/keep-state.md; docs/reference/cli.md; S2.32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import node_flags, output
+from shardbus_cli.app_and_cluster import NamedCluster
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.parameters import (
+    NODE_URL,
+    AppOfCluster,
+    Assignments,
+    ClusterName,
+    ConfigFile,
+    NodeUrl,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shardbus.config.settings import Settings
+    from shardbus.ids import Address
+    from shardbus.replica.run import ReplicaOptions
+    from shardbus.replica.server import ReplicaServer
+
+app = typer.Typer(help="The replicas of a store inside the cluster.", no_args_is_help=True)
+
+STATUS_S = 2.0
+"""Seconds for the replicas to answer."""
+COLUMNS = ("address", "state", "disk", "rows", "memory", "log", "starts", "waits for")
+
+
+@app.command()
+def serve(
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    host: node_flags.Host = None,
+    port: Annotated[
+        str | None, typer.Option(metavar="PORT", help="Port of the replica (store.port).")
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
+    ] = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
+) -> None:
+    """Run one replica until SIGTERM or Ctrl-C. A node runs its own by itself."""
+    from shardbus.config.loading import load, nested_at
+    from shardbus.config.validation import check_exposure
+    from shardbus.errors import ConfigError
+    from shardbus.node.supervisor_link import SupervisorLink
+    from shardbus.replica.run import run_replica
+    from shardbus_cli.config import layers_of
+    from shardbus_cli.line_writer import Console
+    from shardbus_cli.logs import configure
+
+    leash = SupervisorLink(leash_fd) if leash_fd is not None else None
+    if leash is not None:
+        leash.hold()
+    flags = node_flags.layers({"--host": host, "--store": store})
+    own = {"store.port": port, "store.path": path}
+    flags += [(f"--{key[6:]}", nested_at(key, value)) for key, value in own.items() if value]
+    settings = load(layers_of(file, flags, assignments))
+    check_exposure(settings)
+    options = _options(settings, NamedCluster(cluster, app, NODE_URL).name)
+    configure(settings.log.level, settings.log.format, node=f"replica {options.me}")
+    console = Console()
+
+    def on_start(server: ReplicaServer) -> None:
+        if leash is None:
+            console.note(f"shardbus: the replica {options.me} listens, in {options.path}")
+        else:
+            leash.report("listens", replica=str(options.me))
+
+    def stops(stop: Callable[[], None]) -> None:
+        if leash is not None:
+            leash.attach(_Stopped(stop))
+
+    try:
+        code = run_replica(options, on_start, stops)
+    except ConfigError as refused:
+        raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
+    finally:
+        console.flush()
+    raise SystemExit(code)
+
+
+class _Stopped:
+    """A replica at the end of a supervisor's link: whatever is commanded, it stops."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self.close = self.leave = self.stop = stop
+
+
+def _options(settings: Settings, cluster: str) -> ReplicaOptions:
+    from shardbus.config.replicas import URL, default_path, is_replicated, replica_plan
+    from shardbus.replica.run import ReplicaOptions
+
+    if not is_replicated(settings.store.url):
+        raise CommandFailure(
+            f"store.url is not {URL}, so it has no replicas",
+            "name them, as in --store cluster://10.0.0.1:7357,10.0.0.2:7357,10.0.0.3:7357",
+            code=ExitCode.USAGE,
+        )
+    plan = replica_plan(settings)
+    if plan.me is None:
+        raise CommandFailure(
+            f"this process is at port {plan.port}, and is none of the replicas {plan.url}",
+            "set --port, and --host or node.advertise, to the address of one of them",
+            code=ExitCode.USAGE,
+        )
+    store, node = settings.store, settings.node
+    return ReplicaOptions(
+        cluster=cluster,
+        me=plan.me,
+        peers=plan.peers,
+        host=node.host,
+        port=plan.port,
+        path=Path(store.path) if store.path else default_path(cluster, plan.port),
+        memory=store.memory,
+        log_bytes=store.log_bytes,
+        may_found=settings.cluster.new_cluster,
+        security=settings.security,
+    )
+
+
+@app.command()
+def status(
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the replicas: whether each serves, its rows, and its log."""
+    import asyncio
+
+    from shardbus.config.loading import load
+    from shardbus.config.replicas import replica_plan
+    from shardbus_cli.config import layers_of
+
+    settings = load(layers_of(file, node_flags.layers({"--store": store}), assignments))
+    name = NamedCluster(cluster, app, node).name
+    peers = replica_plan(settings).peers
+    found = asyncio.run(_ask(settings, name, peers))
+    if as_json:
+        output.data(json.dumps({"cluster": name, "replicas": [found[p] for p in peers]}))
+    else:
+        output.table(COLUMNS, [_row(found[peer]) for peer in peers])
+    if sum(one["state"] == "founded" for one in found.values()) * 2 <= len(peers):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+async def _ask(
+    settings: Settings, cluster: str, peers: tuple[Address, ...]
+) -> dict[Address, dict[str, Any]]:
+    from shardbus.store.replica_status import ask_replicas
+    from shardbus.transport.zmq.curve import Keyring
+    from shardbus.transport.zmq.network import ZmqNetwork
+
+    security = settings.security
+    network = ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
+    return await ask_replicas(network, cluster, peers, STATUS_S)
+
+
+def _row(facts: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "address": facts["address"],
+        "state": facts["state"],
+        "disk": facts.get("disk", ""),
+        "rows": facts.get("rows", ""),
+        "memory": facts.get("memory", ""),
+        "log": facts.get("log_bytes", ""),
+        "starts": facts.get("starts", ""),
+        "waits for": facts.get("waits_for", ""),
+    }
