@@ -1,0 +1,141 @@
+"""A store inside the cluster, as an operator starts it: three nodes with `cluster://`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from shardbus import ShardBusError
+from tests.ports import free_block
+from tests.process.nodes import NodeProcess, Processes
+from tests.waiting import until
+
+ACCOUNTS = [f"account-{n}" for n in range(20)]
+
+
+@pytest.fixture
+def store() -> str:
+    return "cluster://"
+
+
+class Trio:
+    """Three nodes, each with a replica, at places that stay the same."""
+
+    def __init__(self, lab: Processes) -> None:
+        self.lab, self.ports = lab, [free_block(4) for _ in range(3)]
+        self.nodes: dict[int, NodeProcess] = {}
+
+    def begin(self, *numbers: int) -> None:
+        """Start these nodes, all by default; does not wait."""
+        for number in numbers or range(3):
+            port = self.ports[number]
+            self.nodes[number] = self.lab.begin(
+                port=port,
+                seeds=[f"127.0.0.1:{each}" for each in self.ports],
+                settings=(
+                    f"node.gossip_port={port + 1}",
+                    f"store.path={self.lab.folder}/replica-{number}",
+                    "store.timeout=5s",
+                ),
+            )
+
+    async def agree(self) -> None:
+        """Wait until all that run see each other Up."""
+        await self.lab.agree(*(node for node in self.nodes.values() if node.running))
+
+    async def totals(self) -> dict[str, int]:
+        """The total of each account, as a client reads it."""
+        async with self.lab.client(*self.running) as client:
+            values = await asyncio.gather(*(client.call("account", a, "get") for a in ACCOUNTS))
+        return dict(zip(ACCOUNTS, values, strict=True))
+
+    @property
+    def running(self) -> list[NodeProcess]:
+        return [node for node in self.nodes.values() if node.running]
+
+
+@pytest.fixture
+def trio(lab: Processes) -> Trio:
+    return Trio(lab)
+
+
+async def add(trio: Trio, entity: str, acked: Counter[str], sent: Counter[str], times: int) -> None:
+    """Add 1 to an account, many times in a row. Counts what was sent, and what was answered."""
+    async with trio.lab.client(*trio.running, timeout=30.0) as client:
+        for _ in range(times):
+            sent[entity] += 1
+            with suppress(ShardBusError, TimeoutError):
+                await client.call("account", entity, "add", 1)
+                acked[entity] += 1
+
+
+def replica_processes(path: Path) -> list[int]:
+    """The processes of replicas whose disks are below this path."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"serve" in words and any(bytes(path) in word for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+async def test_no_acknowledged_save_is_lost_when_a_node_is_killed(trio: Trio) -> None:
+    trio.begin()
+    await trio.agree()
+    acked, sent = Counter[str](), Counter[str]()
+    adding = asyncio.gather(*(add(trio, entity, acked, sent, 30) for entity in ACCOUNTS))
+    await until(lambda: acked.total() > 100, "the first answers")
+    trio.nodes[2].kill()
+    await adding
+    totals = await trio.totals()
+    assert acked.total() > 300
+    for entity in ACCOUNTS:
+        assert acked[entity] <= totals[entity] <= sent[entity], entity
+
+
+async def test_a_full_stop_and_start_keeps_all(trio: Trio) -> None:
+    trio.begin()
+    await trio.agree()
+    acked, sent = Counter[str](), Counter[str]()
+    await asyncio.gather(*(add(trio, entity, acked, sent, 3) for entity in ACCOUNTS))
+    before = await trio.totals()
+    assert before == dict.fromkeys(ACCOUNTS, 3)
+    assert await asyncio.gather(*(node.terminate() for node in trio.running)) == [0, 0, 0]
+    assert replica_processes(trio.lab.folder) == []
+    trio.begin()
+    await trio.agree()
+    assert await trio.totals() == before
+
+
+async def test_a_replica_ends_with_its_node_and_comes_back_by_itself(trio: Trio) -> None:
+    trio.begin()
+    await trio.agree()
+    own = trio.lab.folder / "replica-0"
+    [replica] = replica_processes(own)
+    os.kill(replica, signal.SIGKILL)
+
+    def another() -> bool:
+        return replica_processes(own) not in ([], [replica])
+
+    await until(another, "another process of the replica")
+    trio.nodes[0].kill()
+    await until(lambda: replica_processes(own) == [], "the end of the replica")
+    acked, sent = Counter[str](), Counter[str]()
+    await add(trio, "account-1", acked, sent, 3)
+    assert acked["account-1"] == 3
+
+
+async def test_a_node_says_for_which_replicas_it_waits(trio: Trio) -> None:
+    trio.begin(0, 1)
+    third = f"127.0.0.1:{trio.ports[2] + 2}: it is not in sight"
+    await trio.nodes[1].says(third)
+    assert "ready: " not in trio.nodes[1].out.read_text()
+    trio.begin(2)
+    await trio.agree()
