@@ -431,6 +431,40 @@ class StoreSuite:
             await asyncio.wait([given_up])
             assert await store.load_state("counter", "7", "a", 1) == b"%d" % n
 
+    async def test_a_save_that_is_sent_again_after_a_newer_one_changes_nothing(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        """Its first answer was lost, and its owner has lost the entity meanwhile."""
+        late = [save("a", 1, b"late", 1)]
+        assert await store.save_states(late) == [None]
+        assert await other.load_state("counter", "7", "a", 2) == b"late"
+        assert await store.save_states(late) == [None], "it was applied before"
+        assert await other.save_states([save("a", 2, b"newer", 2)]) == [None]
+        for _ in range(3):
+            [refused] = await store.save_states(late)
+            assert isinstance(refused, StaleFence)
+        assert await store.read_states("counter", ["a"]) == [b"newer"]
+        assert await other.save_states([save("a", 2, None, 3)]) == [None]
+        [refused] = await store.save_states(late)
+        assert isinstance(refused, StaleFence)
+        assert await other.load_state("counter", "7", "a", 2) is None
+
+    async def test_late_repeats_beside_newer_saves_leave_the_newest(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        for n in range(1, 13):
+            late = [save("a", n, b"%d" % n, 10 * n)]
+            assert await store.save_states(late) == [None]
+            await other.load_state("counter", "7", "a", n + 1)
+            newer = [save("a", n + 1, b"newer %d" % n, 10 * n + 1)]
+            answers = await asyncio.gather(
+                store.save_states(late), other.save_states(newer), store.save_states(late)
+            )
+            assert answers[1] == [None]
+            for [answer] in (answers[0], answers[2]):
+                assert answer is None or isinstance(answer, StaleFence)
+            assert await other.load_state("counter", "7", "a", n + 1) == b"newer %d" % n
+
     async def test_a_cleared_state_keeps_its_fence(self, store: StateStore) -> None:
         assert await store.save_states([save("a", 5, b"x", 1), save("a", 5, None, 2)]) == [
             None,
