@@ -2,7 +2,7 @@
 
 Each step of the protocol is one operation on one key (`replication.proposer`), and this module is
 its driver: it sends the calls, hands in the answers, and wakes at the deadlines. The functions that
-change a value are those of the store in memory, on one value:
+change a value are in `replication.functions`:
 
     load_state                            LoadState, under the fence of the shard
     save_states                           SaveState, of all entities at once
@@ -15,8 +15,8 @@ change a value are those of the store in memory, on one value:
 **A refusal says: no effect from now on.** A save that was under way when another owner loaded may
 be in what that owner has read.
 
-**Leases.** Replicas count the time since they stored a lease; no clock is compared. A contender
-takes a lease over once it is `TAKEOVER` times as old as its time, so that clocks may run apart.
+**Leases.** Replicas count the time since they stored a lease; no clock is compared
+(`replication.functions`).
 
 A majority of replicas must answer. `start` waits for it as long as it takes, and the log says for
 whom; a later call has `timeout` seconds.
@@ -32,11 +32,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from shardbus.errors import LayoutDiffers, StaleEpoch, StaleFence, StoreError, StoreUnavailable
+from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address, NodeId
+from shardbus.replication import functions
 from shardbus.replication.messages import Ballot, BucketRows, ScanBucket
 from shardbus.replication.proposer import (
     RULER_PAUSE_S,
@@ -44,31 +45,25 @@ from shardbus.replication.proposer import (
     Done,
     Effect,
     Finished,
-    Kept,
     LoadState,
     Operation,
     Outcome,
     Outdated,
     Proposer,
-    Reading,
     ReadValue,
     RingFound,
     SaveState,
     SendCall,
     Unanswered,
-    Written,
 )
 from shardbus.replication.ring import ReplicaRing, StoreCall, StoreReply, majority
 from shardbus.replication.values import (
     BUCKETS,
-    HomesChange,
-    LeaseValue,
-    ListChange,
+    Function,
     ListValue,
+    Reading,
     StateValue,
     TableValue,
-    Value,
-    changed,
     lease_key,
     list_key,
     node_key,
@@ -82,8 +77,8 @@ from shardbus.transport.network import Network
 
 log = GuardedLog("shardbus.store")
 
-TAKEOVER = 1.1
-"""How many times its time a lease must be old before another owner takes it."""
+ATTEMPTS = 5
+"""How often a lease that changes meanwhile is read."""
 WAIT_LOG_S = 5.0
 FIRST_BUCKETS, BUCKETS_EACH = 16, 256
 """Buckets that a page scans at once, at first and at most."""
@@ -266,8 +261,8 @@ class ReplicatedStore:
         )
 
     async def _change(
-        self, key: str, fence: int, function: Callable[[Any], Written | Kept], patience: float = 0.0
-    ) -> Any:
+        self, key: str, fence: int, function: Function, patience: float = 0.0
+    ) -> object:
         """Change a value. Returns the result of the function, or raises it if it is an error."""
         outcome = await self._do(key, ChangeValue(fence, function, patience))
         assert isinstance(outcome, Done)
@@ -285,35 +280,17 @@ class ReplicatedStore:
     # ---- the store's identity, and tables
 
     async def identity(self, known: str = "") -> str:
-        fresh = new_identity()
-
-        def choose(value: Value) -> Written | Kept:
-            name = known or value or fresh
-            return Kept(name) if value == name else Written(name, name)
-
-        return str(await self._change(IDENTITY, 0, choose))
+        function = functions.identify(known, new_identity())
+        return str(await self._change(IDENTITY, 0, function))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         value = (await self._read(table_key(entity_type))).value
         return _stored(entity_type, value) if isinstance(value, TableValue) else None
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
-        session = self._open().session
-
-        def claim(table: TableValue | None) -> Written | Kept:
-            if table is None:
-                fresh = TableValue(epoch, layout, session, 0, {})
-                return Written(fresh, fresh)
-            if (table.epoch, table.layout, table.claimer) == (epoch, layout, session):
-                return Kept(table)
-            if table.epoch >= epoch:
-                return Kept(StaleEpoch(entity_type, epoch, table.epoch))
-            if table.layout != layout and table.homes:
-                return Kept(LayoutDiffers(entity_type, layout, table.layout))
-            claimed = table._replace(epoch=epoch, layout=layout, claimer=session)
-            return Written(claimed, claimed)
-
-        table = await self._change(table_key(entity_type), epoch, claim, RULER_PAUSE_S)
+        function = functions.claim(entity_type, epoch, layout, self._open().session)
+        table = await self._change(table_key(entity_type), epoch, function, RULER_PAUSE_S)
+        assert isinstance(table, TableValue)
         return _stored(entity_type, table)
 
     async def write_homes(
@@ -323,30 +300,12 @@ class ReplicatedStore:
         homes: Mapping[str, tuple[NodeId, int] | None],
         op_id: int,
     ) -> None:
-        session, change = self._open().session, HomesChange(op_id, homes)
-
-        def write(table: TableValue | None) -> Written | Kept:
-            if table is None:
-                return Kept(StaleEpoch(entity_type, epoch, 0))
-            if table.op == op_id:
-                return Kept()
-            if (table.epoch, table.claimer) != (epoch, session):
-                return Kept(StaleEpoch(entity_type, epoch, table.epoch))
-            return Written(changed(table, change), None, change)
-
-        await self._change(table_key(entity_type), epoch, write, RULER_PAUSE_S)
+        function = functions.write_homes(entity_type, epoch, self._open().session, homes, op_id)
+        await self._change(table_key(entity_type), epoch, function, RULER_PAUSE_S)
 
     async def remove_table(self, entity_type: str) -> bool:
-        removal = secrets.randbits(SESSION_BITS) | 1
-
-        def remove(table: TableValue | None) -> Written | Kept:
-            if table is not None and table.op == removal:
-                return Kept(True)
-            if table is None or not table.homes:
-                return Kept(False)
-            return Written(table._replace(homes={}, op=removal), True)
-
-        return bool(await self._change(table_key(entity_type), 0, remove))
+        function = functions.remove_homes(_new_id())
+        return bool(await self._change(table_key(entity_type), 0, function))
 
     # ---- states
 
@@ -402,22 +361,9 @@ class ReplicatedStore:
     async def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
     ) -> list[str]:
-        expiry = secrets.randbits(SESSION_BITS) | 1
-
-        def expire(state: StateValue | None) -> Written | Kept:
-            if state is not None and state.data is None and state.expiry == expiry:
-                return Kept(True)
-            if state is None or state.data is None:
-                return Kept(False)
-            began = now if state.idle_since is None else min(now, state.idle_since)
-            if began <= since:
-                return Written(StateValue(state.op, None, None, expiry), True)
-            if state.idle_since == began:
-                return Kept(False)
-            return Written(state._replace(idle_since=began), False)
-
+        function = functions.expire(now, since, _new_id())
         keys = [state_key(entity_type, entity_id) for entity_id in entity_ids]
-        removed = await asyncio.gather(*(self._change(key, 0, expire) for key in keys))
+        removed = await asyncio.gather(*(self._change(key, 0, function) for key in keys))
         return [one for one, gone in zip(entity_ids, removed, strict=True) if gone]
 
     # ---- lists
@@ -425,23 +371,14 @@ class ReplicatedStore:
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        await self._change_list(entity_type, shard, ListChange(fence, tuple(entity_ids), ()))
+        function = functions.change_list(entity_type, shard, entity_ids, (), fence)
+        await self._change(list_key(entity_type, shard), fence, function)
 
     async def remove_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        await self._change_list(entity_type, shard, ListChange(fence, (), tuple(entity_ids)))
-
-    async def _change_list(self, entity_type: str, shard: str, change: ListChange) -> None:
-        fence = change.fence
-
-        def apply(value: ListValue | None) -> Written | Kept:
-            if value is not None and value.fence > fence:
-                return Kept(StaleFence(entity_type, shard, fence, value.fence))
-            after = changed(value, change)
-            return Kept() if after == value else Written(after, None, change)
-
-        await self._change(list_key(entity_type, shard), fence, apply)
+        function = functions.change_list(entity_type, shard, (), entity_ids, fence)
+        await self._change(list_key(entity_type, shard), fence, function)
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
@@ -536,47 +473,29 @@ class ReplicatedStore:
     # ---- leases
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
-        reading, request = await self._read(lease_key(name)), secrets.randbits(SESSION_BITS) | 1
-        seen = reading.value if isinstance(reading.value, LeaseValue) else None
-        over = seen is not None and reading.age >= seen.time
-        free = seen is None or seen.owner is None
-        held = seen is not None and not free and reading.age < seen.time * TAKEOVER
-        if seen is not None and held and seen.owner != owner:
-            return None
-
-        def acquire(lease: LeaseValue | None) -> Written | Kept:
-            if lease is not None and lease.request == request:
-                return Kept(lease.counter)
-            if lease != seen:
-                mine = lease is not None and lease.owner == owner
-                return Kept(lease.counter if lease is not None and mine else None)
-            counter = 0 if lease is None else lease.counter
-            if lease is None or lease.owner != owner or over:
-                counter += 1
-            return Written(LeaseValue(owner, counter, 0, ttl, request), counter)
-
-        counter = await self._change(lease_key(name), 0, acquire)
-        return None if counter is None else Lease(name, owner, counter)
+        key = lease_key(name)
+        for _ in range(ATTEMPTS):
+            function = functions.acquire(owner, ttl, await self._read(key), _new_id())
+            if function is None:
+                return None
+            counter = await self._change(key, 0, function)
+            if isinstance(counter, int):
+                return Lease(name, owner, counter)
+        return None  # others take it and free it meanwhile
 
     async def renew_lease(self, lease: Lease, ttl: float) -> bool:
-        reading = await self._read(lease_key(lease.name))
-        if not _is_under(reading.value, lease) or reading.age >= reading.value.time:  # type: ignore[union-attr]
-            return False
-
-        def renew(value: LeaseValue | None) -> Written | Kept:
-            if value is None or not _is_under(value, lease):
-                return Kept(False)
-            return Written(value._replace(renewals=value.renewals + 1, time=ttl), True)
-
-        return bool(await self._change(lease_key(lease.name), 0, renew))
+        key = lease_key(lease.name)
+        function = functions.renew(lease.owner, lease.counter, ttl, await self._read(key))
+        return bool(await self._change(key, 0, function))
 
     async def release_lease(self, lease: Lease) -> None:
-        def release(value: LeaseValue | None) -> Written | Kept:
-            if value is None or not _is_under(value, lease):
-                return Kept()
-            return Written(LeaseValue(None, value.counter, 0, 0.0, 0))
+        function = functions.release(lease.owner, lease.counter)
+        await self._change(lease_key(lease.name), 0, function)
 
-        await self._change(lease_key(lease.name), 0, release)
+
+def _new_id() -> int:
+    """Return a random id of an operation; never 0."""
+    return secrets.randbits(SESSION_BITS) | 1
 
 
 def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
@@ -587,11 +506,3 @@ def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
 def _stored(entity_type: str, table: TableValue) -> StoredTable:
     rows = [(shard, *home) for shard, home in table.homes.items()]
     return table_of(entity_type, table.epoch, table.layout, rows)
-
-
-def _is_under(value: Value, lease: Lease) -> bool:
-    return (
-        isinstance(value, LeaseValue)
-        and value.owner == lease.owner
-        and value.counter == lease.counter
-    )

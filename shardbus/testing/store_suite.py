@@ -308,7 +308,7 @@ class StoreSuite:
     async def test_a_lease_that_ran_out_is_not_renewed_but_acquired_anew(
         self, store: StateStore, pass_time: Callable[[float], None]
     ) -> None:
-        first = await store.acquire_lease("sbr", "a", 3600.0)
+        first = await store.acquire_lease("sbr", "a", 0.2)
         assert first is not None
 
         async def lost() -> bool:
