@@ -1,8 +1,9 @@
 """The replica of a node or a unit, as a process beside it.
 
-It starts before the node and ends after it. A socket connects both: when the node ends, however it
-does, the socket closes, and the replica ends within a moment. A replica that ends by itself is
-started again after a pause, which doubles.
+It starts before the node and ends after it: when the node has left, the replica stays while others
+need it (`shardbus.replica.run`), and this process waits for it; a signal ends both. A socket
+connects them: if this process ends, however it does, the socket closes, and the replica ends within
+a moment. A replica that ends by itself is started again after a pause, which doubles.
 
 Source: docs/reference/cli.md; S2.31.
 """
@@ -10,7 +11,6 @@ Source: docs/reference/cli.md; S2.31.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +30,8 @@ log = GuardedLog("shardbus.store")
 
 END_S = 3.0
 """Seconds in which a replica ends; then it is killed."""
+LINGER_S = 60.0
+"""Seconds, at most, for which a replica stays because others need it."""
 PAUSE_MAX_S = 10.0
 CODE = "from shardbus_cli.main import main; main()"
 SHARED = ("node", "store", "security", "log")
@@ -83,15 +85,18 @@ class ReplicaChild:
     def stop(self) -> None:
         """End the process; kill it if it does not end in time."""
         self._ended.set()
-        if self._link is not None:
-            self._link.close()
-        process = self._process
-        if process is not None:
-            try:
-                process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+        process, link = self._process, self._link
+        assert process is not None
+        assert link is not None
+        with suppress(OSError):
+            link.sendall(b"close\n")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LINGER_S + END_S)
+        link.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        with suppress(ProcessLookupError):
+            process.kill()
         self._thread.join(1.0)
 
     def _spawn(self) -> None:

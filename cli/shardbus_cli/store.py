@@ -85,7 +85,7 @@ def serve(
         else:
             leash.report("listens", replica=str(options.me))
 
-    def stops(stop: Callable[[], None]) -> None:
+    def stops(stop: Callable[[bool], None]) -> None:
         if leash is not None:
             leash.attach(_Stopped(stop))
 
@@ -99,10 +99,20 @@ def serve(
 
 
 class _Stopped:
-    """A replica at the end of a supervisor's link: whatever is commanded, it stops."""
+    """A replica at the end of its node's link. `close` is the word of a node that has left: the
+    replica stays while others need it. The end of the link stops it at once."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self.close = self.leave = self.stop = stop
+    def __init__(self, stop: Callable[[bool], None]) -> None:
+        self._stop = stop
+
+    def close(self) -> None:
+        self._stop(True)
+
+    def leave(self) -> None:
+        self._stop(False)
+
+    def stop(self) -> None:
+        self._stop(False)
 
 
 def _options(settings: Settings, cluster: str) -> ReplicaOptions:

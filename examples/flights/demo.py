@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from examples.flights.app import Aircraft, FlightLog
-from examples.flights.nodes import Node, Nodes
+from examples.flights.nodes import INSIDE, Node, Nodes
 from examples.flights.outage import one_per_shard, percentile, until_answered
 from examples.flights.replay import SIDE_BY_SIDE, Replay, insist, paced
 from examples.flights.rows import Row, read, straight
@@ -56,8 +56,8 @@ class Demo:
     async def run(self) -> bool:
         """Run the demo. Returns True if the figures of the cluster equal those of the file."""
         self.screen.say(f"{len(self.rows):,} rows, {len(self.file):,} aircraft; three nodes start")
-        for _ in range(3):
-            await self._add()
+        for node in await self.nodes.add_first(3):
+            self._say_up(node)
         addresses = [f"tcp://{node.address}" for node in self.nodes]
         async with AsyncClient(*addresses, cluster=CLUSTER) as self.client:
             if not self.own_store:
@@ -70,13 +70,17 @@ class Demo:
         self.screen.shard_table()
         equal = self.screen.figures(logs, self.file)
         codes = await self.nodes.leave()
-        self.screen.say(f"the nodes left one after the other, exit codes {codes}")
+        how = "together" if self.nodes.inside else "one after the other"
+        self.screen.say(f"the nodes left {how}, exit codes {codes}")
         return equal and not any(codes)
 
     async def _add(self) -> Node:
         node = await self.nodes.add()
-        self.screen.say(f"{node.name} is up: {node.address}, http://127.0.0.1:{node.http_port}")
+        self._say_up(node)
         return node
+
+    def _say_up(self, node: Node) -> None:
+        self.screen.say(f"{node.name} is up: {node.address}, http://127.0.0.1:{node.http_port}")
 
     # ---- the stream
 
@@ -172,10 +176,11 @@ async def run(store: str, rate: float, folder: Path) -> bool:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    own = store in ("", INSIDE)
     nodes = Nodes(folder, store or f"sqlite:///{folder}/flights.db", CLUSTER)
     try:
         async with asyncio.timeout(WHOLE_DEMO_S):
-            return await Demo(Screen(), nodes, list(read()), rate, own_store=not store).run()
+            return await Demo(Screen(), nodes, list(read()), rate, own_store=own).run()
     finally:
         await nodes.kill()
 
@@ -190,7 +195,11 @@ def reasons(failed: BaseException) -> list[str]:
 def main() -> int:
     """Run the demo from the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="demo", description="Flights through a changing cluster.")
-    parser.add_argument("--store", default="", help="URL of a store; a SQLite file by default")
+    parser.add_argument(
+        "--store",
+        default="",
+        help="URL of a store, cluster:// for one of the nodes; a SQLite file by default",
+    )
     parser.add_argument("--rate", type=float, default=RATE, help="rows per second, 0: no limit")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))

@@ -56,14 +56,20 @@ def _is_free(port: int) -> bool:
         return True
 
 
-class Node:
-    """One node process. `name` is its name in the demo's output."""
+INSIDE = "cluster://"
+"""The store that the nodes keep themselves, each of the first with a replica."""
 
-    def __init__(self, name: str, log: Path) -> None:
-        self.name, self.log = name, log
-        self.port, _, self.http_port = free_ports(3)
+
+class Node:
+    """One node process. `name` is its name in the demo's output. If it keeps a replica of the
+    store, that one listens at `store_port`, and has its disk in `replica`."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        file = name.replace(" ", "-")
+        self.name, self.log, self.replica = name, folder / f"{file}.log", folder / f"{file}-replica"
+        self.port, _, self.http_port, self.store_port = free_ports(4)
         self.address = f"127.0.0.1:{self.port}"
-        self.process: asyncio.subprocess.Process
+        self.process: asyncio.subprocess.Process | None = None
 
     async def start(self, store: str, seeds: list[str], cluster: str) -> None:
         """Start the node and return once it is Up.
@@ -73,29 +79,34 @@ class Node:
         """
         arguments = ["node", "start", "examples.flights:bus", "--store", store]
         arguments += ["--port", str(self.port), "--http-port", str(self.http_port)]
+        if store.startswith(INSIDE):
+            arguments += ["--set", f"store.port={self.store_port}"]
+            arguments += ["--set", f"store.path={self.replica}"]
         for seed in seeds:
             arguments += ["--seed", seed]
         with self.log.open("ab") as log:
-            self.process = await dying_with_us(
+            self.process = process = await dying_with_us(
                 COMMAND, *arguments, cluster=cluster, stdout=asyncio.subprocess.PIPE, stderr=log
             )
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                assert self.process.stdout is not None
-                line = await self.process.stdout.readline()
+                assert process.stdout is not None
+                line = await process.stdout.readline()
         except TimeoutError:
             raise DemoFailed(f"{self.name} is not up after {READY_WITHIN_S:g} s") from None
         if not line.startswith(b"ready:"):
-            code = await self.process.wait()
+            code = await process.wait()
             raise DemoFailed(f"{self.name} ended with exit code {code}")
 
     @property
     def runs(self) -> bool:
-        """True if the process has not ended."""
-        return self.process.returncode is None
+        """True if the process was started and has not ended."""
+        return self.process is not None and self.process.returncode is None
 
     async def kill(self) -> None:
         """Kill the process with SIGKILL; return when it has ended."""
+        if self.process is None:
+            return
         if self.runs:
             self.process.kill()
         await self.process.wait()
@@ -106,6 +117,7 @@ class Node:
         Raises:
             DemoFailed: the node took too long, and was killed.
         """
+        assert self.process is not None
         if self.runs:
             self.process.terminate()
         try:
@@ -137,10 +149,30 @@ class Nodes:
         """Return the running nodes."""
         return (node for node in self.started if node.runs)
 
+    @property
+    def inside(self) -> bool:
+        """True if the nodes keep the store themselves."""
+        return self.store.startswith(INSIDE)
+
+    async def add_first(self, count: int) -> list[Node]:
+        """Start the first nodes. A store that they keep themselves needs all of them at once."""
+        if self.store != INSIDE:
+            return [await self.add() for _ in range(count)]
+        nodes = [Node(f"node {n + 1}", self.folder) for n in range(count)]
+        self.store += ",".join(f"127.0.0.1:{node.store_port}" for node in nodes)
+        self.started += nodes
+        first = [nodes[0].address]
+        await asyncio.gather(
+            *(
+                node.start(self.store, first if node.address not in first else [], self.cluster)
+                for node in nodes
+            )
+        )
+        return nodes
+
     async def add(self) -> Node:
         """Start one more node, which joins the running ones."""
-        name = f"node {len(self.started) + 1}"
-        node = Node(name, self.folder / f"{name.replace(' ', '-')}.log")
+        node = Node(f"node {len(self.started) + 1}", self.folder)
         seeds = [other.address for other in self]
         await node.start(self.store, seeds, self.cluster)
         self.started.append(node)
@@ -165,8 +197,12 @@ class Nodes:
         return hosted
 
     async def leave(self) -> list[int]:
-        """Let all nodes leave, the youngest first. Returns their exit codes."""
-        return [await node.leave() for node in reversed(list(self))]
+        """Let all nodes leave, the youngest first. Returns their exit codes. If they keep the store
+        themselves, they leave together: the last ones could not save alone."""
+        nodes = list(reversed(list(self)))
+        if self.inside:
+            return await asyncio.gather(*(node.leave() for node in nodes))
+        return [await node.leave() for node in nodes]
 
     async def kill(self) -> None:
         """Kill every process that still runs."""

@@ -2,7 +2,8 @@
 
 SIGTERM, SIGINT, and the end of the node or unit that started the process end it, after the turn
 that is being written; `END_S` later it ends at once. What it has not answered is then as after a
-crash. SIGHUP reads the file of the cluster's secret again.
+crash. If the node has left in order, the replica stays while other nodes need it, for `LINGER_S` at
+most. SIGHUP reads the file of the cluster's secret again.
 
 Source: docs/reference/cli.md; S2.31.
 """
@@ -34,6 +35,7 @@ log = GuardedLog("shardbus.store")
 
 OK, FAILED = 0, 1
 END_S = 2.0
+LINGER_S, LINGER_LOOK_S = 60.0, 0.1
 LOCK_S, LOCK_PAUSE_S = 5.0, 0.1
 """For the last process of this directory to end."""
 GC_THRESHOLDS = (50_000, 20, 50)
@@ -60,13 +62,14 @@ class ReplicaOptions:
 def run_replica(
     options: ReplicaOptions,
     on_start: Callable[[ReplicaServer], None],
-    stops: Callable[[Callable[[], None]], None] = lambda stop: None,
+    stops: Callable[[Callable[[bool], None]], None] = lambda stop: None,
 ) -> int:
     """Run a replica until it is stopped or its disk fails. Returns the exit code.
 
     Args:
         on_start: called once the replica listens.
-        stops: called with a function that stops the replica, from any thread.
+        stops: called with a function that stops the replica, from any thread: with True once no
+            store needs it, with False at once.
 
     Raises:
         ConfigError: the directory or the port cannot be used.
@@ -116,9 +119,9 @@ async def _serve(
     options: ReplicaOptions,
     failures: list[str],
     on_start: Callable[[ReplicaServer], None],
-    stops: Callable[[Callable[[], None]], None],
+    stops: Callable[[Callable[[bool], None]], None],
 ) -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop, stop, leave = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if keyring is not None:
@@ -126,24 +129,39 @@ async def _serve(
     network.open(loop)
     try:
         server.start(options.host, options.port)
-        stops(partial(_stop_from_thread, loop, stop))
+        stops(partial(_stop_from_thread, loop, stop, leave))
         on_start(server)
-        while not (stop.is_set() or failures):
-            try:
-                async with asyncio.timeout(0.5):
-                    await stop.wait()
-            except TimeoutError:
-                continue
+        await _ends(server, failures, stop, leave)
         _end_within(FAILED if failures else OK)
         server.close()
     finally:
         network.close()
 
 
-def _stop_from_thread(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    _end_within(OK)
+async def _ends(
+    server: ReplicaServer, failures: list[str], stop: asyncio.Event, leave: asyncio.Event
+) -> None:
+    """Wait until the replica is stopped, has failed, or is not needed any more."""
+    loop, until = asyncio.get_running_loop(), 0.0
+    while not (stop.is_set() or failures):
+        if leave.is_set():
+            until = until or loop.time() + LINGER_S
+            if loop.time() > until or not server.lingers():
+                return
+        try:
+            async with asyncio.timeout(LINGER_LOOK_S):
+                await stop.wait()
+        except TimeoutError:
+            continue
+
+
+def _stop_from_thread(
+    loop: asyncio.AbstractEventLoop, stop: asyncio.Event, leave: asyncio.Event, lingers: bool
+) -> None:
+    if not lingers:
+        _end_within(OK)
     try:
-        loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe((leave if lingers else stop).set)
     except RuntimeError:  # the loop has ended
         return
 

@@ -16,6 +16,10 @@ written as the whole row, because the row that it is a change of goes with the o
 **Memory.** Rows are in memory, as many as fit into `memory` bytes. Beyond that, a request that
 makes a row, or one longer, is refused as `full`; all others are served.
 
+**The end.** A replica whose node has left stays while the others need it: as long as a store uses
+it, and the replicas that are in reach are no majority without it. So the last nodes of a cluster
+that stops can save what they have. `lingers` says so; whoever stops the replica bounds it.
+
 **Failure.** After a write or a sync that failed, nothing of that turn is answered, and the process
 ends: what it has in memory is not what its disk has.
 
@@ -54,6 +58,7 @@ from shardbus.replication.messages import (
     Yes,
 )
 from shardbus.replication.registers import Registers
+from shardbus.replication.ring import majority
 from shardbus.replication.values import StateValue, Value
 from shardbus.transport.network import Connection, Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
@@ -151,6 +156,10 @@ class ReplicaServer:
         self._threads = ThreadPoolExecutor(1, "shardbus-disk")
         self._listener: Listener
         self._links: dict[Address, Connection] = {}
+        self._up: set[Address] = set()
+        """Other replicas that are in reach."""
+        self._stores: set[bytes] = set()
+        """Connections of store objects that have not ended, as far as is known."""
         self._timer: asyncio.TimerHandle | None = None
         self._waited_since = 0.0
         self._loop: asyncio.AbstractEventLoop
@@ -204,8 +213,8 @@ class ReplicaServer:
                 self._links[peer] = self._network.connect(
                     peer,
                     self._on_peer_frame,
-                    partial(self._report_to, peer),
-                    partial(self._founding.on_silent, peer),
+                    partial(self._on_up, peer),
+                    partial(self._on_down, peer),
                 )
         self._tick()
 
@@ -257,8 +266,10 @@ class ReplicaServer:
                 case ReplicaFrame.REPORT:
                     self._on_report(decode_report(body), partial(self._answer_report, connection))
                 case ReplicaFrame.HELLO:
-                    welcome = WelcomeBody(self._disk.id, self._stored.ring, self.waits_for)
-                    self._send(connection, ReplicaFrame.WELCOME, encode_welcome(welcome))
+                    self._stores.add(connection)
+                    self._welcome(connection)
+                case ReplicaFrame.GOODBYE:
+                    self._stores.discard(connection)
                 case ReplicaFrame.ASK:
                     body = msgspec.json.encode(self.status())
                     self._send(connection, ReplicaFrame.STATUS, body)
@@ -308,6 +319,18 @@ class ReplicaServer:
     def _refuse(self, connection: bytes, why: str) -> None:
         self._send(connection, ReplicaFrame.REFUSED, why.encode())
 
+    def _welcome(self, connection: bytes) -> None:
+        welcome = WelcomeBody(self._disk.id, self._stored.ring, self.waits_for)
+        self._send(connection, ReplicaFrame.WELCOME, encode_welcome(welcome))
+
+    def lingers(self) -> bool:
+        """True if stores still need this replica. Notices stores that ended without a word."""
+        if not self.serves or len(self._up) >= majority(len(self._peers)):
+            return False
+        for connection in list(self._stores):
+            self._welcome(connection)
+        return bool(self._stores)
+
     def _drop(self, why: str) -> None:
         self.counts[why] += 1
 
@@ -315,6 +338,8 @@ class ReplicaServer:
         sent = self._listener.send(
             connection, encode_head(kind, self._mark, self._stored.ring.number), body
         )
+        if sent is SendResult.UNROUTABLE:
+            self._stores.discard(connection)
         if sent is not SendResult.TAKEN:
             self._drop("peer gone" if sent is SendResult.UNROUTABLE else "peer does not read")
 
@@ -461,6 +486,14 @@ class ReplicaServer:
 
     def _answer_report(self, connection: bytes) -> None:
         self._send(connection, ReplicaFrame.REPORT, self._report_body(answers=True))
+
+    def _on_up(self, peer: Address) -> None:
+        self._up.add(peer)
+        self._report_to(peer)
+
+    def _on_down(self, peer: Address) -> None:
+        self._up.discard(peer)
+        self._founding.on_silent(peer)
 
     def _report_to(self, peer: Address) -> None:
         if (link := self._links.get(peer)) is not None:

@@ -112,7 +112,10 @@ class ReplicaLinks:
         """Close all connections."""
         if self._timer is not None:
             self._timer.cancel()
+        goodbye = encode_head(ReplicaFrame.GOODBYE, self._mark)
         for link in self.links.values():
+            if link.up:
+                link.connection.send(goodbye, b"")
             link.connection.close()
         self._network.close()
 

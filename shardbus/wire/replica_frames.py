@@ -13,6 +13,7 @@ store object makes one request at a time on a key.
     REPORT   what the disk is              a replica to another, and as the answer to it
     HELLO    nothing                       a store object
     WELCOME  the disk and its ring         a replica, as the answer to it
+    GOODBYE  nothing                       a store object that ends
     ASK      nothing                       a command
     STATUS   a map of facts                a replica, as the answer to it
 
@@ -81,6 +82,7 @@ class ReplicaFrame(IntEnum):
     STATUS = 6
     HELLO = 7
     WELCOME = 8
+    GOODBYE = 9
 
 
 _KINDS = frozenset(map(int, ReplicaFrame))
