@@ -90,18 +90,12 @@ def start(
     }
     layers = layers_of(file, node_flags.layers(given), assignments)
     settings = _settings(layers)
-    asked_url = settings.store.url
     _configure_log(settings)
     if workers:
         arguments = ["node", "start", *([named] if named else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
-        words = ["--app", app_or_project(named)]
-        settings, beside = _with_replica(settings, words, workers=workers)
-        if settings.store.url != asked_url:
-            arguments += ["--set", f"store.url={settings.store.url}"]
-        with beside:
-            raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
+        raise SystemExit(_run_unit(settings, workers, arguments, ready_fd, named))
     again = (rejoin.split(",") if rejoin else [], rejoin_turn)
     raise SystemExit(_load_and_run(app_or_project(named), layers, ready_fd, leash, *again))
 
@@ -124,6 +118,22 @@ def _leash(fd: int | None) -> SupervisorLink | None:
     leash = SupervisorLink(fd)
     leash.hold()
     return leash
+
+
+def _run_unit(
+    settings: Settings, workers: int, arguments: list[str], ready_fd: int | None, app: str | None
+) -> int:
+    """Run workers, and beside them the replica of the unit if the store is inside the cluster."""
+    from shardbus.config.replicas import is_replicated
+    from shardbus_cli.app_and_cluster import app_or_project
+
+    if not is_replicated(settings.store.url):
+        return _supervise(settings, workers, arguments, ready_fd)
+    words = ["--app", app_or_project(app)]
+    settings, beside = _with_replica(settings, words, workers=workers)
+    arguments += ["--set", f"store.url={settings.store.url}"]
+    with beside:
+        return _supervise(settings, workers, arguments, ready_fd)
 
 
 def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd: int | None) -> int:

@@ -18,7 +18,7 @@ makes a row, or one longer, is refused as `full`; all others are served.
 
 **The end.** A replica whose node has left stays while the others need it: as long as a store uses
 it, and the replicas that are in reach are no majority without it. So the last nodes of a cluster
-that stops can save what they have. `lingers` says so; whoever stops the replica bounds it.
+that stops can save what they have. `lingers` says so; its caller bounds it.
 
 **Failure.** After a write or a sync that failed, nothing of that turn is answered, and the process
 ends: what it has in memory is not what its disk has.
@@ -38,10 +38,12 @@ from functools import partial
 
 import msgspec
 
+from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
-from shardbus.replication.founding import DiskReport, Founding, FoundingState
+from shardbus.replica.peers import ReplicaPeers
+from shardbus.replication.founding import Founding, FoundingState
 from shardbus.replication.messages import (
     ZERO,
     AcceptValue,
@@ -58,24 +60,20 @@ from shardbus.replication.messages import (
     Yes,
 )
 from shardbus.replication.registers import Registers
-from shardbus.replication.ring import majority
 from shardbus.replication.values import StateValue, Value
-from shardbus.transport.network import Connection, Listener, Network, SendResult
+from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.wire.replica_frames import (
     DiskState,
     LogTurn,
     ReplicaFrame,
-    ReportBody,
     WelcomeBody,
     cluster_mark,
     decode_call,
     decode_head,
-    decode_report,
     decode_turn,
     encode_head,
     encode_reply,
-    encode_report,
     encode_turn,
     encode_welcome,
 )
@@ -90,8 +88,6 @@ REPLY_BYTES = 4 * 2**20
 """Bytes of states after which a further frame is begun."""
 WAITING_MAX = 100_000
 """Answers that wait for a sync, above which further calls are dropped."""
-REPORT_S, FOUNDED_REPORT_S = 0.5, 5.0
-WAIT_LOG_S = 10.0
 
 
 @dataclass(slots=True)
@@ -139,7 +135,7 @@ class ReplicaServer:
         on_failed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = suspend_clock,
     ) -> None:
-        self.me, self._peers, self._disk, self._network = me, tuple(peers), disk, network
+        self.me, self.addresses, self._disk, self._network = me, tuple(peers), disk, network
         self._mark, self._memory, self._may_found = cluster_mark(cluster), memory, may_found
         self._admits, self._on_failed, self._clock = admits, on_failed, clock
         self.registers = Registers()
@@ -155,13 +151,9 @@ class ReplicaServer:
         self._rewrite: _Rewrite | None = None
         self._threads = ThreadPoolExecutor(1, "shardbus-disk")
         self._listener: Listener
-        self._links: dict[Address, Connection] = {}
-        self._up: set[Address] = set()
-        """Other replicas that are in reach."""
+        self._peers: ReplicaPeers
         self._stores: set[bytes] = set()
         """Connections of store objects that have not ended, as far as is known."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._waited_since = 0.0
         self._loop: asyncio.AbstractEventLoop
 
     # ---- start and end
@@ -182,7 +174,10 @@ class ReplicaServer:
         )  # fmt: skip
         stored = self._stored
         self._founding = Founding(
-            self.me, self._peers, self._disk.id, stored.ring, stored.founded, self._may_found
+            self.me, self.addresses, self._disk.id, stored.ring, stored.founded, self._may_found
+        )
+        self._peers = ReplicaPeers(
+            self._mark, self._founding, lambda: self._stored, self._turn_soon, self._drop
         )
 
     def _read(self, body: memoryview) -> int:
@@ -202,28 +197,16 @@ class ReplicaServer:
             ConfigError: the port is taken.
         """
         self._loop = asyncio.get_running_loop()
-        self._waited_since = self._loop.time()
         self._listener = self._network.listen(
             host, port, f"replica {self.me}", self._on_frame, self._cut
         )
         self._founding.start()
         self._begin_turn()
-        for peer in self._peers:
-            if peer != self.me:
-                self._links[peer] = self._network.connect(
-                    peer,
-                    self._on_peer_frame,
-                    partial(self._on_up, peer),
-                    partial(self._on_down, peer),
-                )
-        self._tick()
+        self._peers.start(self._network)
 
     def close(self) -> None:
         """Close sockets and files, after the turn that is being written."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for link in self._links.values():
-            link.close()
+        self._peers.close()
         self._listener.close()
         self._threads.shutdown()
         self._disk.close()
@@ -231,17 +214,7 @@ class ReplicaServer:
     @property
     def serves(self) -> bool:
         """True if the store is founded, and this disk is one of it."""
-        return self._stored.founded and not self._failed
-
-    @property
-    def waits_for(self) -> str:
-        """For whom this replica waits, and why; empty if it serves."""
-        if self.serves:
-            return ""
-        reasons = self._founding.waits_for
-        if not reasons:
-            return "the first replica to found the store"
-        return "; ".join(f"{peer}: {reason}" for peer, reason in reasons.items())
+        return not self._failed and self._peers.serves
 
     def _cut(self, reason: str) -> None:
         self.counts[f"cut: {reason}"] += 1
@@ -264,7 +237,9 @@ class ReplicaServer:
                 case ReplicaFrame.CALL:
                     self._on_call(connection, head.ring, body)
                 case ReplicaFrame.REPORT:
-                    self._on_report(decode_report(body), partial(self._answer_report, connection))
+                    if self._peers.on_report(body):
+                        answer = self._peers.report(answers=True)
+                        self._send(connection, ReplicaFrame.REPORT, answer)
                 case ReplicaFrame.HELLO:
                     self._stores.add(connection)
                     self._welcome(connection)
@@ -275,12 +250,14 @@ class ReplicaServer:
                     self._send(connection, ReplicaFrame.STATUS, body)
                 case _:
                     self._drop("unexpected")
-        except (msgspec.MsgspecError, TypeError, ValueError):
+        except (msgspec.MsgspecError, ConfigError, TypeError):
             self._drop("malformed")
 
     def _on_call(self, connection: bytes, ring: int, body: bytes) -> None:
         if not self.serves:
-            self._refuse(connection, f"the replica {self.me} does not serve: {self.waits_for}")
+            self._refuse(
+                connection, f"the replica {self.me} does not serve: {self._peers.waits_for}"
+            )
             return
         if ring != self._stored.ring.number:
             self._refuse(connection, f"the replica {self.me} is at ring {self._stored.ring.number}")
@@ -320,12 +297,12 @@ class ReplicaServer:
         self._send(connection, ReplicaFrame.REFUSED, why.encode())
 
     def _welcome(self, connection: bytes) -> None:
-        welcome = WelcomeBody(self._disk.id, self._stored.ring, self.waits_for)
+        welcome = WelcomeBody(self._disk.id, self._stored.ring, self._peers.waits_for)
         self._send(connection, ReplicaFrame.WELCOME, encode_welcome(welcome))
 
     def lingers(self) -> bool:
-        """True if stores still need this replica. Notices stores that ended without a word."""
-        if not self.serves or len(self._up) >= majority(len(self._peers)):
+        """True if stores still need this replica. Notices stores that ended without a GOODBYE."""
+        if not self.serves or self._peers.suffice:
             return False
         for connection in list(self._stores):
             self._welcome(connection)
@@ -406,7 +383,7 @@ class ReplicaServer:
                 "the replica %s serves: its store has %d disks", self.me, len(state.ring.members)
             )
         if (state.ring, state.founded) != (before.ring, before.founded):
-            self._report_all()
+            self._peers.report_to_all()
         self._writing = False
         if self._rewrite is not None and not self._rewrite.unwritten:
             self._rewrite = None
@@ -456,67 +433,6 @@ class ReplicaServer:
             body = encode_reply(self._disk.id, answers, full)
             self._send(connection, ReplicaFrame.REPLY, body)
 
-    # ---- the other replicas
-
-    def _on_peer_frame(self, parts: list[bytes]) -> None:
-        """The answer to a report has come."""
-        head = decode_head(parts[0]) if len(parts) == 2 else None
-        if head is None or head.cluster != self._mark or head.kind is not ReplicaFrame.REPORT:
-            self._drop("unexpected")
-            return
-        try:
-            self._on_report(decode_report(parts[1]), lambda: None)
-        except (msgspec.MsgspecError, ValueError):
-            self._drop("malformed")
-
-    def _on_report(self, report: ReportBody, answer: Callable[[], None]) -> None:
-        sender = Address.parse(report.sender)
-        made = DiskReport(report.disk, report.ring, report.founded, report.peers)
-        if self._founding.on_report(sender, made):
-            self._turn_soon()
-        if not report.answers:
-            answer()
-
-    def _report_body(self, *, answers: bool) -> bytes:
-        """What this disk has stored of itself."""
-        peers, stored = tuple(map(str, self._peers)), self._stored
-        return encode_report(
-            ReportBody(str(self.me), self._disk.id, stored.ring, stored.founded, peers, answers)
-        )
-
-    def _answer_report(self, connection: bytes) -> None:
-        self._send(connection, ReplicaFrame.REPORT, self._report_body(answers=True))
-
-    def _on_up(self, peer: Address) -> None:
-        self._up.add(peer)
-        self._report_to(peer)
-
-    def _on_down(self, peer: Address) -> None:
-        self._up.discard(peer)
-        self._founding.on_silent(peer)
-
-    def _report_to(self, peer: Address) -> None:
-        if (link := self._links.get(peer)) is not None:
-            head = encode_head(ReplicaFrame.REPORT, self._mark)
-            if not link.send(head, self._report_body(answers=False)):
-                self._drop("replica does not read")
-
-    def _report_all(self) -> None:
-        for peer in self._links:
-            self._report_to(peer)
-
-    def _tick(self) -> None:
-        """Report to the other replicas, and log for whom this one waits."""
-        now = self._loop.time()
-        self._report_all()
-        if self.serves:
-            self._waited_since = now
-        elif now - self._waited_since >= WAIT_LOG_S:
-            self._waited_since = now
-            log.warning("the replica %s waits for %s", self.me, self.waits_for)
-        pause = FOUNDED_REPORT_S if self.serves else REPORT_S
-        self._timer = self._loop.call_later(pause, self._tick)
-
     # ---- status
 
     def status(self) -> dict[str, object]:
@@ -527,8 +443,8 @@ class ReplicaServer:
             "disk": f"{self._disk.id:016x}",
             "starts": self._starts,
             "state": "failed" if self._failed else FoundingState(self._founding.state).value,
-            "waits_for": self.waits_for,
-            "replicas": [str(peer) for peer in self._peers],
+            "waits_for": self._peers.waits_for,
+            "replicas": [str(peer) for peer in self.addresses],
             "rows": len(self.registers.rows),
             "memory": self.bytes,
             "memory_limit": self._memory,

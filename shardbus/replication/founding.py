@@ -17,9 +17,9 @@ one ring at most: a replica whose disk was lost finds others that have a ring wi
 and stays BLANK. Nothing is served before all disks have the ring, so a store that was served is
 known to every disk of it, and a majority that starts anew never meets as blank ones.
 
-A replica stores each change before it reports it. It waits as long as it takes, and `waits_for`
-says for whom. If a disk is lost between NAMED and FOUNDED, the ring names a disk that is gone, and
-nothing was ever served: remove the directories, and begin anew.
+A replica stores each change before it reports it. It waits as long as it takes; `waits_for` names
+the others, with the reason. If a disk is lost between NAMED and FOUNDED, the ring names a disk that
+is gone, and nothing was ever served: remove the directories, and begin anew.
 
 Not here: changes of the ring; who reports when (`shardbus.replica`).
 
@@ -100,6 +100,11 @@ class Founding:
         """A replica is out of reach: its report counts no longer."""
         self.reports.pop(peer, None)
 
+    @property
+    def is_copied(self) -> bool:
+        """True if another replica has a disk with the id of this one: neither may answer."""
+        return any(report.disk == self.disk for report in self.reports.values())
+
     def start(self) -> bool:
         """Advance without a report: a store of one replica needs none. Returns True if this disk
         must store its state."""
@@ -139,7 +144,7 @@ class Founding:
     @property
     def waits_for(self) -> Mapping[Address, str]:
         """The replicas for which this one waits, and why; empty if it serves."""
-        if self.state is FoundingState.FOUNDED:
+        if self.state is FoundingState.FOUNDED and not self.is_copied:
             return {}
         reasons = {peer: self._reason(peer) for peer in self.peers if peer != self.me}
         return {peer: reason for peer, reason in reasons.items() if reason}

@@ -10,8 +10,8 @@ was never acknowledged, and is dropped. A spoiled frame before another whole one
 before the last, or a header that does not fit is *damage*: the disk has lost what it may have
 acknowledged. It must not vote with what is left of it, so a replica goes on with a new disk.
 
-The search for a whole frame behind a spoiled one goes from marker to marker. Nobody outside the
-process has seen the marker, so a stored state has no such bytes but by chance. A search with more
+The search for a whole frame behind a spoiled one goes from marker to marker. The marker never
+leaves the process, so a stored state has no such bytes but by chance. A search with more
 than `SEARCHES_MAX` markers says damage, which is the safe answer.
 
 **Compaction needs no cut.** Rows merge by the higher promise and ballot, in any order and number.

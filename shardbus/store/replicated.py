@@ -18,8 +18,8 @@ be in what that owner has read.
 **Leases.** Replicas count the time since they stored a lease; no clock is compared
 (`replication.functions`).
 
-A majority of replicas must answer. `start` waits for it as long as it takes, and the log says for
-whom; a later call has `timeout` seconds.
+A majority of replicas must answer. `start` waits for it as long as it takes, and logs the missing
+replicas; a later call has `timeout` seconds.
 
 Source: docs/architecture.md; S2.32, S2.33, S3.85.
 """

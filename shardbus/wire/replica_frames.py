@@ -404,7 +404,8 @@ def decode_report(body: bytes) -> ReportBody:
 
 
 class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
-    """What a replica is. `waits_for`: for whom it waits before it serves; empty if it does."""
+    """What a replica is. `waits_for`: the replicas for which it waits before it
+    serves, and why; empty if it serves."""
 
     disk: int
     ring: ReplicaRing

@@ -16,6 +16,8 @@ from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 ACCOUNTS = [f"account-{n}" for n in range(20)]
 
 

@@ -132,6 +132,16 @@ def test_a_copied_disk_founds_nothing():
     assert a.waits_for == {PEERS[2]: "its disk is a copy of this one"}
 
 
+def test_a_disk_that_is_copied_later_is_noticed_by_both():
+    a, b, c = replicas()
+    for _ in range(3):
+        all_tell([a, b, c])
+    copy = Founding(PEERS[2], PEERS, a.disk, a.ring, founded=True)
+    all_tell([a, b, copy])
+    assert [one.is_copied for one in (a, b, copy)] == [True, False, True]
+    assert a.waits_for == {PEERS[2]: "its disk is a copy of this one"}
+
+
 @pytest.mark.parametrize("seed", range(300))
 def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) -> None:
     """A crash takes back what was not stored; a wiped disk has a new id and nothing else."""
