@@ -237,7 +237,7 @@ class _Reply(msgspec.Struct, array_like=True):
     disk: int
     yes: list[int]
     no: list[tuple[int, No]] = []
-    promised: list[tuple[int, str, Ballot, Any, float]] = []
+    promised: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
     shown: list[tuple[int, str, Ballot, Ballot, Any, float]] = []
     other_base: list[tuple[int, OtherBase]] = []
     buckets: list[tuple[int, BucketRows]] = []
@@ -294,8 +294,8 @@ def decode_reply(body: bytes) -> Reply:
     answers += reply.other_base
     answers += reply.buckets
     answers += [
-        (number, Promised(ballot, value_of(kind, raw), age))
-        for number, kind, ballot, raw, age in reply.promised
+        (number, Promised(promise, ballot, value_of(kind, raw), age))
+        for number, kind, promise, ballot, raw, age in reply.promised
     ]
     answers += [
         (number, RowShown(promise, ballot, value_of(kind, raw), age))

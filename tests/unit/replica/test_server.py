@@ -16,6 +16,7 @@ from shardbus.replica.disk import Disk
 from shardbus.replica.server import ReplicaServer
 from shardbus.replication import log
 from shardbus.replication.messages import (
+    ZERO,
     AcceptChange,
     AcceptValue,
     Ballot,
@@ -150,7 +151,7 @@ async def test_answers_leave_after_the_sync(tmp_path: Path) -> None:
     replica.server.close()
     again = await Replica(tmp_path).start()
     again.call(PrepareBallot(KEY, ballot(2)))
-    assert await again.answers(1) == [Promised(ballot(1), StateValue(1, b"x"), 0.0)]
+    assert await again.answers(1) == [Promised(ballot(1), ballot(1), StateValue(1, b"x"), 0.0)]
     again.server.close()
 
 
@@ -189,7 +190,7 @@ async def test_memory_is_bounded_and_other_requests_go_on(tmp_path: Path) -> Non
         PrepareBallot(state_key("counter", "c"), ballot(4)),
         state(5, bytes(3000)),
     )
-    assert await replica.answers(3) == [Yes(), Promised(Ballot(-1, 0, 0, 0), None, 0.0), Yes()]
+    assert await replica.answers(3) == [Yes(), Promised(ZERO, ZERO, None, 0.0), Yes()]
     assert [number for reply in replica.wire.replies for number in reply.full] == [2, 3]
     assert replica.server.registers.row(KEY).value == StateValue(5, bytes(3000))
     replica.server.close()

@@ -92,7 +92,7 @@ def test_requests_come_back():
 
 def test_answers_come_back():
     answers: list[tuple[int, Answer]] = [
-        (n, Promised(B, value, 0.25)) for n, value in enumerate(VALUES.values())
+        (n, Promised(B, C, value, 0.25)) for n, value in enumerate(VALUES.values())
     ]
     answers += [(n, RowShown(B, C, value, 0.0)) for n, value in enumerate(VALUES.values())]
     answers += [(90, Yes()), (91, No(B)), (92, OtherBase(C))]
