@@ -328,3 +328,19 @@ def clock_offset_of(store: StateStore) -> float | None:
 def problems_of(store: StateStore) -> tuple[str, ...]:
     """Return the `problems` of the store, none if it does not look for them."""
     return store.problems if isinstance(store, WatchesSettings) else ()
+
+
+@runtime_checkable
+class HasReplicas(Protocol):
+    """A store inside the cluster."""
+
+    @property
+    def replicas(self) -> tuple[dict[str, object], ...]:
+        """Each replica as this process reaches it: `address`, `serves`, `disk` (its id, or None),
+        and `why` it does not serve."""
+        ...
+
+
+def replicas_of(store: StateStore) -> tuple[dict[str, object], ...]:
+    """Return the `replicas` of the store, none if it is not inside the cluster."""
+    return store.replicas if isinstance(store, HasReplicas) else ()

@@ -138,6 +138,19 @@ class ReplicaLinks:
             if not link.serves
         )
 
+    @property
+    def rows(self) -> tuple[dict[str, object], ...]:
+        """One row for each replica."""
+        return tuple(
+            {
+                "address": str(link.address),
+                "serves": link.serves,
+                "disk": None if link.disk is None else f"{link.disk:016x}",
+                "why": "" if link.serves else link.why or "it is out of reach",
+            }
+            for link in self.links.values()
+        )
+
     def send(self, disk: int, call: StoreCall) -> bool:
         """Send a call with the others of this turn. Returns False if the disk is out of reach."""
         link = self._by_disk.get(disk)

@@ -179,6 +179,11 @@ class ReplicatedStore:
         troubles = self._links.troubles if self._proposer is not None else ""
         return tuple(f"a replica does not serve: {t}" for t in troubles.split("; ") if t)
 
+    @property
+    def replicas(self) -> tuple[dict[str, object], ...]:
+        """The replicas as this object reaches them (`protocol.replicas_of`)."""
+        return self._links.rows if self._proposer is not None else ()
+
     def _open(self) -> Proposer:
         if self._proposer is None:
             raise StoreUnavailable(f"{self._url} is not open", definite=True)

@@ -134,6 +134,24 @@ async def test_a_replica_ends_with_its_node_and_comes_back_by_itself(trio: Trio)
     assert acked["account-1"] == 3
 
 
+async def test_a_node_shows_its_replicas(trio: Trio) -> None:
+    trio.begin()
+    await trio.agree()
+    page = await trio.nodes[0].page("/v1/store")
+    assert [row["serves"] for row in page["replicas"]] == [True] * 3
+    trio.nodes[1].kill()
+
+    async def seen() -> bool:
+        page = await trio.nodes[0].page("/v1/store")
+        return bool(page) and [row["serves"] for row in page["replicas"]].count(False) == 1
+
+    await until(seen, "a replica out of reach")
+    page = await trio.nodes[0].page("/v1/store")
+    assert page["problems"] == [
+        f"a replica does not serve: 127.0.0.1:{trio.ports[1] + 2}: it is out of reach"
+    ]
+
+
 async def test_a_node_says_for_which_replicas_it_waits(trio: Trio) -> None:
     trio.begin(0, 1)
     third = f"127.0.0.1:{trio.ports[2] + 2}: it is not in sight"

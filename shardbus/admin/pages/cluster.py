@@ -17,6 +17,8 @@ from shardbus.membership.view import MembershipView
 from shardbus.membership.vitals import Survey, Vitals
 from shardbus.routing.paths import ancestors
 from shardbus.shells.region import RegionShell
+from shardbus.store.protocol import problems_of, replicas_of
+from shardbus.store.urls import default_url, mask_url
 
 
 @page("GET", "/v1/cluster")
@@ -56,6 +58,25 @@ async def cluster(admin: Administration) -> Json:
             for other in node.membership_store.other_clusters
         ],
         "rival": node.membership_store.rival or None,
+    }
+
+
+@page("GET", "/v1/store")
+async def store(admin: Administration) -> Json:
+    """The state store, as this node reaches it.
+
+    `url` (without secrets), `silent_ago` (seconds since it last gave no answer, or null),
+    `silent_because`, `problems` (what is wrong with its settings or replicas, as texts), `replicas`
+    (of `cluster://`, each with `address`, `serves`, `disk` or null, and `why` it does not serve;
+    empty for other stores).
+    """
+    node = admin.node
+    return {
+        "url": mask_url(node.settings.store.url or default_url(node.cluster_name)),
+        "silent_ago": node.states.silent_ago,
+        "silent_because": node.states.silent_because,
+        "problems": list(problems_of(node.store)),
+        "replicas": list(replicas_of(node.store)),
     }
 
 
