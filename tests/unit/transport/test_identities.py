@@ -113,8 +113,8 @@ def test_a_file_of_identities(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("[a]\nrole = 'client'", "40 characters"),
-        (f"[a]\nkey = '{KEY}'", "role is client or node"),
-        (f"[a]\nkey = '{KEY}'\nrole = 'admin'", "role is client or node"),
+        (f"[a]\nkey = '{KEY}'", "role is client, node or store"),
+        (f"[a]\nkey = '{KEY}'\nrole = 'admin'", "role is client, node or store"),
         (f"[a]\nkey = '{KEY}x'\nrole = 'node'", "40 characters"),
         (f"[a]\nkey = '{KEY}'\nrole = 'node'\ntypes = ['x']", "a node may use all types"),
         (f"[a]\nkey = '{KEY}'\nrole = 'client'\ntypes = 'x'", "list of texts"),
