@@ -48,6 +48,6 @@ class Replicas:
             server.close()
             network.close()
 
-    def store(self, timeout: float = 30.0) -> ReplicatedStore:
+    def store(self, timeout: float = 120.0) -> ReplicatedStore:
         """Return a store on these replicas, not started yet."""
         return ReplicatedStore("cluster://", CLUSTER, self.addresses, ZmqNetwork, timeout=timeout)

@@ -4,8 +4,11 @@
     SendCall  ──CALL───> REPLY:   the answers of that disk
 
 An address is where a replica listens, a disk is who votes. A connection that breaks may find
-another disk, so what is sent to a disk goes by the last WELCOME. Nothing here is sent twice: the
-proposer sends a call again until it is answered, or its operation has no time left.
+another disk, so what is sent to a disk goes by the last WELCOME.
+
+The proposer sends a call again until it is answered. While the connection stands, the first one is
+under way, and a second one would only add to the load that delays its answer. So a call that was
+sent on this connection less than `AGAIN_S` seconds ago is not sent twice.
 
 Source: docs/architecture.md; S3.85.
 """
@@ -39,6 +42,9 @@ log = GuardedLog("shardbus.store")
 
 HELLO_S = 0.5
 """Between two HELLO to a replica that has not answered, or does not serve."""
+AGAIN_S = 1.0
+UNDER_WAY_MAX = 100_000
+"""Calls without an answer that are remembered for one connection."""
 CALL_BYTES = 4 * 2**20
 """Bytes of states after which another frame is begun."""
 CALLS_MAX = 10_000
@@ -48,7 +54,7 @@ CALLS_MAX = 10_000
 class ReplicaLink:
     """The connection to one address."""
 
-    __slots__ = ("address", "connection", "disk", "ring", "up", "waiting", "why")
+    __slots__ = ("address", "connection", "disk", "ring", "under_way", "up", "waiting", "why")
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -60,6 +66,8 @@ class ReplicaLink:
         self.why = "it does not answer"
         """Why it does not serve; empty if it does."""
         self.waiting: list[StoreCall] = []
+        self.under_way: dict[int, float] = {}
+        """The calls without an answer that were sent on this connection, and when."""
 
     @property
     def serves(self) -> bool:
@@ -156,6 +164,12 @@ class ReplicaLinks:
         link = self._by_disk.get(disk)
         if link is None or not link.serves or len(link.waiting) >= CALLS_MAX:
             return False
+        now = self._loop.time()
+        if now - link.under_way.get(call.number, -AGAIN_S) < AGAIN_S:
+            return True
+        if len(link.under_way) >= UNDER_WAY_MAX:
+            link.under_way.clear()
+        link.under_way[call.number] = now
         link.waiting.append(call)
         if not self._scheduled:
             self._scheduled = True
@@ -203,6 +217,8 @@ class ReplicaLinks:
             match head.kind:
                 case ReplicaFrame.REPLY:
                     reply = decode_reply(parts[1])
+                    for number, _ in reply.answers:
+                        link.under_way.pop(number, None)
                     self._on_replies(
                         [StoreReply(n, reply.disk, head.ring, a) for n, a in reply.answers]
                     )
@@ -225,11 +241,13 @@ class ReplicaLinks:
 
     def _on_up(self, link: ReplicaLink) -> None:
         link.up = True
+        link.under_way.clear()
         link.connection.send(self._hello, b"")
 
     def _on_down(self, link: ReplicaLink) -> None:
         link.up = False
         link.waiting.clear()
+        link.under_way.clear()
         self._set_why(link, "it is out of reach")
 
     def _on_denied(self, link: ReplicaLink, reason: str) -> None:
