@@ -42,7 +42,7 @@ from shardbus.replication.messages import Ballot, BucketRows, ScanBucket
 from shardbus.replication.proposer import (
     RULER_PAUSE_S,
     ChangeValue,
-    Done,
+    Completed,
     Effect,
     Finished,
     LoadState,
@@ -270,14 +270,14 @@ class ReplicatedStore:
     ) -> object:
         """Change a value. Returns the result of the function, or raises it if it is an error."""
         outcome = await self._do(key, ChangeValue(fence, function, patience))
-        assert isinstance(outcome, Done)
+        assert isinstance(outcome, Completed)
         if isinstance(outcome.result, Exception):
             raise outcome.result
         return outcome.result
 
     async def _read(self, key: str) -> Reading:
         outcome = await self._do(key, ReadValue())
-        assert isinstance(outcome, Done)
+        assert isinstance(outcome, Completed)
         reading = outcome.result
         assert isinstance(reading, Reading)
         return reading
@@ -320,7 +320,7 @@ class ReplicatedStore:
         outcome = await self._do(state_key(entity_type, entity_id), LoadState(fence))
         if isinstance(outcome, Outdated):
             raise StaleFence(entity_type, entity_id, fence, outcome.stored)
-        assert isinstance(outcome, Done)
+        assert isinstance(outcome, Completed)
         state = outcome.result
         return state.data if isinstance(state, StateValue) else None
 
