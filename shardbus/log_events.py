@@ -51,6 +51,28 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("host", "%s: %d entities in memory have later homes elsewhere"): _event(
         "stale_entities", "entity_type count"
     ),
+    ("direct_asks", "failed on an ask of %s"): _event("ask_failed", "entity_type"),
+    ("entity_sends", "%s %r cannot deliver: %s"): _event("deliveries_stand", f"{_ENTITY} error"),
+    ("entity_sends", "%s %r: a delivery to %s %r is given up, %s: %s"): _event(
+        "delivery_given_up", f"{_ENTITY} to_type to_id reason error"
+    ),
+    ("outbox", "outbox %r: a delivery is given up, %s: %s"): _event(
+        "outbox_delivery_given_up", "outbox reason error"
+    ),
+    ("event_log", "%s %r has no new snapshot: %s"): _event("snapshot_failed", f"{_ENTITY} error"),
+    ("reminding", "%s shard %s: %s"): _event("reminders_call_refused", "entity_type shard error"),
+    ("reminding", "%s shard %s: a call for its reminders failed"): _event(
+        "reminders_call_failed", "entity_type shard"
+    ),
+    ("reminding", "%s: reminder %r failed %d times"): _event(
+        "reminder_given_up", "entity_type reminder attempts"
+    ),
+    ("reminded_shards", "the shards with reminders: %s"): _event(
+        "reminded_shards_not_read", "error"
+    ),
+    ("reminded_shards", "reminders in %d shards that the type has no more do not fire"): _event(
+        "reminders_of_former_shards", "shards"
+    ),
     ("remembering", "%s shard %s: %s"): _event("remembered_list_failed", "entity_type shard error"),
     ("remembering", "%s shard %s: a call for its remembered entities failed"): _event(
         "remembered_call_failed", "entity_type shard"
@@ -221,6 +243,24 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("outage", "the store %s %s%s"): _event("store_away", "store error -"),
     ("outage", "the store %s works again, after %.0f s"): _event("store_works", "store seconds"),
     ("redis", "%s"): _event("store_settings"),
+    ("replicated", "the store %s waits for replicas: %s"): _event(
+        "store_waits_for_replicas", "store replicas"
+    ),
+    ("server", "%d rows read from %s in %.1f s"): _event("replica_rows_read", "rows path seconds"),
+    ("server", "the replica %s serves: its store has %d disks"): _event(
+        "replica_serves", "replica disks"
+    ),
+    ("server", "the replica ends: its disk %s failed: %s"): _event(
+        "replica_disk_failed", "path error"
+    ),
+    ("peers", "the replica %s waits for %s"): _event("replica_waits", "replica reason"),
+    ("disk", "the replica's disk in %s cannot be used: %s"): _event(
+        "replica_disk_damaged", "path damage"
+    ),
+    ("replica_child", "the replica %s; it is started again in %g s"): _event(
+        "replica_ended", "how seconds"
+    ),
+    ("replica_child", "the replica cannot be started: %s"): _event("replica_not_started", "error"),
     ("server_watch", "%s"): _event("store_settings"),
     ("server_watch", "the store %s was not probed"): _event("server_not_probed", "store"),
     ("server_watch", "the settings of the store %s are in order again"): _event(

@@ -245,7 +245,11 @@ class Reminding:
             except StoreError as error:
                 log.warning("%s shard %s: %s", self._host.name, entry.hosted.shard, error)
             except Exception:  # a defect must not end it: no reminder would fire any more
-                log.exception("%s shard %s", self._host.name, entry.hosted.shard)
+                log.exception(
+                    "%s shard %s: a call for its reminders failed",
+                    self._host.name,
+                    entry.hosted.shard,
+                )
             await asyncio.sleep(pause)
             pause = min(2 * pause, self._pause_max)
         return False
