@@ -1,7 +1,7 @@
 """The events that go into the machines of this package, and the effects that come out.
 
 Both machines, `Coordinator` and `ShardRegion`, have one shape. `handle(event, now)` handles one
-event and returns what must be done at once. What can be batched waits for the end of the loop's
+event and returns its immediate effects. Effects that can be batched wait for the end of the loop's
 turn: `deadline()` is then not after `now`, and `tick(now)` returns one message per receiver instead
 of one per shard. So a shell does
 
@@ -35,8 +35,7 @@ Message = msg.Message
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message arrived. `sender` is the peer that the transport knows, whatever the message
-    names."""
+    """A message arrived. `sender` is the transport's peer, whatever the message names."""
 
     sender: NodeId
     message: Message
@@ -68,8 +67,8 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Note:
     """Log and count something. `kind` is one word of a fixed vocabulary, the label of the metric;
-    `detail` is text for operators. What it concerns, if that is one thing, is a field of the log:
-    a shard, an entity, or an epoch other than that of the region here."""
+    `detail` is text for operators. Its subject, if that is one thing, is a field of the log: a
+    shard, an entity, or an epoch other than the epoch of the region here."""
 
     kind: str
     detail: str = ""
@@ -135,10 +134,10 @@ class StoreFailed:
 class MembersChanged:
     """The nodes that may run a region or proxy of the type: all of them, each time.
 
-    A node that was among them and is no longer has terminated. `unfit` are those that take no new
-    shards: leaving, cordoned, draining. `draining` are the unfit that must give their shards away.
-    `unsettled`: a member is unreachable or joining, so nothing is rebalanced. `versions` are those
-    of the application on the nodes that may host. `zones` are those of the nodes that have one.
+    A node that was among them and is no longer has terminated. `unfit` take no new shards: leaving,
+    cordoned, draining. `draining` are the unfit that must give their shards away.
+    `unsettled`: a member is unreachable or joining, so nothing is rebalanced. `versions` are the
+    application's, on the nodes that may host. `zones` are the zones of the nodes that have one.
     """
 
     live: tuple[NodeId, ...]
@@ -169,12 +168,12 @@ class PersistFailed:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """Check the balance now: an operator asks for it."""
+    """Check the balance now, at an operator's request."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopShards:
-    """Stop these shards: an operator asks for it. The next message for a shard starts it again.
+    """Stop these shards, at an operator's request. The next message for a shard starts it again.
     Answer: ShardsStopped, for some shards at a time."""
 
     shards: tuple[str, ...]
@@ -182,7 +181,7 @@ class StopShards:
 
 @dataclass(frozen=True, slots=True)
 class StrategyAnswered:
-    """Answer to AskStrategy: the answer to each question, and what the strategy did wrong. Without
+    """Answer to AskStrategy: the answer to each question, and the strategy's faults. Without
     answers it was not called."""
 
     number: int
@@ -239,8 +238,8 @@ class ShardsStopped:
 
 @dataclass(frozen=True, slots=True)
 class AskStrategy:
-    """Call this in a thread: it asks a strategy of the user's, and may never return. Only one is
-    under way at a time. Answer: what it returns."""
+    """Call this in a thread: it asks a user's strategy, and may never return. Only one is under way
+    at a time. Answer: its result."""
 
     number: int
     ask: Callable[[], StrategyAnswered]
@@ -257,7 +256,7 @@ CoordinatorEffect = (
 class Deliver:
     """A message for a shard, or a Flush, that the shell could not send by a route of its own.
 
-    Local senders come here while the shard's route is unset. What arrives on a session comes here
+    Local senders come here while the shard's route is unset. A message from a session comes here
     unless `SetArrivals` lets it in, even if the route is set: `via` is the node at the other end of
     the session, `hops` is how often the message was forwarded before. `older`: the message was on
     its way already and came back, so it goes before everything that waits.
@@ -272,8 +271,8 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Asks have expired among what waits for these shards, and their senders have the error. They
-    keep their places until the room is needed."""
+    """Asks have expired among the waiting messages for these shards, and their senders have the
+    error. They keep their places until the room is needed."""
 
     shards: tuple[str, ...]
 
@@ -327,9 +326,9 @@ class ShardReady:
 
 @dataclass(frozen=True, slots=True)
 class ShardDown:
-    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. `left` is
-    what its entities have not handled, in order; it is older than anything that waits. `carried`
-    is what they had in memory."""
+    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. `left` are
+    the messages that its entities have not handled, in order; they are older than anything that
+    waits. `carried` is the entities' in-memory data."""
 
     shard: str
     left: tuple[BufferedMessage, ...] = ()
@@ -338,8 +337,8 @@ class ShardDown:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """That process has ended, or will never answer again. `returned` is what was meant for it and
-    never sent, in order; it is older than anything that waits."""
+    """That process has ended, or will never answer again. `returned` are the messages for it that
+    were never sent, in order; they are older than anything that waits."""
 
     node: NodeId
     returned: Returned = ()
@@ -354,7 +353,7 @@ class NodeBack:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """That node has left the cluster in order; it forwards what was sent to it. NodeGone
+    """That node has left the cluster in order; it forwards the messages sent to it. NodeGone
     follows."""
 
     node: NodeId
@@ -398,8 +397,8 @@ class SetRoute:
 
 @dataclass(frozen=True, slots=True)
 class SetArrivals:
-    """Let in what arrives on sessions for the shard (`local`), or pass it to Deliver. With `via`,
-    only what that node sends is let in."""
+    """Let in the messages that arrive on sessions for the shard (`local`), or pass them to Deliver.
+    With `via`, let in only that node's messages."""
 
     shard: str
     local: bool
@@ -429,8 +428,8 @@ class SendFlush:
 
 @dataclass(frozen=True, slots=True)
 class StartShard:
-    """Start the shard; its entities have this fence. `carried` is what they had in memory at the
-    old home. Answer: ShardReady."""
+    """Start the shard; its entities have this fence. `carried` is their in-memory data from the old
+    home. Answer: ShardReady."""
 
     shard: str
     fence: int

@@ -1,18 +1,18 @@
-"""The modes of a hand-off: what happens to messages while a shard moves, chosen per entity type.
+"""The modes of a hand-off: the handling of messages while a shard moves, chosen per entity type.
 
 In mode `buffer`, the default, every sender keeps its messages until the shard has its new home
 (`coordinator/handoff`). In every other mode the old home hands the shard to the new one directly
-(`coordinator/direct_moves`), and three choices say what that means for messages:
+(`coordinator/direct_moves`), and three choices define the mode:
 
-    during    what the old home does until the new one is ready
+    during    the old home, until the new one is ready
         keep      2a  its entities go on handling messages
         forward   2b  they stop, and messages are forwarded to the new home, which keeps them
         drop      2c  they stop, and messages are dropped
-    arrivals  what the new home does with messages that come to it directly
+    arrivals  the new home, with messages that come to it directly
         open      3a  it handles them as they come
         buffer    3b  it keeps them per sending node, until it has everything that the node had sent
                       to the old home
-    after     what the old home does with messages that still come to it
+    after     the old home, with messages that still come to it
         forward   4a  it forwards them
         drop      4b  it drops them
 
@@ -24,10 +24,10 @@ have names:
     forward   2a 3a 4a   no           no      none
     drop      2c 3a 4b   yes          no      counted, and reported to the sender
 
-*One active* fails where the old home keeps its entities and the new one handles what comes
-(`overlaps`): two activations of an entity run for a moment. Such a mode is refused for types with
-`state` or `remember`. Every dropped message is counted as `dropped_in_move`, and its sender learns
-of it as of every refused message.
+*One active* fails where the old home keeps its entities and the new one handles messages as they
+come (`overlaps`): two activations of an entity run for a moment. Such a mode is refused for types
+with `state` or `remember`. Every dropped message is counted as `dropped_in_move`, and reported to
+its sender as every refused message is.
 
 Source: S3.55, S3.65-S3.71, S3.76, S3.78, S3.79, N.4.
 """
@@ -65,7 +65,7 @@ REASONS: dict[tuple[str, str, str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class HandoffMode:
-    """What happens to messages while a shard moves directly. Users write it as `Handoff(...)`.
+    """The handling of messages while a shard moves directly. Users write it as `Handoff(...)`.
 
     Raises:
         ConfigError: the combination is refused; the error has the reason.

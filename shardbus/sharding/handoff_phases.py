@@ -1,8 +1,8 @@
 """The phases that a move of a shard goes through, by the mode of its hand-off, seen from outside.
 
-Each machine names its own phases: the coordinator those of `handoff` and `direct_moves`, the old
-home and the new one theirs. This page lists those in which a process can die: a phase that a turn
-enters and leaves is none.
+Each machine names its own phases: the coordinator in `handoff` and `direct_moves`, the old and the
+new home in their modules. This page lists the phases in which a process can die: a phase that a
+turn enters and leaves is none.
 
     mode      coordinator        old home     new home
     buffer    begin

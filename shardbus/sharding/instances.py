@@ -4,11 +4,11 @@ A type declared with `instances=` has no plain shards. Each of its shards has N 
 `17~N`; a row has a home, a fence and a hand-off of its own, as a shard has. N is one number for the
 whole type, and the coordinator alone decides it:
 
-    N = max(survive(nodes) + 1, what the load calls for), at most `most`, 1 to nodes
+    N = max(survive(nodes) + 1, the load's instances), at most `most`, 1 to nodes
 
-`nodes` are those that may host the type. `instances=3` is exactly 3, or as many as there are nodes
-if these are fewer. The load is that of the whole type; of what it is compared with, the highest
-counts, rounded up:
+`nodes` is the number of nodes that may host the type. `instances=3` is exactly 3, or as many as
+there are nodes if these are fewer. The load is the whole type's. The load's instances are the
+highest of these quotients, rounded up:
 
     messages per second, measured or expected    / per_instance
     seconds of handlers per second               / busy_per_instance
@@ -80,7 +80,7 @@ class Instances:
             instance is enough; 0: they do not matter.
         expected: messages per second of the whole type to be ready for, before they arrive. Or a
             function that returns them, which each node that may host calls every few seconds in its
-            loop; of what they return the highest counts. Needs `per_instance`.
+            loop; the highest result counts. Needs `per_instance`.
 
     Raises:
         ConfigError: one of them is not valid, for some number of nodes from 1 to 1000.
@@ -94,7 +94,7 @@ class Instances:
     waiting_per_instance: float = 0.0
     expected: float | Callable[[], float] = 0.0
     _survived: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """What `survive` has returned, by the number of nodes: it is called once for each."""
+    """The results of `survive`, by the number of nodes: it is called once for each."""
 
     def __post_init__(self) -> None:
         for name, least in (("most", 1), ("exact", 0)):
@@ -164,8 +164,8 @@ class Instances:
         return found
 
     def called_for(self, load: TypeLoad) -> float:
-        """Return how many instances this load calls for, as a fraction. What was not measured calls
-        for none."""
+        """Return how many instances this load calls for, as a fraction. Figures that were not
+        measured call for none."""
         compared = (
             (max(load.rate, load.expected), self.per_instance),
             (load.busy or 0.0, self.busy_per_instance),

@@ -1,6 +1,6 @@
 """Intents of direct moves, as rows of the stored table.
 
-While a shard moves directly, the store must know both homes: the old one, and the one that may run
+While a shard moves directly, the store must have both homes: the old one, and the home that may run
 the shard next. The row of the shard has the old home. A row beside it, named `INTENT_MARK` and the
 shard, has the new one. The write that makes the new home the shard's removes the intent.
 

@@ -17,17 +17,17 @@ state. A lease that is FREE is forgotten.
 
 - **Time counts from the request.** A lease lasts `ttl` seconds from when this node asked the store
   for it, or asked to renew it, by this node's clock. The store counts from when the request
-  arrived, which is later. So the owner knows the end before another node can get the lease, however
-  slow the answer was. An answer that comes after the lease has ended is ignored.
+  arrived, which is later. So the owner's deadline passes before another node can get the lease,
+  however slow the answer was. An answer that comes after the lease has ended is ignored.
 - **Time to stop.** A lease counts as lost a part of the `ttl` (`GUARD`) before its end: `left`
-  seconds remain in which what runs under it can stop in order. If the store reports it as lost, 0
-  seconds remain.
+  seconds remain in which its owner can stop in order. If the store reports it as lost, 0 seconds
+  remain.
 - **All leases are renewed together**, each quarter of the `ttl`, so that three attempts fail before
   a lease is lost.
-- **A lost lease is final.** Its owner stops, drops it, and may want it again: that is a new lease
-  with a higher counter.
+- **A lost lease is final.** Its owner stops, drops it, and may request it again: that is a new
+  lease with a higher counter.
 
-Not here: what runs under a lease (`shells/shard_leases.py`, `shells/singleton.py`), and the store.
+Not here: the owners of leases (`shells/shard_leases.py`, `shells/singleton.py`), and the store.
 
 Source: B.59, B.99, B.100; docs/guarantees.md.
 """
@@ -47,7 +47,7 @@ RENEW = 0.25
 """The part of the ttl after which leases are renewed, and within which the store must answer."""
 
 GUARD = 0.1
-"""The part of the ttl at its end in which what runs under a lease stops."""
+"""The part of the ttl at its end in which the owner of a lease stops."""
 
 
 # Into the machine.
@@ -132,14 +132,14 @@ class ReleaseCall:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeld:
-    """Start what needs the lease: this node holds it."""
+    """Start the owner of the lease: this node holds it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Stop what runs under the lease, which ends in `left` seconds; then drop it."""
+    """Stop the owner of the lease, which ends in `left` seconds; then drop the lease."""
 
     name: str
     left: float
@@ -159,7 +159,7 @@ class LeaseState(Enum):
     """The state of one lease."""
 
     FREE = "free"
-    """This node neither has nor wants it."""
+    """This node neither has nor requests it."""
     ASKING = "asking"
     HELD = "held"
     LOST = "lost"
@@ -167,7 +167,7 @@ class LeaseState(Enum):
 
 
 class LeaseTrigger(Enum):
-    """What moves a lease on."""
+    """The triggers of a lease's transitions."""
 
     WANTED = "wanted"
     DROPPED = "dropped"
@@ -250,7 +250,7 @@ class Leases:
         return self._ends.deadline()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Handle one event; return what must be done at once."""
+        """Handle one event; return its immediate effects."""
         self._turn_at = now
         match event:
             case WantLease(name):
@@ -287,7 +287,7 @@ class Leases:
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up the leases that end, ask for those that are wanted, renew the others."""
+        """Give up the leases that end, request wanted ones, renew the others."""
         self._turn_at = None
         for name in self._ends.due(now):
             entry = self._entries[name]
@@ -388,7 +388,7 @@ class Leases:
         return self._tickets
 
     def _answered(self, name: str, ticket: int, state: LeaseState) -> LeaseEntry | None:
-        """Return the lease if the ticket is that of its request under way, in that state."""
+        """Return the lease if the ticket belongs to its request under way, in that state."""
         entry = self._entries.get(name)
         if entry is None or entry.ticket != ticket or entry.state is not state:
             return None

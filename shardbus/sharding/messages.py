@@ -1,7 +1,7 @@
 """The messages of sharding, in the order in which a shard meets them.
 
-The names are Akka's. Each message names its sender and what must be answered. Every message of a
-coordinator carries its epoch; a region refuses an epoch lower than the highest it has seen. Lists
+The names are Akka's. Each message names its sender and the subject of its answer. Every message of
+a coordinator carries its epoch; a region refuses an epoch lower than the highest it has seen. Lists
 are batches: everything decided in one turn travels in one message. A message about a shard names
 the home it means, with its fence, so that a late or repeated message about an earlier home cannot
 touch a later one.
@@ -27,7 +27,7 @@ Messages of a direct move (`coordinator/direct_moves`):
     coordinator  BeginMove ─────────────> the old home
     old home     PrepareMove ───────────> the new home
     new home     MovePrepared ──────────> the old home
-    old home     Carry ─────────────────> the new home   what its entities carry, if they do
+    old home     Carry ─────────────────> the new home   its entities' in-memory data, if any
     old home     Switch ────────────────> the new home   its entities have stopped
     old home     ShardMoved ────────────> coordinator    or MoveRefused, with MoveCancelled to the
     coordinator  HomesMoved ────────────> every sender   new home
@@ -76,7 +76,7 @@ Shards = Annotated[tuple[Id, ...], Meta(max_length=SHARDS_MAX)]
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A region registers and reports what it hosts, so that a table that the store has lost can be
+    """A region registers and reports its shards, so that a table that the store has lost can be
     rebuilt. A `proxy` hosts nothing. `layout` names the shard function, as in `crc32/100`. Answer:
     RegisterAck or RegisterRefused."""
 
@@ -106,8 +106,8 @@ class RegisterRefused:
 
 @dataclass(frozen=True, slots=True)
 class GetShardHome:
-    """A region has messages for these shards and knows no home. Answer: ShardHomes, at once or when
-    they have one. Until then: Wait, with the reason."""
+    """A region has messages for these shards, and no home for them. Answer: ShardHomes, at once or
+    when they have one. Until then: Wait, with the reason."""
 
     shards: Shards
 
@@ -201,12 +201,12 @@ class PassOn:
 
 @dataclass(frozen=True, slots=True)
 class ShardLoads:
-    """The load of each shard of this region, without those that have none, and what its node has to
-    spare for the type, as a part of it. `kind`: the unit, one of `shard_load`. `rate`: messages per
-    second of all these shards; None: the sum of `loads`. `busy`: seconds of their handlers per
-    second; `waiting`: messages that wait in their mailboxes; None: not measured. `expected`:
-    messages per second of the whole type that the user expects. They only decide where shards move
-    for balance, and how many instances there are. No answer."""
+    """The load of each shard of this region, except for shards without load, and its node's spare
+    capacity for the type, as a part of the node. `kind`: the unit, one of `shard_load`. `rate`:
+    messages per second of all these shards; None: the sum of `loads`. `busy`: seconds of their
+    handlers per second; `waiting`: messages that wait in their mailboxes; None: not measured.
+    `expected`: messages per second of the whole type that the user expects. They only decide where
+    shards move for balance, and how many instances there are. No answer."""
 
     node: NodeId
     loads: Annotated[Mapping[Id, Load], Meta(max_length=SHARDS_MAX)]
@@ -290,8 +290,8 @@ CarriedBytes = Annotated[bytes, Meta(max_length=CARRIED_BYTES_MAX)]
 
 
 class CarriedEntity(NamedTuple):
-    """What one entity had in memory when it stopped: the encoded value of its state, if its type
-    has one, and what its `dehydrate` returned."""
+    """One entity's in-memory data when it stopped: the encoded value of its state, if its type has
+    one, and the result of its `dehydrate`."""
 
     kind: Id
     id: Id
@@ -306,8 +306,8 @@ class CarriedEntity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """What entities of a shard have in memory, which have stopped at the old home for this move.
-    Precedes Switch on the same session. No answer: what is lost is loaded from the store."""
+    """In-memory data of a shard's entities, which have stopped at the old home for this move.
+    Precedes Switch on the same session. No answer: lost data is loaded from the store."""
 
     move: ShardMove
     entities: Annotated[tuple[CarriedEntity, ...], Meta(max_length=CARRIED_MAX)]

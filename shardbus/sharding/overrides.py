@@ -1,4 +1,4 @@
-"""What operators set for one entity type, and the coordinator keeps.
+"""Operators' settings for one entity type, which the coordinator keeps.
 
     places    shard -> the address of the node on which it must live
     paused    nothing is moved for balance

@@ -1,7 +1,7 @@
-"""What a shard costs its node, and what a node has to spare: pure figures for the balance by load.
+"""A shard's cost and a node's spare capacity: pure figures for the balance by load.
 
 Each node measures its own shards for one window of some seconds, and reports one number per shard
-and one for itself. `sharding.load` chooses what the numbers are:
+and one for itself. `sharding.load` chooses the unit:
 
     messages    messages per second                     nodes count as equal
     time        seconds of handlers per second          the loop's time that other work leaves
@@ -11,17 +11,17 @@ and one for itself. `sharding.load` chooses what the numbers are:
                 the entities' part of the memory, and
                 the seconds of work that wait
 
-`least_load` divides the sum of a node's shards by what the node has to spare. A node of which half
+`least_load` divides the sum of a node's shards by the node's spare capacity. A node of which half
 is taken by other types gets half as much of this one.
 
-**Other work.** What a node has to spare must not depend on the shards that move: a balancer that
+**Other work.** A node's spare capacity must not depend on the shards that move: a balancer that
 moves by a figure which its moves change goes to and fro. So the part of the type itself is taken
 out, within the same window:
 
-    time      busy - own handlers - own part of the rest. The rest is what the loop does outside
+    time      busy - own handlers - own part of the rest. The rest is the loop's time outside
               handlers: sockets, decoding, saves. The type's part of it is its part of the messages,
               at most `REST_S_MAX` for each message.
-    memory    resident - own part of what the process took since it started. The type's part of
+    memory    resident - own part of the memory taken since the start. The type's part of
               that is its part of the entities, for memory that entities have freed is not always
               returned.
 
@@ -61,7 +61,7 @@ REST_S_MAX = 0.0001
 
 
 class ShardWork(NamedTuple):
-    """What one shard did in a window."""
+    """One shard's work in a window."""
 
     messages: float = 0.0
     """Messages per second."""
@@ -74,7 +74,7 @@ class ShardWork(NamedTuple):
 
 
 class NodeWork(NamedTuple):
-    """What the whole node did in the same window, all types together."""
+    """The whole node's work in the same window, all types together."""
 
     busy: float = 0.0
     """Processor time of the loop's thread, as a part of the time that passed."""
@@ -119,8 +119,8 @@ def _load(kind: str, work: ShardWork, part: float) -> float:
 
 
 def spare_of(kind: str, own: ShardWork, node: NodeWork) -> float:
-    """Return what the node has to spare for a type, from `SPARE_MIN` to 1. `own`: the type's
-    shards together."""
+    """Return the node's spare capacity for a type, from `SPARE_MIN` to 1. `own`: the type's shards
+    together."""
     match kind:
         case "time" | "mailbox":
             taken = _time_of_others(own, node)

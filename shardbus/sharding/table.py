@@ -1,7 +1,7 @@
 """The shard table: which region hosts which shard, as an immutable value.
 
 The coordinator of an entity type owns one table. It changes through `updated` alone: one guarded
-function serves decisions, the replay of what the store has, and tests. A guard that fails raises
+function serves decisions, the replay of the stored table, and tests. A guard that fails raises
 `LocalProtocolError` and names the state; the table is unchanged.
 
     RegionRegistered(node)      the node may host shards
@@ -11,8 +11,8 @@ function serves decisions, the replay of what the store has, and tests. A guard 
     ShardHomeAllocated(home)    the shard lives there; the shard must have had no home
     ShardHomeDeallocated(shard) it lives nowhere
 
-`updated_all` applies a batch with one copy of what the batch touches, so that a thousand
-allocations cost a thousand steps.
+`updated_all` applies a batch with one copy of the touched parts, so that a thousand allocations
+cost a thousand steps.
 
 Fences grow with every allocation, over the whole table: `next_fence` is above the last one and
 above every fence of a lower epoch, even if the store has lost those.
@@ -145,7 +145,7 @@ class ShardTable:
 
 
 class _Draft:
-    """A table under construction: copies of what the batch touches, made once."""
+    """A table under construction: copies of the touched parts, made once."""
 
     __slots__ = ("_copied", "fence", "homes", "proxies", "regions")
 

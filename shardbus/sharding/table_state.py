@@ -1,7 +1,7 @@
 """The homes of a shard table as bytes, for TableState.
 
 A thousand homes take 28 kB as MessagePack, mostly for the same few node ids and for names that are
-numbers in order. Here they are columns, sorted by shard, and zlib finds what repeats in each:
+numbers in order. Here they are columns, sorted by shard, and zlib finds repetitions in each:
 
     head        kind of the names, number of homes, the lowest fence
     names       numbers: each less the one before; other names: joined by a zero byte

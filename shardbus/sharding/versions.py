@@ -1,6 +1,6 @@
 """The order of two versions of the application.
 
-A version is numbers with dots, and perhaps a suffix for what comes before that release:
+A version is numbers with dots, and perhaps a suffix for builds before that release:
 
     1.9 < 1.10.0-alpha < 1.10.0-alpha.2 < 1.10.0-rc2 < 1.10.0-rc10 < 1.10 = v1.10.0 = 1.10.0+b7 < 2
 

@@ -1,3 +1,3 @@
 """Where shards go: `strategies` and `least_load` plan, `selection` reads the settings, `checked`
-guards a strategy of the application, `forecast` shows what would move.
+guards a strategy of the application, `forecast` shows the moves that would follow.
 """

@@ -29,7 +29,7 @@ ALLOCATE, REBALANCE = "allocate", "rebalance"
 
 
 class StrategyFault(NamedTuple):
-    """What a method of a strategy did. `kind` is the same for faults of one kind, and `detail`
+    """A fault of a strategy's method. `kind` is the same for faults of one kind, and `detail`
     completes the sentence that begins with the method."""
 
     method: str

@@ -4,8 +4,8 @@ The nodes form a ring in the order of their addresses. A row of a type with inst
 least used node that it may have, and of several to the first one behind a place on the ring:
 
     the row has a predecessor (k - 1) with a home   behind that home
-    another row of its shard has a home             behind that of the highest one
-    the table has homes                             behind the one that it lists last
+    another row of its shard has a home             behind the home of the highest one
+    the table has homes                             behind the last listed home
     otherwise                                       behind the last row placed of any type
 
 So rows of one shard are neighbours where there is room, shards follow each other around the ring,
@@ -17,8 +17,8 @@ of a node. So with 10 nodes and N = 4, 3 and 5, three types of one shard each ar
 
     A 1 2 3 4    B 5 6 7    C 8 9 10 1 2
 
-and only 1 and 2 have two. A strategy knows the other types' rows as of their last allocation or
-check for balance; that decides where rows go, and never whether.
+and only 1 and 2 have two. A strategy has the other types' rows as of their last allocation or check
+for balance; that decides where rows go, and never whether.
 
 A shard of a type without instances is a row without siblings.
 
@@ -49,7 +49,7 @@ class Ring:
         """The node of the last row placed."""
 
     def record(self, entity_type: str, table: ShardTable, *, settled: bool) -> None:
-        """Record the table of a type. `settled`: what was placed and is not in it is given up."""
+        """Record the table of a type. `settled`: rows placed earlier and not in it are given up."""
         placed = self._placed.get(entity_type, {})
         if settled:
             placed = {}

@@ -138,8 +138,8 @@ class DistinctRows:
     def _in_emptiest_zones(
         self, able: Sequence[NodeId], there: Collection[NodeId]
     ) -> Sequence[NodeId]:
-        """Return those of the nodes whose zone has the fewest rows of a shard; `there`: the nodes
-        that have one."""
+        """Return the nodes whose zone has the fewest rows of a shard; `there`: the nodes that have
+        one."""
         if not self.zones:
             return able
         rows = self._rows_by_zone(there)
@@ -147,7 +147,7 @@ class DistinctRows:
         return [node for node in able if rows[self._zone(node)] == least]
 
     def _gain(self, source: NodeId, target: NodeId, there: Collection[NodeId]) -> int:
-        """Return how many rows of a shard the zone of the source has more than that of the target,
+        """Return how many rows of a shard the zone of the source has more than the target's zone,
         without the row that would move."""
         if not self.zones:
             return 0

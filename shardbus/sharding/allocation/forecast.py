@@ -1,4 +1,4 @@
-"""A forecast: what would move if nodes came or went.
+"""A forecast: the moves that would follow if nodes came or went.
 
 The strategy works on a copy of the table, which changes by the events that would change it in
 earnest: regions register and terminate, shards without a home are allocated, and plans are made and
@@ -32,7 +32,7 @@ ROUNDS_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The shards per node before and after, in address order, and what moved between."""
+    """The shards per node before and after, in address order, and the moves between."""
 
     before: Mapping[NodeId, int]
     after: Mapping[NodeId, int]
@@ -52,7 +52,7 @@ def forecast(
     remove: Sequence[NodeId] = (),
     loads: Mapping[str, float] | None = None,
 ) -> Forecast:
-    """Return what moves in this table with `add` nodes more and without those in `remove`.
+    """Return the moves in this table with `add` nodes more and without the nodes in `remove`.
 
     `candidates` are the regions that may take shards now, `loads` the known loads of shards.
     """

@@ -2,7 +2,7 @@
 
 A shard's weight is its load, in a unit of `shard_load`, plus a tenth of the mean load for being
 there. So shards without load are spread too, and a type that is not used is balanced by number. A
-region's weight is the sum of its shards, divided by what its node has to `spare`: a node that is
+region's weight is the sum of its shards, divided by its node's `spare` capacity: a node that is
 half taken by other work is full with half of the shards.
 
     allocate    each shard to the region with the least weight at that moment
@@ -55,9 +55,9 @@ class LeastLoad:
     Args:
         tolerance: the difference between two regions that counts as even, as a part of the mean.
         max_moves: shards that may move at a time, 0 for `MOVES_MAX`.
-        move_cost: what a step must gain, as a part of the mean weight of a shard.
+        move_cost: the least gain of a step, as a part of the mean weight of a shard.
         loads: load of each shard; None while a region has not reported.
-        spare: what nodes have to spare, above 0 and at most 1; 1 where it is not known.
+        spare: spare capacity of nodes, above 0 and at most 1; 1 where it is not known.
         resting: shards that have just moved.
     """
 

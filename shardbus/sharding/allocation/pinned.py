@@ -56,7 +56,7 @@ class PinnedShards:
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """Return the moves of pinned shards to their places, then those of the strategy."""
+        """Return the moves of pinned shards to their places, then the strategy's moves."""
         pinned = self._pinned(candidates)
         moves = [
             Move(shard, home.node, target)

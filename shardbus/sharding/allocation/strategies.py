@@ -19,7 +19,8 @@ that is no candidate. Ties go to the first region in address order, which is the
   moves one shard in a round and balances best. A higher threshold moves more shards in a round,
   which is quicker, and leaves a difference up to the threshold.
 - **ConsistentHashing** needs no counts: a ring of virtual nodes hashed by address. A node that
-  restarts gets its shards back, and a node that joins or leaves moves only what it takes or held.
+  restarts gets its shards back, and a node that joins or leaves moves only the shards that it takes
+  or held.
 - **External** puts a shard where an operator or another program placed it. Without a place, or with
   one where no candidate is, the shard goes to the emptiest region, and stays there until its place
   has a candidate.

@@ -13,11 +13,11 @@ shards: for balance, away from nodes that leave or drain, and from nodes that di
     4. all messages of the turn are gathered into few per receiver
 
 When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
-new owners, ShardHomes to every region, proxy and waiting client. No node learns of a home before.
-While a write is under way, what must change gathers for the next one. A write without an answer is
-tried again as the same operation. A refused write ends this coordinator, and so does Retire, once
-the write under way is done. A coordinator with nothing to write for `CONFIRM_S` writes an empty
-change. So one that was paused and replaced meanwhile learns of it.
+new owners, ShardHomes to every region, proxy and waiting client. No node receives a home before.
+Changes that come up while a write is under way gather for the next one. A write without an answer
+is tried again as the same operation. A refused write ends this coordinator, and so does Retire,
+once the write under way is done. A coordinator with nothing to write for `CONFIRM_S` writes an
+empty change. So a paused coordinator notices that it was replaced.
 
 A shard never leaves a live owner that has not sent ShardStopped, however long that takes. The
 shards of a dead node get new homes at once; no request is needed.
@@ -26,19 +26,19 @@ The parts, each in a module of its own:
 
     epoch_claim   how a coordinator gets an epoch before it decides anything
     registry      which nodes live, how regions register, which may host
-    ledger        the table, what must be written, the write under way
+    ledger        the table, pending changes, the write under way
     handoff       the phases of one move
     direct_moves  moves in which the old home hands the shard to the new one
     moves         all moves under way, and those planned
     rebalancing   when to plan, how fast to move
-    load_estimates what the shards cost, and what nodes have to spare
+    load_estimates the cost of shards, and the spare capacity of nodes
     starts, stops shards that must start, shards that an operator stops
     instance_rows the number of instances of a type, and its rows
     outbox        messages of one turn, and requests for homes
     history       the last changes of each shard's home
     table_versions the table as it travels by gossip
 
-Not here: which node a shard should go to (`allocation`), what regions do (`region`).
+Not here: which node a shard should go to (`allocation`), the work of regions (`region`).
 
 Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70,
 B.57, B.63-B.65, N.1, N.5.
@@ -193,9 +193,9 @@ class Coordinator:
             yield MovePhase(home.shard, "starting", False, None, home.node)
 
     def forecasting(self, add: int, remove: tuple[NodeId, ...]) -> Callable[[], Forecast]:
-        """Return what computes the moves that would follow with `add` nodes more and without those
-        in `remove`. It reads nothing that changes, and calls the strategy many times: where that
-        may block, call it in a thread."""
+        """Return a function that computes the moves that would follow with `add` nodes more and
+        without the nodes in `remove`. It reads nothing that changes, and calls the strategy many
+        times: where that may block, call it in a thread."""
         planner, table = self.rebalancing.unreported(), self.table
         candidates, loads = self._registry.candidates(), self.rebalancing.loads()
         return lambda: forecast(planner, table, candidates, add, remove, loads)
@@ -220,7 +220,7 @@ class Coordinator:
         return {shard: self.state_of(shard) for shard in changing}
 
     def handle(self, event: ev.CoordinatorEvent, now: float) -> list[ev.CoordinatorEffect]:
-        """Handle one event; return what must be done at once."""
+        """Handle one event; return its immediate effects."""
         if self.state is CoordinatorState.STOPPED:
             return []
         self._turn_at = now
@@ -425,7 +425,7 @@ class Coordinator:
             self._starts.host(home, now)
 
     def _on_moved(self, sender: NodeId, move: ShardMove, now: float) -> None:
-        """Record that a shard was handed over. A coordinator that does not know the move, because
+        """Record that a shard was handed over. A coordinator that does not have the move, because
         the store has lost it, takes the new home as reported, or allocates another one if the node
         of that is gone by now. It ends a later move of its own, which cannot take place."""
         old, new = move
@@ -475,7 +475,7 @@ class Coordinator:
             self._note("shard_freed", home.shard)
 
     def _end_dead_nodes(self, now: float) -> None:
-        """End what waits for nodes that membership no longer shows."""
+        """End all waits for nodes that membership no longer shows."""
         if self.state is not CoordinatorState.RULING or not self._registry.known:
             return
         known = [*self.table.regions, *self.table.proxies]
@@ -507,8 +507,8 @@ class Coordinator:
         self._end_dead_nodes(now)
 
     def _retire(self) -> None:
-        """Send what is decided and stop, for another coordinator is next. A write under way has one
-        attempt to become durable."""
+        """Send the decisions made and stop, for another coordinator is next. A write under way has
+        one attempt to become durable."""
         writing = self._ledger.writing
         if writing is None or writing.attempts:
             self._effects += self._outbox.drain(self.epoch)
@@ -556,7 +556,7 @@ class Coordinator:
             self._starts.host(home, now)
         self._home_requests.on_homes(homes)
         if self._versions is not None:
-            return  # those who have not asked learn of it by gossip
+            return  # regions without a request get the homes by gossip
         for node in self._registry.registered:
             if news := self._direct.news_for(node, homes):
                 self._outbox.add(node, HomeMessage.SHARD_HOMES, news)
@@ -575,7 +575,7 @@ class Coordinator:
         self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
 
     def _drain(self, node: NodeId, now: float) -> None:
-        """Begin to move what may leave this node now."""
+        """Begin to move the shards that may leave this node now."""
         changing = self._ledger.changing()
         shards = self._moves.may_leave(self.table.shards_at(node), changing, now)
         targets = self._targets_of(shards, node, now) if self._direct.used else {}

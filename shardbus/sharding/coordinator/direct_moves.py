@@ -31,22 +31,23 @@ the start at N2. In mode `buffer` (`handoff`) both do.
   asks again, and notes the delay. If N1 dies, N2 gets the shard under the fence of the intent: it
   may run there already.
 - STORING: the new home is being written.
-- SETTLING: the shard lives at N2, and its senders know. It does not move again before N2 has every
-  acknowledgement, or for `SETTLE_S`. If N1 has died, N2 waits for none, and may never have got
+- SETTLING: the shard lives at N2, and its senders have the new home. It does not move again before
+  N2 has every acknowledgement, or for `SETTLE_S`. If N1 has died, N2 waits for none, and may never
+  have got
   Switch: the move is over, and N2 gets HostShard. It gets one, too, if it has been silent for
   `SETTLE_S`.
 
-**The intent** is a row of the table beside that of the shard, so every store keeps it: its name is
-that of `sharding/intents`, its value the new home. The write of the new home removes it. A
-coordinator that takes over finds it, and asks N1 again (`recover`): N1 goes on with what it knows,
-or begins. A region that registers reports what it hosts; if N2 runs the shard already, that counts,
-because its fence is the higher one. If the move was complete under the former coordinator, N2 says
-so again when HomesMoved arrives.
+**The intent** is a row of the table beside the shard's row, so every store keeps it:
+`sharding/intents` defines its name, and its value is the new home. The write of the new home
+removes it. A coordinator that takes over finds it, and asks N1 again (`recover`): N1 goes on with
+the move that it has, or begins. A region that registers reports its shards; if N2 runs the shard
+already, that counts, because its fence is the higher one. If the move was complete under the former
+coordinator, N2 reports it again when HomesMoved arrives.
 
 A move that is refused, because N2 is gone or N1 waits for an earlier move, is tried once more in
 mode `buffer`, which needs no other node than N1.
 
-`TRANSITIONS` is the diagram as data. Not here: what N1 and N2 do (`region/outgoing_moves`,
+`TRANSITIONS` is the diagram as data. Not here: the parts of N1 and N2 (`region/outgoing_moves`,
 `region/incoming_moves`).
 
 Source: S3.56-S3.58, S3.64, S3.72-S3.74, N.4; docs/partitions.md.
@@ -86,7 +87,7 @@ class DirectPhase(Enum):
 
 
 class DirectTrigger(Enum):
-    """What advances a direct move."""
+    """The triggers of a direct move."""
 
     DURABLE = "intent durable"
     MOVED = "moved"
@@ -151,7 +152,7 @@ class DirectMoves:
 
     Args:
         mode: the mode of the type, by its text.
-        ledger: the table, its fences, and what must be written.
+        ledger: the table, its fences, and pending changes.
         settings: the time after which N1 is asked again.
         is_live: True if membership shows the node.
         is_proxy: True if the node has registered, and hosts nothing.
@@ -193,7 +194,7 @@ class DirectMoves:
         return self.used and shard not in self._refused
 
     def forget_refusal(self, shard: str) -> None:
-        """Let the move after the one that begins now be direct."""
+        """Let the move after the current one be direct."""
         self._refused.pop(shard, None)
 
     def deadline(self) -> float | None:
@@ -278,14 +279,14 @@ class DirectMoves:
             self._moved_now.append(one)
             alone = not self._is_live(one.move.old.node)
             if alone:
-                others.append(home)  # the new home may wait for the old one, or not know of it
+                others.append(home)  # the new home may wait for the old one, or not have the move
             if one.complete or alone:
                 self._end(one, DirectTrigger.COMPLETE)
         return others
 
     def on_moved(self, sender: NodeId, move: ShardMove) -> bool:
         """Write the new home: N1 has handed the shard over. Returns False if this coordinator does
-        not know the move."""
+        not have the move."""
         one = self._of(move)
         if one is None or sender != move.old.node:
             return False
@@ -377,7 +378,7 @@ class DirectMoves:
                         self._ledger.intents[shard] = None
 
     def tick(self, now: float) -> list[Home]:
-        """End or repeat what is overdue. Returns the new homes that must be asked to host."""
+        """End or repeat overdue steps. Returns the new homes that must be asked to host."""
         silent: list[Home] = []
         for shard in self._timers.due(now):
             one = self.moves[shard]
@@ -412,7 +413,7 @@ class DirectMoves:
         return sends
 
     def news_for(self, node: NodeId, homes: Iterable[Home]) -> list[Home]:
-        """Return those of the new homes that the node does not learn by HomesMoved."""
+        """Return the new homes that the node does not get by HomesMoved."""
         moved = {
             one.move.new
             for one in self._moved_now

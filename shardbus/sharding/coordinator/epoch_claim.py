@@ -15,9 +15,8 @@ a higher epoch. So the store has an epoch above all its fences again, even if ev
 the next write.
 
 The epoch is one more than the highest of the store and of gossip, and never above `EPOCH_MAX`: a
-coordinator that knows the last one claims none. Attempts are spaced by a backoff
-that starts at a tenth of `coordinator_failure_backoff`, doubles, and ends at five times the
-setting.
+coordinator that finds the last one claims none. Attempts are spaced by a backoff that starts at a
+tenth of `coordinator_failure_backoff`, doubles, and ends at five times the setting.
 
 Source: S0.33, S2.61, B.97; docs/architecture.md.
 """
@@ -174,7 +173,7 @@ class EpochClaim:
         return [Stop(reason)]
 
     def _on_epoch_seen(self, epoch: int) -> list[ClaimEffect]:
-        """Stop if this coordinator rules under an epoch below the one that gossip shows."""
+        """Stop if this coordinator's epoch is below the epoch that gossip shows."""
         if (
             self.state in (CoordinatorState.RULING, CoordinatorState.RETIRING)
             and epoch > self.epoch

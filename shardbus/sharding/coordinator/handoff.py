@@ -17,17 +17,17 @@ The messages of a move, from a home A to a home B:
     A             ShardStopped ─────────> coordinator          after the last entity has stopped
     coordinator   writes the new home to the store, and only then
                   HostShard ────────────> B
-                  ShardHomes ───────────> every region and proxy, which send what waits to B
+                  ShardHomes ───────────> every region and proxy, which send waiting messages to B
 
 - BEGIN: the coordinator has sent BeginHandOff to every region and proxy. Each buffers messages for
   the shard, flushes its session to the old home and acknowledges. A region that terminates counts
-  as acknowledged. The coordinator does not wait for a region that is late: what that region still
-  sends is forwarded by the old home, and its own Flush behind it keeps the order. But the shard
-  does not move *to* a late region, which may still wait for its echo.
-- STOPPING: the coordinator has sent HandOff to the owner. The deadline is another one than that of
-  BEGIN, so a slow acknowledgement cannot use up the time to stop. When it passes, the coordinator
-  asks the owner again and notes the delay. It gives the shard to no other region while the owner
-  lives and has not sent ShardStopped.
+  as acknowledged. The coordinator does not wait for a region that is late: its later messages are
+  forwarded by the old home, and its own Flush behind it keeps the order. But the shard does not
+  move *to* a late region, which may still wait for its echo.
+- STOPPING: the coordinator has sent HandOff to the owner. The deadline is another one than BEGIN's,
+  so a slow acknowledgement cannot use up the time to stop. When it passes, the coordinator asks the
+  owner again and notes the delay. It gives the shard to no other region while the owner lives and
+  has not sent ShardStopped.
 - FREED: no entity of the shard runs. The coordinator writes the new home to the store, and only
   then sends HostShard and ShardHomes.
 
@@ -56,7 +56,7 @@ class HandoffPhase(Enum):
 
 
 class HandoffTrigger(Enum):
-    """What advances a hand-off to the next phase."""
+    """The triggers of a hand-off's next phase."""
 
     ALL_ACKED = "all acked"
     DEADLINE = "deadline"

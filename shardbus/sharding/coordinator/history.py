@@ -1,8 +1,8 @@
 """The last changes of each shard's home, and why: for operators who ask why a shard is where it is.
 
-A change is recorded when the store has it, so the history has what was, not what was planned. Why a
-shard leaves is known before, when its hand-off ends or its node is gone. The reason is kept until
-the write, with the time since which the shard was unreachable.
+A change is recorded when the store has it, so the history contains stored changes, not planned
+ones. The reason for leaving is known before, when the hand-off ends or the node is gone. It is kept
+until the write, with the time since which the shard was unreachable.
 
     asked      a message came for it, or it has remembered entities
     rebalance  for the balance, or because an operator gave it a place
@@ -10,7 +10,7 @@ the write, with the time since which the shard was unreachable.
     stop       an operator stopped it
     node_gone  its node died
     proxy      its node hosts nothing any more
-    ended      it stopped by itself: a lease was lost, or its region learned of a newer home
+    ended      it stopped by itself: a lease was lost, or its region received a newer home
     reported   a region had it, and the table did not
 
 The last `CHANGES_MAX` changes of a shard are kept, of at most `SHARDS_MAX` shards. All of it ends

@@ -9,9 +9,9 @@ that finds no node without a row of its shard has no home.
     nodes go ───> SHRINK_AFTER_S ──> N shrinks ──> rows above it stop, and get no home
 
 With `per_instance` and its like, N follows the load as well, which regions report
-(`LoadInstances`): after `RISES_AFTER_S` of more load than the instances are enough for, and after
-`FALLS_AFTER_S` of less than half of that. So a gust of load changes nothing. What a user expects
-counts like messages that arrive. While a region of an earlier release leaves a figure out that
+(`LoadInstances`): after `RISES_AFTER_S` of more load than the instances can bear, and after
+`FALLS_AFTER_S` of less than half of it. So a gust of load changes nothing. The user's expected
+messages count like arrived ones. While a region of an earlier release leaves out a figure that
 matters, N does not fall.
 
 A coordinator that takes over finds N in the table: the highest row. The number is sent to every
@@ -35,7 +35,7 @@ SHRINK_AFTER_S = 10.0
 RISES_AFTER_S = 30.0
 """Seconds for which the load must be more than the instances are enough for."""
 FALLS_AFTER_S = 300.0
-"""Seconds for which the load must be less than half of what the instances are enough for."""
+"""Seconds for which the load must be less than half of the load that the instances can bear."""
 
 
 class LoadInstances:
@@ -53,7 +53,7 @@ class LoadInstances:
         self._too_many = False
 
     def record(self, report: ShardLoads) -> None:
-        """Record what a region reports of the whole type, whatever the unit of its loads."""
+        """Record a region's report of the whole type, whatever the unit of its loads."""
         rate = sum(report.loads.values()) if report.rate is None else report.rate
         load = TypeLoad(rate, report.busy, report.waiting, report.expected)
         self.loads[report.node] = load
@@ -63,7 +63,7 @@ class LoadInstances:
         self.loads = {node: self.loads[node] for node in nodes if node in self.loads}
 
     def update(self, now: float) -> None:
-        """Compare the load with what the instances are enough for."""
+        """Compare the load with the load that the instances can bear."""
         if not self._instances.follows_load:
             return
         wanted = self._instances.called_for(self._total())
@@ -157,7 +157,7 @@ class InstanceRows:
         return [row_of(shard, k) for k in range(1, self.count + 1)]
 
     def to_inform(self, nodes: Iterable[NodeId]) -> list[NodeId]:
-        """Return those of these nodes that do not know N, once."""
+        """Return the nodes that have not been sent N, each once."""
         known = self._informed
         self._informed = dict.fromkeys(nodes, self.count)
         return [node for node in self._informed if known.get(node) != self.count]

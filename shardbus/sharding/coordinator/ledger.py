@@ -1,4 +1,4 @@
-"""The coordinator's ledger: the shard table, what must change in it, and the one write under way.
+"""The coordinator's ledger: the shard table, its pending changes, and the one write under way.
 
     wanted ──plan──> writing ──apply_write──> at home, in the table
     adopted ───────────^                          │
@@ -71,8 +71,8 @@ class WantedHome:
 
 ANY_HOME = WantedHome()
 CONFIRM_S = 10.0
-"""Seconds without a write after which the coordinator writes nothing, to learn whether the store
-still accepts its epoch."""
+"""Seconds without a write after which the coordinator writes an empty change, to check that the
+store still accepts its epoch."""
 
 Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
 """Returns the nodes that may get shards; its argument is the nodes to avoid."""
@@ -128,7 +128,7 @@ def no_hosts(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReportFindings:
-    """What the report of a region means for the table."""
+    """The findings of a region's report, compared with the table."""
 
     confirmed: list[Home]
     """Homes that both have."""
@@ -141,7 +141,7 @@ class ReportFindings:
 
 
 class Ledger:
-    """The table, and what must change in it."""
+    """The table, and its pending changes."""
 
     __slots__ = (
         "_fence",
@@ -174,7 +174,7 @@ class Ledger:
         self._fence = 0
 
     def load(self, epoch: int, rows: Mapping[str, tuple[NodeId, int]]) -> dict[str, Home]:
-        """Set the table to what the store has, under a new epoch; return the intents by shard."""
+        """Set the table to the stored one, under a new epoch; return the intents by shard."""
         homes, intents = split_intents(rows)
         nodes = sorted({node for node, _ in homes.values()})
         events: list[TableEvent] = [RegionRegistered(node) for node in nodes]
@@ -228,7 +228,7 @@ class Ledger:
             self.wanted[shard] = wanted
 
     def forget_wanted(self, shard: str) -> None:
-        """Get no home for the shard after all. What the store has of it is removed."""
+        """Get no home for the shard after all. Its stored row is removed."""
         if self.wanted.pop(shard, None) is not None and shard not in self.table.homes:
             self._unwanted[shard] = None
 
@@ -246,7 +246,7 @@ class Ledger:
         ]
 
     def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> ReportFindings:
-        """Compare what a region hosts with the table. Of two homes the one with the higher fence
+        """Compare a region's shards with the table. Of two homes the one with the higher fence
         counts."""
         found = ReportFindings([], [], [], [])
         reported = {home.shard: home for home in hosted if home.node == node}
@@ -306,9 +306,9 @@ class Ledger:
         return orphans
 
     def plan(self, place: Place, hosts: Hosts) -> PendingWrite | None:
-        """Start one write of everything that must change; None if one is under way or nothing must.
+        """Start one write of all pending changes; None if one is under way or nothing changes.
         Without any host there are no new homes. A shard for which `place` has not decided yet keeps
-        what it has."""
+        its home."""
         if self.writing is not None:
             return None
         homeless = self._find_homeless(hosts)

@@ -1,11 +1,11 @@
-"""What one coordinator knows of the loads of its type's shards, for the strategy least-load.
+"""One coordinator's estimates of the loads of its type's shards, for the strategy least-load.
 
     region ──ShardLoads, every few seconds──> coordinator ──averages──> strategy least-load
 
-A region reports the load of each of its shards, and what its node has to spare (`shard_load`). A
+A region reports the load of each of its shards, and its node's spare capacity (`shard_load`). A
 report replaces half of the known figures after `HALF_LIFE_S`, so a short burst moves nothing. A
 load belongs to the shard and goes with it to its next home. A shard that its region leaves out of
-the report had no load. A new coordinator knows no loads; every region reports within seconds, and
+the report had no load. A new coordinator has no loads; every region reports within seconds, and
 until then nothing is moved for balance.
 
 Nodes may differ in `sharding.load` while an operator changes it. The coordinator's own setting
@@ -50,7 +50,7 @@ class LoadEstimates:
         self.kind, self._cool_down = kind, cool_down
         self.loads: dict[str, float] = {}
         self.spare: dict[NodeId, float] = {}
-        """What each node has to spare for the type."""
+        """The spare capacity of each node for the type."""
         self._reported_at: dict[NodeId, float] = {}
         """When each region last reported."""
         self._rests: dict[str, float] = {}
@@ -60,9 +60,9 @@ class LoadEstimates:
         self._other_kinds: dict[NodeId, str] = {}
 
     def record(self, report: ShardLoads, table: ShardTable, now: float) -> list[Note]:
-        """Record what a region reports of its own shards and its node. What it reports of other
-        shards is ignored. Returns a note if it reports in another unit than before, not the one of
-        this coordinator."""
+        """Record a region's report of its own shards and its node. Figures of other shards are
+        ignored. Returns a note if the report's unit is another than before, and not this
+        coordinator's."""
         node = report.node
         if report.kind != self.kind:
             self._reported_at.pop(node, None)

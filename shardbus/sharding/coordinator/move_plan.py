@@ -2,8 +2,8 @@
 
 A plan of thousands of moves is carried out a few at a time, and every turn of the coordinator asks
 which of them may begin. So they wait in a queue for each pair of source and target, and a turn
-looks at the heads of the queues only: what it costs depends on the moves that begin, and not on
-those that wait.
+looks at the heads of the queues only: its cost depends on the moves that begin, and not on the
+waiting ones.
 
 Source: S2.28, B.66.
 """

@@ -92,13 +92,13 @@ class Moves:
     def question(
         self, table: ShardTable, candidates: Sequence[NodeId], now: float
     ) -> Callable[[AllocationStrategy], list[Move]]:
-        """Return what asks a strategy for a plan. It reads nothing that changes."""
+        """Return a function that asks a strategy for a plan. It reads nothing that changes."""
         fit = [node for node in candidates if self._late.get(node, (0.0, 0))[0] <= now]
         in_flight = self.in_flight()
         return lambda strategy: strategy.rebalance(table, fit, in_flight)
 
     def plan(self, moves: Iterable[Move]) -> None:
-        """Take a plan in place of what has not begun."""
+        """Take a plan in place of the moves that have not begun."""
         direct = self._direct or ()
         self._plan = MovePlan(
             move for move in moves if move.shard not in self.handoffs and move.shard not in direct
@@ -143,7 +143,7 @@ class Moves:
         return self._plan.take(candidates, under_way, self.bound, most)
 
     def may_leave(self, shards: Shards, changing: Iterable[str], now: float) -> list[str]:
-        """Return those of the shards of a leaving or draining region whose move may begin now.
+        """Return the shards of a leaving or draining region whose move may begin now.
 
         Shards that move already count in the bound, and those whose home is `changing`: they have
         stopped, and the store does not have their next home yet.

@@ -1,13 +1,13 @@
-"""What a coordinator sends in one turn, gathered into few messages per receiver.
+"""A coordinator's messages of one turn, gathered into few per receiver.
 
 Within one turn the order per receiver is fixed, so that a region can act on each message as it
 comes: it is registered before it has commands, it stops shards before it starts others, and it
-hosts a shard before it learns that other regions send to it. Lists longer than `CHUNK` are split,
-for frames are bounded.
+hosts a shard before other regions send to it. Lists longer than `CHUNK` are split, for frames are
+bounded.
 
-`HomeRequests` keeps what was asked in the turn. Each request is answered at its end with ShardHomes
-or Wait. Regions and proxies get every new home anyway, unless the table travels by gossip. Who does
-not, as a client, is remembered with the shard until the shard has a home.
+`HomeRequests` keeps the turn's requests. Each is answered at the turn's end with ShardHomes or
+Wait. Regions and proxies get every new home anyway, unless the table travels by gossip. A node that
+does not, as a client, is remembered with the shard until the shard has a home.
 
 Source: S0.22, B.57, N.5; docs/architecture.md.
 """
@@ -84,7 +84,7 @@ class Outbox:
         self._stopped[node] = None
 
     def forget(self, node: NodeId) -> None:
-        """Drop what was meant for a dead node, and its leftovers."""
+        """Drop the messages for a dead node, and its leftovers."""
         for gathered in (self._homes, self._waits, self._stopped):
             gathered.pop(node, None)
         self._leftovers = {s: old for s, old in self._leftovers.items() if old[0].node != node}
@@ -125,7 +125,7 @@ class Outbox:
 
 
 class HomeRequests:
-    """The requests for homes of one turn, and those who wait for a home."""
+    """The requests for homes of one turn, and the nodes that wait for a home."""
 
     __slots__ = ("_outbox", "_requests", "_waiting")
 
@@ -139,7 +139,7 @@ class HomeRequests:
         self._requests.update(dict.fromkeys((asker, shard) for shard in shards))
 
     def shards(self) -> dict[str, None]:
-        """Return the shards that were asked for in this turn."""
+        """Return the shards that were requested in this turn."""
         return dict.fromkeys(shard for _, shard in self._requests)
 
     def answer(
@@ -169,7 +169,7 @@ class HomeRequests:
             waiting.pop(node, None)
 
     def on_homes(self, homes: Iterable[Home]) -> None:
-        """Send these new homes to those who wait for them."""
+        """Send these new homes to the nodes that wait for them."""
         for home in homes:
             for asker in self._waiting.pop(home.shard, ()):
                 self._outbox.add(asker, HomeMessage.SHARD_HOMES, (home,))

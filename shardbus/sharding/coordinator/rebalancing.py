@@ -2,7 +2,7 @@
 
 The balance is checked each `rebalance_interval` seconds, soon after a node came or went, and when
 an operator asks. A check makes a plan, unless something holds it back: a member is unreachable or
-joining, a rollout is under way, a new coordinator does not know its regions yet, or an operator has
+joining, a rollout is under way, a new coordinator does not have its regions yet, or an operator has
 paused rebalancing. Moves of an earlier plan that have not begun are dropped then. While shards wait
 for homes, the next check follows a moment later.
 
@@ -18,7 +18,7 @@ move counts for the 60 seconds after it began. A new coordinator starts to count
 its place is taken away. Strategy `external` has no other rule, so it keeps the places itself.
 
 **Loads.** Where the strategy may go by load (`least_load`, or one of the user's), regions report
-what their shards cost (`load_estimates`). A check gives `least_load` the averages, and the shards
+the cost of their shards (`load_estimates`). A check gives `least_load` the averages, and the shards
 that rest because they have just moved; each call of `allocate` gets the averages.
 
 **Strategies of the user's** are called in a thread (`strategy_calls`): plans come in later turns.
@@ -105,7 +105,7 @@ class Rebalancing:
         self.strategy = CheckedStrategy(strategy, self._faults.append)
         self.planner: PinnedShards | DistinctRows
         self.planner = DistinctRows(self.strategy) if rows else PinnedShards(self.strategy)
-        """What plans: a guard around the strategy."""
+        """The planner: a guard around the strategy."""
         self.calls: StrategyCalls | None = None
         """The calls of a strategy that runs in a thread."""
         if threaded:
@@ -161,7 +161,7 @@ class Rebalancing:
         return self.planner.around(CheckedStrategy(self.strategy.strategy, lambda fault: None))
 
     def take_faults(self, now: float, more: Collection[StrategyFault] = ()) -> None:
-        """Note what the strategy has done wrong in this turn."""
+        """Note the strategy's faults in this turn."""
         for fault in (*self._faults, *more):
             self._moves.notes += self.faults.add(fault, now)
         self._faults.clear()

@@ -1,4 +1,4 @@
-"""The nodes that a coordinator knows: live members, registered regions and proxies, candidates.
+"""The nodes of a coordinator: live members, registered regions and proxies, candidates.
 
 Three sources are kept apart. Membership reports which nodes live, which of them take no new shards,
 which version of the application each runs, and whether a member is unreachable or joining.
@@ -15,11 +15,11 @@ grace is `waiting_for_state_timeout`; it is `LOSS_PATIENCE` times longer if the 
 table, for then the reports of regions are all that is left, and a shard given away could be running
 elsewhere. Nor does the first coordinator allocate before `sharding.min_members` regions have
 registered, so that not all shards land on the first one; nor before as many as the cluster's own
-minimum asks for (`cluster.min_members`, or the minimum of the type's role), or as many as there are
+minimum requires (`cluster.min_members`, or the minimum of the type's role), or as many as there are
 members that may host the type, if these are fewer: others may not have it.
 
 A registration waits until membership shows its node, and while a write is under way, for it may
-change what is to be written. Then it is compared with the table. A shard that both have counts as
+change the pending writes. Then it is compared with the table. A shard that both have counts as
 started. A shard that only the region hosts is adopted. A shard that the region should host gets
 HostShard once more. Of two homes of one shard, the one with the lower fence gets HandOff. A region
 with another layout is refused, and the reason names both.
@@ -96,7 +96,7 @@ class Registry:
         return self.registered.get(node, False)
 
     def update(self, members: MembersChanged) -> None:
-        """Replace what membership reported; the caller ends what depends on dead nodes."""
+        """Replace membership's report; the caller ends all that depends on dead nodes."""
         self.known = True
         self._live = dict.fromkeys(members.live)
         self._unfit = dict.fromkeys(members.unfit)
@@ -143,7 +143,7 @@ class Registry:
         )
 
     def hosts(self, avoid: Collection[NodeId] = ()) -> tuple[NodeId, ...]:
-        """Return the candidates for a shard that needs a home, in address order: those of the
+        """Return the candidates for a shard that needs a home, in address order: the nodes of the
         highest version. Nodes to `avoid` are among them only if no other candidate is left."""
         able = self.candidates()
         able = [node for node in able if node not in avoid] or able
@@ -157,7 +157,7 @@ class Registry:
         return self.draining if self.draining and self.candidates() else ()
 
     def is_incomplete(self, now: float) -> bool:
-        """True if a live node has not reported what it hosts and the coordinator waits for it."""
+        """True if a live node has not reported its shards and the coordinator waits for it."""
         missing = any(node not in self.registered for node in self._live)
         return not self.known or (now < self.grace_until and missing)
 
@@ -267,7 +267,7 @@ class Registrar:
         return new
 
     def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
-        """Compare what the region hosts with the table, and settle each difference."""
+        """Compare the region's shards with the table, and settle each difference."""
         found = self._ledger.reconcile(node, hosted)
         for home in found.adopted:
             self.notes.append(Note("adopted", f"shard {home.shard} at {node}"))

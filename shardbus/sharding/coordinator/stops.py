@@ -1,4 +1,4 @@
-"""Shards that an operator wants stopped, until they have stopped.
+"""Shards that an operator stops, until they have stopped.
 
 A shard at home is handed off to nowhere. One that moves goes nowhere in the end. One that starts is
 stopped once it has started. One that runs nowhere has stopped already. A message for a stopped
@@ -52,7 +52,7 @@ class PendingStops:
         Args:
             settled: returns the home of a shard that neither moves nor is being written.
             stop: begins the hand-off of a shard that is at home.
-            complete: every live region has registered, so what the table does not have runs
+            complete: every live region has registered, so a shard that is not in the table runs
                 nowhere.
         """
         for shard in list(self._pending):

@@ -62,7 +62,7 @@ Question = Callable[[AllocationStrategy], T]
 
 
 class CallState(Enum):
-    """What the strategy does."""
+    """The state of the strategy's call."""
 
     IDLE = "idle"
     ASKED = "asked"
@@ -71,8 +71,8 @@ class CallState(Enum):
 
 
 class StrategyCalls:
-    """The calls of a strategy; `strategy` returns it as it is now. `guard` makes of a strategy the
-    one that is asked: it may keep pinned shards from it, or put rows on distinct nodes."""
+    """The calls of a strategy; `strategy` returns it as it is now. `guard` wraps the strategy
+    before it is called: it may keep pinned shards from it, or put rows on distinct nodes."""
 
     __slots__ = (
         "_answers", "_asked", "_asked_at", "_calling", "_due", "_guard", "_late", "_number",
@@ -110,7 +110,7 @@ class StrategyCalls:
         return key in self._answers
 
     def waits(self) -> str:
-        """Return what the coordinator waits for; empty if it waits for no answer."""
+        """Return the awaited answer as text; empty if the coordinator waits for none."""
         waits = self.state is CallState.ASKED or (self._questions and self.state is CallState.IDLE)
         return f"{self._method()} is to answer" if waits else ""
 
@@ -119,7 +119,7 @@ class StrategyCalls:
         return self._due
 
     def tick(self, now: float) -> list[StrategyFault]:
-        """Apply what is due; return a fault of a strategy that has not returned."""
+        """Apply due changes of state; return a fault of a strategy that has not returned."""
         if self._due is None or now < self._due:
             return []
         if self.state is CallState.RESTING:
@@ -149,7 +149,7 @@ class StrategyCalls:
         return answered.faults
 
     def end_turn(self, now: float) -> list[AskStrategy]:
-        """Forget the answers that were not fetched, and ask what has come up if nothing is."""
+        """Forget the answers that were not fetched, and ask new questions if none is under way."""
         self._answers = {}
         if self.state is not CallState.IDLE or not self._questions:
             return []

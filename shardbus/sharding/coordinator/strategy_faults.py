@@ -1,4 +1,4 @@
-"""What a strategy has done wrong: notes at growing intervals, and texts for `doctor`.
+"""The faults of a strategy: notes at growing intervals, and texts for `doctor`.
 
 A strategy that fails does so with each call, and a call comes with each new shard. So a kind of
 fault is noted when it occurs first, and again after `AGAIN_S`, then after twice as long each time,
@@ -25,7 +25,8 @@ KINDS_MAX = 20
 
 @dataclass(slots=True)
 class _Kind:
-    """The faults of one kind. `unnoted`: since the last note. `text`: what `method` did last."""
+    """The faults of one kind. `unnoted`: since the last note. `text`: the last fault of
+    `method`."""
 
     method: str
     text: str
@@ -37,7 +38,7 @@ class _Kind:
 
 
 class StrategyFaults:
-    """The faults of the strategy of this name, that of its class."""
+    """The faults of the strategy of this name, its class name."""
 
     __slots__ = ("_kinds", "_name")
 
@@ -65,7 +66,7 @@ class StrategyFaults:
         return [Note("strategy_failed", text, times)]
 
     def shown(self, now: float) -> list[tuple[str, str]]:
-        """Return the faults of the last `KEPT_S` seconds: each method, and what it did."""
+        """Return the faults of the last `KEPT_S` seconds: each method, and its fault."""
         self._forget(now)
         return [
             (kind.method, f"{kind.text} ({kind.count} times, the last {now - kind.last:.0f} s ago)")

@@ -6,8 +6,8 @@ which passes it on (`region/table_gossip`). Changes within `PUBLISH_S` make one 
 each version has every home in it.
 
 A version has the settled homes of the table. Shards that are being handed off, or handed over
-directly, are among its changes instead: their senders learn of the new home by the messages of
-the move, which keep the order.
+directly, are among its changes instead: their senders get the new home by the messages of the move,
+which keep the order.
 
 Source: S3.33, S3.37, S3.45, S3.54.
 """

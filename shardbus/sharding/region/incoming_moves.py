@@ -4,7 +4,7 @@
 
 - PREPARED: nothing of the shard runs here. Messages that come are kept.
 - STARTING: the old home has handed the shard over, and it starts.
-- OPENING: the shard runs. What the old home sends is let in as it comes. In a mode with
+- OPENING: the shard runs. The old home's messages are let in as they come. In a mode with
   `arrivals="buffer"` the node keeps, for each sender, the messages that come directly, until that
   sender's MoveAck arrives from the old home: behind everything that the sender had sent there. Then
   the sender's messages are handled in their order, and later ones are let in. Processes that are no
@@ -23,14 +23,14 @@ with its session is none. It asks the old home, too, which answers for senders t
 `ACK_PATIENCE_S` a sender's messages are handled all the same, and the region notes `ack_given_up`:
 from then on the order of that sender is not guaranteed. When the old home is gone, nothing more can
 come from it, and every buffer opens. If it is gone before Switch, only the coordinator's HostShard
-starts the shard. The new home asks for the home every `retry_interval` then: a coordinator whose
-store has lost the move has the shard nowhere, and what waits here would wait for ever.
+starts the shard. The new home requests the home every `retry_interval` then: a coordinator whose
+store has lost the move has the shard nowhere, and the waiting messages would wait for ever.
 
-What the entities had in memory at the old home comes before Switch, and goes to the shard's start.
-What comes later, or exceeds `CARRY_MAX` bytes, is refused, and noted: those entities start from the
-store.
+The entities' in-memory data from the old home comes before Switch, and goes to the shard's start.
+Data that comes later, or exceeds `CARRY_MAX` bytes, is refused, and noted: those entities start
+from the store.
 
-What is kept counts in the region's buffer, and is refused above its bound.
+Kept messages and data count in the region's buffer, and are refused above its bound.
 
 Source: S3.59, S3.60, S3.63, S3.64, S3.68, S3.69, S3.75; docs/partitions.md.
 """
@@ -70,11 +70,11 @@ class IncomingMove:
     gates: dict[NodeId, list[BufferedMessage]]
     """By sender without an acknowledgement: the messages that it sent here."""
     first: list[BufferedMessage] = field(default_factory=list)
-    """What the old home sent before the shard ran."""
+    """The old home's messages that came before the shard ran."""
     others: list[BufferedMessage] = field(default_factory=list)
-    """What came from others before the shard ran."""
+    """Other nodes' messages that came before the shard ran."""
     carried: tuple[CarriedEntity, ...] = ()
-    """What entities had in memory at the old home."""
+    """The entities' in-memory data from the old home."""
     switched: bool = False
     runs: bool = False
     until: float = 0.0
@@ -85,7 +85,7 @@ class IncomingMoves:
     """The shards that this node takes over. Effects are appended to `out`.
 
     Args:
-        start: starts a shard on this node, with what its entities carry; `on_running` follows.
+        start: starts a shard on this node, with its entities' in-memory data; `on_running` follows.
         drop: forgets a shard that was prepared and has not started.
     """
 
@@ -145,7 +145,7 @@ class IncomingMoves:
         self._out.append(ev.Send(move.old.node, msg.MovePrepared((move,), carries=True)))
 
     def on_carried(self, move: ShardMove, entities: tuple[CarriedEntity, ...]) -> None:
-        """Keep what entities had in memory at the old home, until their shard starts."""
+        """Keep the entities' in-memory data from the old home, until their shard starts."""
         one = self._moves.get(move.new.shard)
         if one is None or one.move != move or one.switched:
             self._out.append(ev.Note("carry_refused", f"shard {move.new.shard}: it comes too late"))
@@ -178,7 +178,8 @@ class IncomingMoves:
             self._start(one.move.new.shard, carried)
 
     def on_running(self, shard: str, now: float) -> bool:
-        """Let in what waits, in order. False if the shard does not come by a direct move."""
+        """Let in the waiting messages, in order. False if the shard does not come by a direct
+        move."""
         one = self._moves.get(shard)
         if one is None:
             return False
@@ -261,7 +262,7 @@ class IncomingMoves:
             self._drop(move.new.shard)
 
     def tick(self, now: float) -> None:
-        """Ask again for what is late, and end what takes too long."""
+        """Ask again for late messages, and end waits that take too long."""
         for shard in self._timers.due(now):
             one = self._moves[shard]
             if not one.switched and self._routing.is_gone(one.move.old.node):
@@ -283,7 +284,7 @@ class IncomingMoves:
             self._timers.set(shard, now + self._retry)
 
     def end(self, shard: str, now: float) -> None:
-        """Forget a shard that does not come, or stops; what is kept takes the way of any other
+        """Forget a shard that does not come, or stops; its kept messages take the way of any other
         message."""
         one = self._moves.get(shard)
         if one is None:

@@ -11,25 +11,25 @@
 
 - PREPARING: the shard runs on while the new home prepares. If that dies or gives no answer within
   `shard_start_timeout`, the shard stays. A new home that refuses, with MoveCancelled, is treated as
-  one that is gone. A HandOff ends the move: its coordinator does not know it, for its store was set
+  one that is gone. A HandOff ends the move: its coordinator does not have it, for its store was set
   back. So does the news that the shard has a newer home (superseded), in the next phase too.
 - STOPPING: no message is let in. Entities handle what is in their mailboxes and stop. Messages that
-  come wait here, behind what the entities leave, or are dropped.
+  come wait here, behind the entities' leftovers, or are dropped.
 - FORWARDING: the shard was handed over. Switch and everything that waits have gone to the new home,
-  and what still comes follows on the same session, or is dropped. Every sender's MoveAck follows
-  its messages there; a client sends none. The old home counts them; without all of them it stops
+  and later messages follow on the same session, or are dropped. Every sender's MoveAck follows its
+  messages there; a client sends none. The old home counts them; without all of them it stops
   counting after `FORWARD_S`. Messages that come later are forwarded as any that meet a wrong home.
-  A new home that has not said that it is prepared is asked again every `FORWARD_S`: if it refuses,
-  the shard is reported as stopped. When the coordinator asks again, the shard is reported as moved:
-  this node may never learn that the new home is gone, and the coordinator knows.
+  A new home that has not sent MovePrepared is asked again every `FORWARD_S`: if it refuses, the
+  shard is reported as stopped. When the coordinator asks again, the shard is reported as moved: the
+  news that the new home is gone may never reach this node, but reaches the coordinator.
 - KEPT: the shard was not handed over. If it has stopped by then, it is reported as stopped.
 
-What the entities had in memory when they stopped (`carrying`) precedes Switch, in messages of
-bounded size, if the mode keeps order and the new home takes it. It is sent once: with a lost
-session it is lost, and the new home loads from the store.
+The entities' in-memory data when they stopped (`carrying`) precedes Switch, in messages of bounded
+size, if the mode keeps order and the new home takes it. It is sent once: with a lost session it is
+lost, and the new home loads from the store.
 
 In a mode that `overlaps` the shard is handed over before its entities have stopped: FORWARDING
-begins with `ready`, and what the entities leave is sent on when they have stopped.
+begins with `ready`, and the entities' leftovers are sent on when they have stopped.
 
 A sender that is gone sends no MoveAck: the old home forwards one for it, behind its messages. If it
 was gone before the shard was handed over, or the session has lost that MoveAck, the new home asks
@@ -93,7 +93,7 @@ class OutgoingPhase(Enum):
 
 
 class OutgoingTrigger(Enum):
-    """What advances a direct move at the old home."""
+    """The triggers of a direct move at the old home."""
 
     READY = "ready"
     READY_OVERLAPS = "ready, overlaps"
@@ -139,7 +139,7 @@ class OutgoingMove:
     phase: OutgoingPhase
     prepared: bool = False
     carries: bool = False
-    """The new home takes what entities had in memory."""
+    """The new home takes the entities' in-memory data."""
     running: bool = True
     """Entities of the shard have not stopped."""
     reported: bool = False
@@ -253,7 +253,7 @@ class OutgoingMoves:
             self._stop(shard, now)
 
     def on_prepared(self, move: ShardMove, now: float, *, carries: bool = False) -> None:
-        """Go on: the new home is ready. One that says so again has not received Switch."""
+        """Go on: the new home is ready. One that reports it again has not received Switch."""
         one = self._moves.get(move.old.shard)
         if one is None or one.move != move:
             again: msg.Message = msg.MoveCancelled((move,))
@@ -317,8 +317,8 @@ class OutgoingMoves:
         now: float,
         carried: tuple[CarriedEntity, ...] = (),
     ) -> bool:
-        """Hand over a shard whose entities have stopped; `left` is what they have not handled, and
-        `carried` what they had in memory. Returns False if the shard stopped for another reason."""
+        """Hand over a shard whose entities have stopped; `left` are their unhandled messages, and
+        `carried` their in-memory data. Returns False if the shard stopped for another reason."""
         one = self._moves.get(shard) or self._draining.pop(shard, None)
         if one is None or not one.running:
             return False
@@ -340,7 +340,7 @@ class OutgoingMoves:
         return True
 
     def _carry(self, move: ShardMove, carried: tuple[CarriedEntity, ...]) -> None:
-        """Send what entities had in memory, in messages of bounded size."""
+        """Send the entities' in-memory data, in messages of bounded size."""
         part: list[CarriedEntity] = []
         size = 0
         for entity in carried:
@@ -369,7 +369,7 @@ class OutgoingMoves:
             self.reports[one.move.old.shard] = one.move
 
     def _send_left(self, one: OutgoingMove, left: tuple[BufferedMessage, ...]) -> None:
-        """Send on, or drop, what the entities left after the shard was handed over."""
+        """Send on, or drop, the entities' leftovers after the shard was handed over."""
         if one.mode.after == "drop":
             self._reject(one.move.old.shard, left)
         elif left:
@@ -415,8 +415,8 @@ class OutgoingMoves:
     # Acknowledgements.
 
     def on_ack(self, sender: NodeId, move: ShardMove) -> None:
-        """Count the acknowledgement, and forward it behind what came before it. While messages for
-        the shard wait here it would overtake them: the new home asks for it again."""
+        """Count the acknowledgement, and forward it behind the messages before it. While messages
+        for the shard wait here it would overtake them: the new home requests it again."""
         if sender != self._me and move.new.node not in self._gone:
             if self._routing.keeps(move.old.shard):
                 return
@@ -449,9 +449,10 @@ class OutgoingMoves:
     # The end.
 
     def refuse_returned(self, node: NodeId, returned: Returned) -> Returned:
-        """Refuse what this old home had forwarded to a new one that has died, in a mode that keeps
-        order: its senders may have sent later ones there, and go on to the next home by themselves.
-        Returns the rest: a Flush, which its sender waits for, and what this node has sent."""
+        """Refuse the messages that this old home had forwarded to a new one that has died, in a
+        mode that keeps order: its senders may have sent later ones there, and go on to the next
+        home by themselves. Returns the rest: a Flush, which its sender waits for, and this node's
+        own messages."""
         rest = []
         for shard, message in returned:
             last = self._moved.get(shard)
@@ -482,7 +483,7 @@ class OutgoingMoves:
             self._timers.cancel(shard)
 
     def tick(self, now: float) -> None:
-        """End what is overdue."""
+        """End overdue moves."""
         for shard in self._timers.due(now):
             one = self._moves[shard]
             if one.phase is OutgoingPhase.FORWARDING and not one.reported:

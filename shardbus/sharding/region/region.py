@@ -13,11 +13,11 @@ that is not here; `routing` keeps them in order. This module registers, obeys, h
   the shard if that home is in the table, and otherwise does nothing.
 - A region obeys the sender of the highest epoch seen. Commands with a lower epoch, or with the same
   epoch from another sender, are refused and noted.
-- A *region* (`me` is a node, and it hosts) registers with what it hosts. A *proxy* registers and
-  hosts nothing. A *client* (`me` is None) does neither: it asks any node's region, which answers
-  and reports later moves.
-- In a direct move, BeginMove takes the place of HandOff, and PrepareMove that of HostShard:
-  `outgoing_moves` and `incoming_moves` have the two sides.
+- A *region* (`me` is a node, and it hosts) registers with its shards. A *proxy* registers and hosts
+  nothing. A *client* (`me` is None) does neither: it asks any node's region, which answers and
+  reports later moves.
+- In a direct move, BeginMove takes the place of HandOff, and PrepareMove takes the place of
+  HostShard: `outgoing_moves` and `incoming_moves` have the two sides.
 - To shut down, a region asks the coordinator to move everything away until that confirms. Without a
   coordinator it stops its shards itself.
 
@@ -66,7 +66,7 @@ class HostedShard:
     restart_fence: int = 0
     """The fence under which it starts again once it has stopped; 0 if it does not."""
     stop_fence: int = 0
-    """The fence up to which the coordinator wants it stopped."""
+    """The highest fence under which the coordinator has ordered it to stop."""
 
 
 class ShardRegion:
@@ -160,7 +160,7 @@ class ShardRegion:
         return self._routing.absence_of(shard)
 
     def why_waiting(self, shard: str) -> str:
-        """Return the coordinator's reason why a shard that was asked for has no home."""
+        """Return the coordinator's reason why a requested shard has no home."""
         return self._routing.requests.why_waiting(shard)
 
     @property
@@ -169,7 +169,7 @@ class ShardRegion:
         return self._routing.instances
 
     def handle(self, event: ev.RegionEvent, now: float) -> list[ev.RegionEffect]:
-        """Handle one event; return what must be done at once."""
+        """Handle one event; return its immediate effects."""
         self._turn_at = now
         match event:
             case ev.Deliver():
@@ -249,7 +249,7 @@ class ShardRegion:
         return self._take_effects()
 
     def check(self) -> None:
-        """Check that what must hold holds; for tests."""
+        """Check the invariants; for tests."""
         self._routing.check(self._incoming.kept())
         self._outgoing.check()
         self._incoming.check()
@@ -431,7 +431,7 @@ class ShardRegion:
 
     def _on_moved(self, move: ShardMove, epoch: int, now: float, *, ordered: bool) -> None:
         """Use the new home. If that is this node, and the shard is not here, it has stopped here
-        since, or never came: the coordinator did not know, for its store was set back."""
+        since, or never came: the coordinator has no record of that, for its store was set back."""
         if move.new.node == self._me and move.new.shard not in self._hosted:
             self._report_stopped(move.new)
             return

@@ -4,13 +4,14 @@ The shell reports where the coordinator is. The region registers there, first at
 then every `retry_interval` seconds, until RegisterAck. An epoch above the one it registered under
 means that there is a new coordinator, perhaps on the same node: the region registers again.
 
-A Register may wait at the coordinator's node, and count under the next epoch. What the region has
-begun to host since is in no table then if the store has lost its data. So the first RegisterAck of
-an epoch is followed by another Register if the last one had other shards.
+A Register may wait at the coordinator's node, and count under the next epoch. Shards that the
+region has begun to host since are in no table then if the store has lost its data. So the first
+RegisterAck of an epoch is followed by another Register if the last one had other shards.
 
 A region obeys the sender of the highest epoch seen. That is the first sender under the epoch, or
 the node that the shell reports as the coordinator's, in case a store that lost its data gave one
-epoch twice. A client, which registers nowhere, obeys any node; fences sort what it receives.
+epoch twice. A client, which registers nowhere, obeys any node; fences sort the homes that it
+receives.
 
 Source: S2.62, B.56; docs/architecture.md.
 """

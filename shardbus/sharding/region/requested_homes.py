@@ -1,4 +1,4 @@
-"""When a region asks the coordinator for homes, and what it was answered.
+"""When a region asks the coordinator for homes, and the answers that it got.
 
 Each shard whose home is needed has a timer (`want`). A coordinator without gossip sends a new home
 unasked, so the region asks only if that does not come (`expect`). After Wait the answer comes
@@ -22,7 +22,7 @@ ASKED = "the coordinator is asked"
 later."""
 
 REASON_S = 0.5
-"""Seconds after which a client that got this reason asks for the other one, once: a home usually
+"""Seconds after which a client that got this reason requests the other one, once: a home usually
 comes within milliseconds."""
 
 
@@ -36,10 +36,10 @@ class RequestedHomes:
         self.timers: Timers[str] = Timers()
         """By shard."""
         self._reasons: dict[str, str] = {}
-        """Why shards that the region has asked for have no home, by the coordinator."""
+        """Why requested shards have no home, by the coordinator."""
         self.by_gossip = False
-        """New homes come by gossip, which may be late, and from the coordinator to those who ask.
-        So the region asks as soon as messages wait, also while a shard moves."""
+        """New homes come by gossip, which may be late, and from the coordinator to regions that
+        ask. So the region asks as soon as messages wait, also while a shard moves."""
 
     def want(self, route: Route, at: float) -> None:
         """Ask for the home at that time, if it is needed and no request is due."""
@@ -51,7 +51,7 @@ class RequestedHomes:
         self.want(route, now if self.by_gossip else now + self._retry)
 
     def on_wait(self, shards: Iterable[str], reason: str, now: float) -> None:
-        """Ask for these later: the coordinator has noted that this region wants them."""
+        """Ask for these later: the coordinator has noted this region's request."""
         for shard in shards:
             if shard in self.timers:
                 at_first = reason == ASKED and shard not in self._reasons

@@ -1,4 +1,4 @@
-"""What a region knows of one shard: where messages for it go, and those that wait.
+"""The route of one shard in a region: where its messages go, and the waiting ones.
 
                home learned             other home learned, or BeginHandOff
     UNKNOWN ──────────────> KNOWN(home) ──────────────────────────────> FLUSHING(old home)
@@ -18,8 +18,8 @@
     KNOWN      the home   none      none              none       NONE
     FLUSHING   old home   open      known, or not     may wait   NONE, KEPT, AWAITED
 
-**Leftovers** are what the shard's entities have not handled where the shard stopped; they go before
-everything else (`routing` says how):
+**Leftovers** are messages that the shard's entities have not handled where it stopped. They go
+before everything else (`routing` says how):
 
     NONE       nothing is left over
     KEPT       the shard stopped here: the next home must ask for the `messages`
@@ -27,7 +27,7 @@ everything else (`routing` says how):
 
 **The floor** is the lowest fence that a home may have to be accepted:
 
-    what has happened                      `fence`            `handed_off`      `dead`
+    event                                  `fence`            `handed_off`      `dead`
     no home was known                      0                  none              none
     a home is known                        its fence          none              none
     the home is left, or stopped here      above the home's   none              none
@@ -44,7 +44,7 @@ Messages that come back from the old home while this region flushes towards it w
 Flush. They are `returned`, and go to the next home ahead of those `waiting`. The same holds for
 messages from a process that sent nothing to the old home by this region (`ForwardedFrom`): nothing
 older of it can come back. If those waited too, two homes in a row that each flush towards the one
-before could wait for each other, since the Flush of one lies behind what the other keeps. Only
+before could wait for each other, since the Flush of one lies behind the other's kept messages. Only
 behind leftovers that the old home passes on (`routing`) does every sender wait.
 
 `RouteBuffers` counts everything that waits in the region, in messages and in bytes. Asks that
@@ -63,7 +63,7 @@ from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
 
 FORWARDED_MAX = 100
-"""Processes that one `ForwardedFrom` tells apart."""
+"""Processes that one `ForwardedFrom` distinguishes."""
 
 LEFT_MAX = 16
 """Old homes that a route remembers."""
@@ -222,7 +222,8 @@ class HomeFloor:
 
 @dataclass(slots=True)
 class Leftovers:
-    """The messages that the entities of one shard have not handled, and who passes them on."""
+    """The messages that the entities of one shard have not handled, and the home that passes them
+    on."""
 
     messages: list[BufferedMessage] = field(default_factory=list)
     epoch: int = 0
@@ -230,9 +231,9 @@ class Leftovers:
     awaits: bool = False
     """The old home passes on leftovers."""
     requester: Home | None = None
-    """The home that asked for the leftovers: it lets in nothing else before them."""
+    """The home that has requested the leftovers: it lets in nothing else before them."""
     deadline: tuple[Home, float] | None = None
-    """A home that has not asked for the leftovers yet, and when it must have."""
+    """A home that has not requested the leftovers yet, and when it must have."""
 
     @property
     def state(self) -> LeftoversState:
@@ -242,7 +243,7 @@ class Leftovers:
         return LeftoversState.KEPT if self.messages else LeftoversState.NONE
 
     def lets_send_to(self, home: Home, me: NodeId | None) -> bool:
-        """True if messages may go to that home now: what is behind leftovers waits with them."""
+        """True if messages may go to that home now: messages behind leftovers wait with them."""
         behind = self.state is not LeftoversState.NONE and home.node != me
         return not behind or self.requester == home
 
@@ -282,7 +283,7 @@ class Route:
     waiting: list[BufferedMessage] = field(default_factory=list)
     returned: list[BufferedMessage] = field(default_factory=list)
     watched: bool = False
-    """A client wants the home, so the region asks for it without messages too."""
+    """A client needs the home, so the region requests it without messages too."""
     left: dict[NodeId, None] = field(default_factory=dict)
     """Old homes that were left without a Flush, in direct moves that keep order."""
     forwarded: ForwardedFrom = field(default_factory=ForwardedFrom)
@@ -291,7 +292,7 @@ class Route:
     """Whose messages went, or will go, to the next home."""
 
     def accepts(self, home: Home, epoch: int) -> bool:
-        """True if this home is at least as new as what is known."""
+        """True if this home is at least as new as the known one."""
         known = self.next_home or self.home
         if known is not None and known.fence == home.fence and known.node != home.node:
             return False
@@ -319,14 +320,14 @@ class Route:
         return messages
 
     def take_older(self) -> list[BufferedMessage]:
-        """Remove and return what the next home must get before everything that waits."""
+        """Remove and return the messages that the next home must get before all that wait."""
         older = self.leftovers.messages + self.returned
         self.leftovers.messages, self.returned = [], []
         return older
 
     def leave(self, node: NodeId) -> None:
-        """Record that this old home is left without a Flush: what comes back from it is older than
-        what may have reached the next one."""
+        """Record that this old home is left without a Flush: messages that come back from it are
+        older than messages that may have reached the next one."""
         self.left[node] = None
         if len(self.left) > LEFT_MAX:
             del self.left[next(iter(self.left))]
@@ -351,14 +352,14 @@ class Route:
         return unacked
 
     def open(self, home: Home) -> list[BufferedMessage]:
-        """Go to KNOWN. Returns what waited, for the home."""
+        """Go to KNOWN. Returns the waiting messages, for the home."""
         self.leftovers.deadline = self.leftovers.requester = None
         self.state, self.home, self.next_home = RouteState.KNOWN, home, None
         self.forwarded, self.forwarded_next = self.forwarded_next, ForwardedFrom()
         return self.take_messages()
 
     def bypasses_flush(self, via: NodeId | None) -> bool:
-        """True if what comes from `via` need not wait for the echo of the Flush."""
+        """True if messages from `via` need not wait for the echo of the Flush."""
         if self.state is not RouteState.FLUSHING or self.home is None or via is None:
             return False
         if via == self.home.node:

@@ -6,10 +6,11 @@ Order per sender and entity is kept because a region
    everything it sent there, and sends to the new home only after the echo (`route` has the
    diagram);
 2. forwards messages for a shard that is not here in the order of arrival, the Flushes of other
-   senders among them, so that their echo comes from behind what those senders had sent;
+   senders among them, so that their echo comes from behind those senders' messages;
 3. lets in, while the shard runs here already but the Flush towards its old home has no echo, only
-   what that home forwards and what comes from processes that sent nothing there by this region.
-   Everything else, local senders included, waits for the echo: nothing older can come after it.
+   messages forwarded by that home and messages from processes that sent nothing there by this
+   region. Everything else, local senders included, waits for the echo: nothing older can come after
+   it.
 
 A message that comes from the very node that it would be sent to shows that one of the two nodes is
 behind: it waits while the coordinator is asked. `hop_limit` ends longer circles.
@@ -17,24 +18,24 @@ behind: it waits while the coordinator is asked. `hop_limit` ends longer circles
 A home that echoes no Flush for `FLUSH_PATIENCE_S` is left all the same. From then on order towards
 that shard is not guaranteed, and the region notes `flush_given_up` with the name of the shard.
 
-**Leftovers** are what a shard's entities have not handled when the shard stops here: an entity was
-cut off, or could not start, or had stashed messages. They are older than anything that waits, so
-the next home gets them first. But other regions have buffered later messages since the hand-off
-began, and send those to the next home as soon as they know it. So that home must let in nothing
-else before the leftovers:
+**Leftovers** are messages that a shard's entities have not handled when the shard stops here: an
+entity was cut off, or could not start, or had stashed messages. They are older than anything that
+waits, so the next home gets them first. But other regions have buffered later messages since the
+hand-off began, and send those to the next home as soon as it is known. So that home must let in
+nothing else before the leftovers:
 
     old home      ShardStopped(left) ─────> coordinator
     coordinator   HostShard(behind) ──────> new home          which then awaits the leftovers:
     new home      Flush, PassOn ──────────> old home
-    old home      leftovers, waiting, Flush > new home        which lets in what comes that way
+    old home      leftovers, waiting, Flush > new home        which lets in messages from there
     new home      echo ──> itself: open for every sender
 
-The old home sends nothing before it has PassOn from the very home that it knows as the next. A home
-that does not ask had no `behind`, because the coordinator changed in between. Then other senders
-may reach it already, so the leftovers are rejected after `LEFTOVERS_PATIENCE_S`, or as soon as yet
+The old home sends nothing before it has PassOn from the very home that is its next. A home that
+does not ask had no `behind`, because the coordinator changed in between. Then other senders may
+reach it already, so the leftovers are rejected after `LEFTOVERS_PATIENCE_S`, or as soon as yet
 another home is known. So are the leftovers of a shard that another coordinator brings back here,
-for it may have run elsewhere. A home that stops while it awaits leftovers keeps what comes for the
-next home, which awaits them in turn.
+for it may have run elsewhere. A home that stops while it awaits leftovers keeps later messages for
+the next home, which awaits them in turn.
 
 Every Release stands before the SetRoute or SetArrivals that lets others follow.
 
@@ -117,7 +118,7 @@ class Routing:
         self.new_homes: dict[str, Home] = {}
         """Homes that were not known before this turn."""
         self.unordered: dict[str, dict[str, ShardMove]] = {}
-        """Of these, the ones to which shards moved in a mode without an order, by mode."""
+        """Of these, the homes to which shards moved in a mode without an order, by mode."""
         self._rows: dict[str, list[Route]] = {}
         """The rows by their shard, of a type with instances."""
         self._rows_opened: dict[str, None] = {}
@@ -148,8 +149,8 @@ class Routing:
     # Rows.
 
     def set_instances(self, count: int) -> None:
-        """Use this number of instances. What waits for the rows above it is rejected, and whatever
-        comes for them later."""
+        """Use this number of instances. Messages for the rows above it are rejected, waiting and
+        later ones."""
         self.instances = count
         for shard, route in self._routes.items():
             if self._vanished(shard):
@@ -157,8 +158,9 @@ class Routing:
                 self.waiting.reject(shard, route.take_messages(), REJECT_NO_INSTANCE)
 
     def pass_to_instances(self) -> None:
-        """Reject what waits for a row without a home, where another row of its shard has got one in
-        this turn: any instance may handle it. What is for that instance alone waits on."""
+        """Reject the messages that wait for a row without a home, where another row of its shard
+        has got one in this turn: any instance may handle them. Messages for that instance alone
+        wait on."""
         shards, self._rows_opened = self._rows_opened, {}
         for shard in shards:
             rows = self._rows[shard]
@@ -208,11 +210,11 @@ class Routing:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
 
     def mark_expired(self, shards: tuple[str, ...]) -> None:
-        """Record that asks have expired among what waits for these shards."""
+        """Record that asks have expired among the waiting messages for these shards."""
         self.waiting.mark_expired(self._routes[s] for s in shards if s in self._routes)
 
     def withdraw(self, messages: Returned) -> None:
-        """Remove these messages from what waits."""
+        """Remove these messages from the waiting ones."""
         withdrawn = {id(message) for _, message in messages}
         for shard in {shard: None for shard, _ in messages}:
             if (route := self._routes.get(shard)) is None:
@@ -222,7 +224,7 @@ class Routing:
                 queue[:] = [m for m in queue if id(m) not in withdrawn]
 
     def refuse(self) -> None:
-        """Reject what waits and what comes: the coordinator refuses this region. While that holds
+        """Reject waiting and new messages: the coordinator refuses this region. While that holds
         nothing waits, so only routes that have opened since need another look."""
         if self._refused and not self._opened:
             return
@@ -239,7 +241,7 @@ class Routing:
     # Homes.
 
     def on_home(self, home: Home, epoch: int, now: float) -> None:
-        """Use a home that the coordinator sent. One older than what is known is ignored."""
+        """Use a home that the coordinator sent. One older than the known home is ignored."""
         route = self._route(home.shard)
         if home.node in self._dead or not route.accepts(home, epoch):
             return
@@ -269,7 +271,7 @@ class Routing:
         return home.node not in self._dead and self._route(home.shard).accepts(home, epoch)
 
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
-        """Buffer what is for the shard, which leaves this home; acknowledge after the Flush."""
+        """Buffer messages for the shard, which leaves this home; acknowledge after the Flush."""
         route = self._route(home.shard)
         if not route.floor.on_begin_handoff(home, epoch):
             self.acks[home.shard] = home
@@ -294,7 +296,7 @@ class Routing:
             self._end_flush(route, now)
 
     def on_node_left(self, node: NodeId, now: float) -> None:
-        """Send nothing more to a node that left; what was sent there arrives."""
+        """Send nothing more to a node that left; messages already sent there arrive."""
         self._dead[node] = None
         for route in self._routes.values():
             if route.next_home is not None and route.next_home.node == node:
@@ -305,9 +307,9 @@ class Routing:
             self.requests.want(route, now)
 
     def on_node_gone(self, node: NodeId, returned: Returned, now: float) -> None:
-        """Send nothing more to a dead node, and wait for no answer of it. What was never sent there
-        goes before what waits. It is rejected where a direct move that keeps order has let later
-        messages go to the next home already."""
+        """Send nothing more to a dead node, and wait for no answer of it. Messages that were never
+        sent there go before waiting ones. They are rejected where a direct move that keeps order
+        has let later messages go to the next home already."""
         self._dead[node] = None
         for shard, message in returned:
             route = self._route(shard)
@@ -355,7 +357,7 @@ class Routing:
         self._send_on(self._route(shard))
 
     def on_shard_stopping(self, shard: str, fence: int, now: float) -> None:
-        """Let nothing more in: what comes for the shard waits for its next home."""
+        """Let nothing more in: messages for the shard wait for its next home."""
         if self._running.pop(shard, None) is not None:
             self._out.append(ev.SetArrivals(shard, False))
         route = self._route(shard)
@@ -394,7 +396,7 @@ class Routing:
         self._open(route)
 
     def note_unordered(self, move: ShardMove, mode: str) -> None:
-        """Record that a home that became known in this turn is that of a move without an order."""
+        """Record that a home of this turn comes from a move without an order."""
         shard = move.new.shard
         if self.new_homes.get(shard) == move.new:
             del self.new_homes[shard]
@@ -420,8 +422,8 @@ class Routing:
         return route is None or route.state is not RouteState.FLUSHING
 
     def hand_over(self, home: Home, left: Iterable[BufferedMessage], now: float) -> None:
-        """Send what is `left` of a shard, and behind it everything that waits here, to the home to
-        which this node hands the shard directly."""
+        """Send the leftovers (`left`) of a shard, and behind them everything that waits here, to
+        the home to which this node hands the shard directly."""
         route = self._route(home.shard)
         for message in left:
             self._keep(route, message)
@@ -429,7 +431,7 @@ class Routing:
         self.on_home(home, route.leftovers.epoch, now)
 
     def gate(self, shard: str, via: NodeId) -> None:
-        """Let in only what that node sends for the shard, which runs here, until `ungate`."""
+        """Let in only that node's messages for the shard, which runs here, until `ungate`."""
         self._gated[shard] = via
 
     def ungate(self, shard: str) -> None:
@@ -464,7 +466,7 @@ class Routing:
         self.requests.want(route, now)
 
     def due_requests(self, now: float) -> tuple[str, ...]:
-        """Return the shards whose home must be asked for now.
+        """Return the shards whose home must be requested now.
 
         A Flush without an echo is sent again: a node that forwarded the first may have died with
         it. After `FLUSH_PATIENCE_S` the region gives it up.
@@ -493,15 +495,15 @@ class Routing:
         return tuple(shards)
 
     def request_again(self, now: float, *, everything: bool) -> None:
-        """Ask a new coordinator for the homes that are wanted, or for `everything` known, which is
-        for a client: it does not learn of moves otherwise."""
+        """Ask a new coordinator for the needed homes, or for `everything` known. A client requests
+        everything: moves do not reach it otherwise."""
         for shard, route in self._routes.items():
             route.watched = route.watched or everything
             if route.needs_home or route.watched:
                 self._timers.set(shard, now)
 
     def on_wait(self, shards: tuple[str, ...], reason: str, now: float) -> None:
-        """Ask for these later: the coordinator knows that this region wants them."""
+        """Ask for these later: the coordinator has this region's request."""
         routes = self._routes
         unknown = [s for s in shards if s in routes and routes[s].state is RouteState.UNKNOWN]
         self.requests.on_wait(unknown, reason, now)
@@ -531,10 +533,10 @@ class Routing:
     def keep_leftovers(
         self, shard: str, leftovers: tuple[BufferedMessage, ...], epoch: int, now: float
     ) -> None:
-        """Keep what the shard's entities have not handled, for its next home.
+        """Keep the messages that the shard's entities have not handled, for its next home.
 
-        `epoch` is that of the coordinator under which the shard stopped here. If the next home is
-        known already, other senders may reach it already, and the leftovers come too late.
+        `epoch` is the coordinator's when the shard stopped here. If the next home is known already,
+        other senders may reach it already, and the leftovers come too late.
         """
         route = self._route(shard)
         home, reason = route.best_home, ""
@@ -561,7 +563,7 @@ class Routing:
             self._out.append(ev.Reject(route.shard, leftover, REJECT_BUFFER_FULL))
 
     def has_leftovers(self, shard: str) -> bool:
-        """True if the next home must ask for what was not handled here."""
+        """True if the next home must request messages that were not handled here."""
         route = self._routes.get(shard)
         return route is not None and route.leftovers.state is not LeftoversState.NONE
 
@@ -621,7 +623,7 @@ class Routing:
         return event.via == home.node or event.hops >= SUSPECT_HOPS
 
     def _check_home(self, route: Route, now: float) -> None:
-        """Ask for the home, which sent back what is for itself; send nothing until the answer."""
+        """Ask for the home, which sent back its own messages; send nothing until the answer."""
         self._out.append(ev.Note("circle", route.shard))
         self._leave_home(route, now)
         self._timers.set(route.shard, now)
@@ -635,7 +637,7 @@ class Routing:
         return self._is_open(home) and route.leftovers.lets_send_to(home, self._me)
 
     def _send_on(self, route: Route) -> None:
-        """Send what may go to the next home."""
+        """Send the messages that may go to the next home."""
         if route.state is RouteState.FLUSHING:
             self._let_through(route)
         else:
@@ -660,7 +662,7 @@ class Routing:
             self._rows_opened[base] = None
 
     def _let_through(self, route: Route) -> None:
-        """Send what came back on to the next home while the Flush is still under way."""
+        """Send returned messages on to the next home while the Flush is still under way."""
         home = route.next_home
         if home is None or route.home is None or not self._may_send_to(route, home):
             return
@@ -720,8 +722,8 @@ class Routing:
         self.requests.want(route, now)
 
     def _on_flushed_home_dead(self, route: Route, now: float) -> None:
-        """Go on to the next home, behind what the old one may have forwarded before it died: there
-        is a home in between that may still have it."""
+        """Go on to the next home, behind messages that the old one may have forwarded before it
+        died: a home in between may still have them."""
         passed = [] if route.flush is None else route.flush.passed
         for at, home in enumerate(passed, 1):
             to_next = route.next_home is not None and home.node == route.next_home.node

@@ -22,13 +22,13 @@ EMPTY_S = 0.5
 
 
 class ShutdownStep(Enum):
-    """What the region must do now."""
+    """The region's next action."""
 
     WAIT = "wait"
     ASK = "ask"
     """Ask the coordinator to move everything away."""
     STOP = "stop"
-    """No coordinator helps: stop what is hosted."""
+    """No coordinator helps: stop the hosted shards."""
     DONE = "done"
 
 
@@ -74,7 +74,7 @@ class RegionShutdown:
 
     @property
     def confirmed(self) -> bool:
-        """True if the coordinator knows that the region hosts nothing."""
+        """True if the coordinator has confirmed that the region hosts nothing."""
         return self._confirmed
 
     def confirm(self) -> None:
@@ -82,7 +82,7 @@ class RegionShutdown:
         self._confirmed = self._ask_at is not None
 
     def step(self, now: float, *, hosts: bool, proxy: bool) -> ShutdownStep:
-        """Return what to do now. After STOP, call it again."""
+        """Return the next action. After STOP, call it again."""
         if self._ask_at is None or self.done:
             return ShutdownStep.WAIT
         if self._give_up_at is not None and now >= self._give_up_at:

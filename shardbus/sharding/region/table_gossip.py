@@ -1,6 +1,6 @@
 """The shard table by gossip: regions compare their versions, and the newer table travels.
 
-With `sharding.homes = "gossip"` the coordinator tells new homes to the regions that ask for them,
+With `sharding.homes = "gossip"` the coordinator sends new homes to the regions that request them,
 and gives each new version of its whole table to the region on its own node. From there regions
 spread it among themselves, so the coordinator's work for a change does not grow with the cluster:
 
@@ -8,19 +8,19 @@ spread it among themselves, so the coordinator's work for a change does not grow
                                          nodes 1, 2, 4, 8, ... places behind it in the list of nodes
     every `STATUS_S`                     sends TableStatus to one finger, the next one each time
     a TableStatus is older than its own  answers TableState
-    a TableStatus is newer               answers TableStatus, which asks for the TableState; within
-                                         `REQUEST_S` it asks no other node for that version
+    a TableStatus is newer               answers TableStatus, which requests the TableState; within
+                                         `REQUEST_S` it requests that version from no other node
 
 A region that keeps messages for a shard without a home asks the coordinator at once: by gossip the
 home would come with the next version, tens of milliseconds later (`routing`).
 
-So a change reaches all in a number of steps that grows with the logarithm of their number, and a
-node that missed it learns of it within seconds, as long as any finger leads to it.
+So a change reaches all in a number of steps that grows with the logarithm of their number, and it
+reaches a node that missed it within seconds, as long as any finger leads there.
 
 **The truth stays in the store.** A version is an epoch and a number, and the coordinator alone
-makes them, from what is durable. A home so learnt is believed by its fence, as in ShardHomes: an
-old one costs a forward, and no safety. A region of a cluster whose coordinator does not gossip has
-no state and sends nothing; one that gets none asks for homes as usual.
+makes them, from durable data. A home by gossip is accepted by its fence, as in ShardHomes: an old
+one costs a forward, and no safety. A region of a cluster whose coordinator does not gossip has no
+state and sends nothing; one that gets none requests homes as usual.
 
 Not here: the making of versions (`coordinator/table_versions`), the use of homes (`routing`).
 
@@ -48,7 +48,7 @@ NO_VERSION: TableVersion = (0, 0)
 
 
 class TableGossip:
-    """What one region knows of the table by gossip. Effects are appended to `out`. A client, whose
+    """One region's copy of the table, by gossip. Effects are appended to `out`. A client, whose
     `me` is None, takes no part."""
 
     __slots__ = ("_fingers", "_gone", "_me", "_out", "_requested", "_turn", "due", "seen", "state")

@@ -20,7 +20,7 @@ from shardbus.sharding.region.route import (
 
 
 class WaitingMessages:
-    """What waits in one region. Rejections are appended to `out`."""
+    """The messages that wait in one region. Rejections are appended to `out`."""
 
     __slots__ = ("_out", "_with_expired", "counts")
 
@@ -41,7 +41,7 @@ class WaitingMessages:
         return self.counts.add(message)
 
     def mark_expired(self, routes: Iterable[Route]) -> None:
-        """Record that asks have expired among what waits in these routes."""
+        """Record that asks have expired among the waiting messages of these routes."""
         self._with_expired.update((route.shard, route) for route in routes)
 
     def _drop_expired(self, route: Route) -> None:
