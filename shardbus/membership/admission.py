@@ -15,7 +15,7 @@ So an old incarnation is probed first, unless its death is proved already:
     no answer, and some observer flags the member     is accepted
     the old incarnation answers                       is dropped; a live sender repeats it
 
-A node that accepts a late Join because it does not know of the later process yet makes two members
+A node that accepts a late Join because the later process is not in its state yet makes two members
 of one address (`sharing_address`). Two sides of a split can do the same. All nodes then probe both.
 
 **Refused**: a removed incarnation, for ever; a node that disagrees about the cluster name, the
@@ -26,7 +26,7 @@ on the loopback, and the reverse: one of the two could not reach the other.
 gossip (`trials`). The node itself insists on that; a member examines it, and admits the sender of
 each valid Join.
 
-**Cookies.** InitAck carries a number that only its receiver learns, and Join must bring it. So a
+**Cookies.** InitAck carries a number that only its receiver gets, and Join must bring it. So a
 process that sends and does not receive is not admitted. The number is a keyed hash of the sender's
 id, and this node remembers nothing for it. A Join without it is dropped: a live sender contacts the
 seeds again.
@@ -126,7 +126,7 @@ class Admission:
         claims: bool = False,
     ) -> JoinProgress:
         """Start to join by these seeds. Without seeds, found a cluster. `founds`, `within`,
-        `discovers` and `claims` are those of `Joiner`."""
+        `discovers` and `claims` are as in `Joiner`."""
         if not seeds and founds and not discovers and not claims:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
         self._joiner = Joiner(
@@ -143,7 +143,7 @@ class Admission:
         return self._joiner.start(now)
 
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
-        """Take over what a look-up of the contacts has found."""
+        """Take over the contacts that a look-up has found."""
         return self._joiner.on_contacts(contacts, now) if self._joiner else JoinProgress()
 
     def on_members_named(self, members: Sequence[Address], now: float) -> JoinProgress:
@@ -164,7 +164,7 @@ class Admission:
         return self._joiner is not None and self._joiner.may_found(now)
 
     def tick(self, now: float) -> JoinProgress:
-        """Do what is due."""
+        """Perform due actions."""
         return self._joiner.tick(now) if self._joiner else JoinProgress()
 
     def on_entered(self, gossip: Gossip) -> tuple[Effect, ...]:
@@ -181,7 +181,7 @@ class Admission:
         return progress or JoinProgress(step=JoinStep.DROP, reason="not a member yet")
 
     def on_listening(self, uid: int, now: float) -> JoinProgress:
-        """A process receives from now on what this node publishes."""
+        """A process receives this node's publications from now on."""
         return self._joiner.on_listening(uid, now) if self._joiner else JoinProgress()
 
     def broken(self, now: float) -> tuple[BrokenLink, ...]:

@@ -1,11 +1,11 @@
 """The record of the cluster that holds the store's claim (`founding`).
 
-The claim itself is a lease: it says that a cluster lives, and not where. The members that renew it
+The claim itself is a lease: it shows that a cluster lives, and not where. The members that renew it
 also write this record, so that a node that starts finds them, or an operator can look for them.
 
     members   the addresses at which the members can be reached
     known     addresses that belong to the cluster: seeds of its members, and former members
-    beat      changes with each write, so a reader that sees it change knows that the cluster lives
+    beat      changes with each write, so a reader that sees it change sees that the cluster lives
 
 A node **belongs** to the cluster if its own address or one of its seeds is among these. Seeds that
 restart belong to the cluster that lives on without them. A cluster that was started with the same
@@ -31,8 +31,8 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord:
-    """The cluster with this number, as one of its members has written it. `counter` is that of the
-    lease. `complete`: no member is left out."""
+    """The cluster with this number, as one of its members has written it. `counter` is the lease's.
+    `complete`: no member is left out."""
 
     number: int
     counter: int

@@ -16,8 +16,8 @@ the state no longer changes: stop if this node is out, act as leader, decide a s
 reports the new view, and pushes the new version.
 
 A push goes at once to a few nodes, and at most once per pause, so that a burst of changes does not
-multiply. Each node that receives a new version also reports it to the leader, which thereby learns
-of convergence without waiting for rounds.
+multiply. Each node that receives a new version also reports it to the leader, which thereby notices
+convergence without waiting for rounds.
 
 A node that finds itself Down or removed, or Exiting in a version that all have seen, sends that
 state to a few others, emits Stopped, and does nothing more.
@@ -145,7 +145,7 @@ class ClusterMembership:
         return self._settle(now)
 
     def tick(self, now: float) -> list[ev.Effect]:
-        """Do what is due."""
+        """Perform due actions."""
         if self.stopped:
             return []
         if self._admission.joining:
@@ -193,11 +193,11 @@ class ClusterMembership:
             raise LocalProtocolError(f"{self.me}: broken: {', '.join(broken)}")
 
     def has_claim(self, now: float) -> bool:
-        """True if this node knows that the store's claim to the cluster is its cluster's."""
+        """True if the store's claim is this node's cluster's, as far as this node can tell."""
         return self._claim.valid(now)
 
     def overview(self, now: float) -> Overview:
-        """Return what this node knows of the versions of others. For diagnostics."""
+        """Return this node's view of the others' versions. For diagnostics."""
         return diagnose(
             self.gossip,
             self.me,
@@ -449,7 +449,7 @@ class ClusterMembership:
         return self._collect_effects()
 
     def _update_suspension(self, now: float) -> None:
-        """Judge the contacts, before the application learns of a new view."""
+        """Judge the contacts, before the application gets a new view."""
         if self._is_member():
             self._out += map(ev.Notice, self._suspension.update(self.gossip, now))
         self._publish_confirmation()
@@ -549,7 +549,7 @@ class ClusterMembership:
         self._out += [ev.Probe(node) for node in self._deaths.tick(now)]
 
     def _update_view(self, now: float) -> None:
-        """Compare the last view with the state. Report what changed, and watch the new set of
+        """Compare the last view with the state. Report the changes, and watch the new set of
         members."""
         if self.gossip is self._viewed:
             return

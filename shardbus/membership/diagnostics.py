@@ -1,4 +1,4 @@
-"""Diagnostics: which versions of the state the other nodes have, as far as this node knows. For
+"""Diagnostics: which versions of the state the other nodes have, as seen by this node. For
 operators who ask why the cluster does not converge.
 
 Each exchange carries the sender's version. Compared with the version here, it is the same, older,

@@ -163,8 +163,8 @@ class YieldSeniority:
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """The answer to AcquireLease. None: the store could not be reached. `counter` is that of the
-    lease."""
+    """The answer to AcquireLease. None: the store could not be reached. `counter` is the
+    lease's."""
 
     name: str
     granted: bool | None

@@ -6,8 +6,8 @@ A message names a version. The receiver compares clocks:
     sender's version is newer     on a status, send a status, which requests the state;
                                   on a state, merge it
     neither contains the other    merge, and send the merged state
-    equal                         record that the sender has seen it; the side that knows more
-                                  seen nodes sends them
+    equal                         record that the sender has seen it; the side that has more seen
+                                  nodes sends them
 
 **Rounds.** Once a second (`gossip_interval`) a node picks one partner. It sends a status if the
 partner has seen the version, else the full state. While fewer than half of the members have seen
@@ -16,9 +16,9 @@ the version, rounds are three times as frequent.
 **Pushes.** Each new version is sent at once to `news_fanout` nodes that have not seen it, at most
 once per pause. Nodes that others flag come last: a node that hears no other flags them all. The
 pause grows with the cluster. A node without any answer goes on to send its state: it may be deaf
-only, and the others must learn what it reports. A node that receives a new version reports it to
-the leader with the small message GossipSeen. A leader that finds the cluster converged pushes that
-to a few nodes.
+only, and its reports must reach the others. A node that receives a new version reports it to the
+leader with the small message GossipSeen. A leader that finds the cluster converged pushes that to a
+few nodes.
 
 **One version, one content.** Removing a node erases its counter from the clock, and with it the
 trace of changes that only some nodes had received from it. Two copies could then have equal clocks
@@ -29,7 +29,7 @@ finds itself removed cannot make a version, since its own counter is gone. It se
 **Dropped**, and counted as MessageDropped: states that waited in this process for longer than
 `gossip_time_to_live`, that are addressed to another incarnation, that come from a non-member, or
 that do not contain this node. A state that declares this node Down or removed is never too old: a
-process that was paused must learn that it is out.
+process that was paused must notice that it is out.
 
 Source: S1.34-S1.46, S3.24-S3.31, B.6, B.13.
 """
@@ -57,7 +57,7 @@ from shardbus.membership.vector_clock import Order, VectorClock
 
 PAUSE_BASE = 0.005
 PAUSE_PER_MEMBER = 0.0005
-"""Seconds between two pushes: the base, and what each member adds."""
+"""Seconds between two pushes: the base, and the addition for each member."""
 SPEED_UP = 3
 """Factor of the round's frequency while fewer than half of the members have seen the version."""
 ANSWERS = (Flag.REACHABLE, Flag.QUARANTINED)
@@ -160,8 +160,8 @@ class GossipExchange:
 
     def _news_targets(self, seen: Container[NodeId], fanout: int) -> list[NodeId]:
         """Choose first among the members that answer this node and that no other node flags, then
-        those that may be flagged by a node that hears no other, then those that do not answer: the
-        others must learn of all bad links of a node that hears none of them."""
+        those that may be flagged by a node that hears no other, then those that do not answer: all
+        bad links of a node that hears no other must reach the others."""
         live, flagged = self._partners(), self.gossip.unreachable()
         chosen = news_targets([n for n in live if n not in flagged], seen, fanout, self.rng)
         if len(chosen) == fanout or not flagged:
@@ -226,7 +226,7 @@ class GossipExchange:
         return []
 
     def on_seen(self, sender: NodeId, clock: VectorClock, now: float) -> list[Effect]:
-        """Record that the sender has this version, or send it what it lacks."""
+        """Record that the sender has this version, or send it the changes that it lacks."""
         order = self._compare(sender, clock)
         return [] if order is Order.SAME else self._on_version(sender, order, now)
 

@@ -5,7 +5,7 @@ about who is first in a list keeps two of them from founding. The state store do
 all nodes of a cluster, and it grants the *claim*, a lease, to one owner at a time. A store in the
 memory of one process is shared with no node, so there the first seed founds without a claim.
 
-    a node that may found      asks for the claim: the first seed, or a node without seeds, once no
+    a node that may found      requests the claim: the first seed, or a node without seeds, once no
                                other seed is in a cluster; with discovery, any node once every
                                contact has answered that it is in no cluster, or has been silent for
                                `founding_claim`; founds if granted
@@ -28,11 +28,11 @@ node has stopped, the next node gets it.
                                discovered may yet show its own cluster: then it waits
     another one, perhaps dead  waits, until the record changes or the claim lapses
 
-**A founder that pauses.** A grant counts from the moment at which it was asked for, and for half of
-its time, so that the answer to an old request founds nothing. A founder that is stopped right
-after, for longer than the claim lasts, finds it with another cluster when it renews. While it is
-alone it then stops, and joins that cluster when it starts again. Until it knows, it admits no
-node: alone, a member answers no request to join without a valid claim.
+**A founder that pauses.** A grant counts from the moment of its request, and for half of its time,
+so that the answer to an old request founds nothing. A founder that is stopped right after, for
+longer than the claim lasts, finds it with another cluster when it renews. While it is alone it then
+stops, and joins that cluster when it starts again. Until it has found that, it admits no node:
+alone, a member answers no request to join without a valid claim.
 
 **A claim that lapsed although the cluster lives**, because no member reached the store for that
 long: a node that starts still finds the members, by its seeds, their registrations or the record,
@@ -88,9 +88,9 @@ def owner_of(cluster: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClaimFinding:
-    """What a look at the record shows a node that is no member. `contacts`: members of its own
-    cluster. `free`: that cluster has ended, and its claim can be freed. `refusal`: why this node
-    must end."""
+    """The finding of a node that is no member, from a look at the record. `contacts`: members of
+    its own cluster. `free`: that cluster has ended, and its claim can be freed. `refusal`: why this
+    node must end."""
 
     contacts: tuple[Address, ...] = ()
     free: FreeClaim | None = None
@@ -293,7 +293,7 @@ class FoundingClaim:
     # -- reports ---------------------------------------------------------------------------------
 
     def report_wait(self, now: float) -> FoundingWaits | None:
-        """Return for what a node waits that may not found, if a report is due."""
+        """Return the wait of a node that may not found, if a report is due."""
         since = self._refused_since
         if since is None or now < max(self._report_at, since + REPORT_WAIT_AFTER):
             return None
@@ -319,7 +319,7 @@ class FoundingClaim:
         return record.members if record is not None and foreign else ()
 
     def report_rival(self, addresses: tuple[Address, ...], now: float) -> RivalCluster | None:
-        """Return what a member that has lost the claim must report, if that is due."""
+        """Return the report of a member that has lost the claim, if it is due."""
         self._read_at, since = now, self._refused_since
         rival = RivalCluster(addresses)
         early = not addresses and since is not None and now < since + ASK_AGAIN_AFTER

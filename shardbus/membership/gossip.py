@@ -15,7 +15,7 @@ whatever order the copies travel.
     kept_down      incarnations that an operator has         union
                    downed: their processes do not rejoin
     epochs         highest coordinator epoch per type, and   the higher number
-                   that of the decisions by lease
+                   the epoch of decisions by lease
     meta           bytes of the application, by name         the later version of each
     clock          number of changes each node has made      the higher counter per node
     seen           the nodes that have this very version     see below
@@ -63,8 +63,8 @@ ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
 
 
 EPOCHS_MAX = 4000
-"""Names in `epochs`, those of former entity types included: none is ever forgotten. The writing
-node checks it. A state with some more is valid, because concurrent writers may exceed it."""
+"""Names in `epochs`, former entity types included: none is ever forgotten. The writing node checks
+it. A state with some more is valid, because concurrent writers may exceed it."""
 META_MAX = 64
 META_NAME_MAX = 128
 META_BYTES_MAX = 4096
@@ -236,9 +236,9 @@ class Gossip:
     def received(self, other: Gossip, by: NodeId) -> Gossip:
         """Merge a received copy, as node `by`, and mark the result as seen by it.
 
-        Removing a node erases its counter. A change known to only one of the two copies could then
-        leave no trace in the clock, and one clock would name two contents. In that case the merged
-        copy becomes a new version by `by`.
+        Removing a node erases its counter. A change in only one of the two copies could then leave
+        no trace in the clock, and one clock would name two contents. In that case the merged copy
+        becomes a new version by `by`.
         """
         merged = self.merge(other)
         if by not in merged.members:

@@ -9,23 +9,23 @@
 - The node sends InitJoin to every seed, and repeats it until one acknowledges. It is tried by the
   first seed that does, and by a member beyond it (`trials`), and sends Join once it has passed.
 - A seed that turns out to be this node itself, by another name, is taken for its own address.
-- A node that rejoins after it was downed founds no cluster: its seeds are members that it knew, and
-  perhaps cannot reach. It asks less and less often, every `ASK_REJOINING_MAX` seconds at last, and
-  stops with a reason after the time that it was given. Of other nodes,
-  only the first seed of the list may found one, and only if no other seed is in one: every
-  other seed has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without
-  this rule two islands could arise at a cold start. A member on its way out is still in a cluster,
-  though it admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since
-  it has acknowledged before, that does not count as being in no cluster, and the joining node
-  contacts the seeds again.
+- A node that rejoins after it was downed founds no cluster: its seeds are members of its former
+  view, which it perhaps cannot reach. It asks less and less often, every `ASK_REJOINING_MAX`
+  seconds at last, and stops with a reason after the time that it was given. Of other nodes, only
+  the first seed of the list may found one, and only if no other seed is in one: every other seed
+  has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without this rule two
+  islands could arise at a cold start. A member on its way out is still in a cluster, though it
+  admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since it has
+  acknowledged before, that does not count as being in no cluster, and the joining node contacts the
+  seeds again.
 - Both sides compare greetings: cluster name, ranges of protocol versions, which must meet, and
   settings that must be equal. A
   refusal names both values and ends the attempt, because waiting does not change it. It names at
   most `DIFFERENCES_NAMED` differences, and cuts long values, so that it fits the wire.
 - Contacts that are discovered (`discovers`) have no first. All of them get InitJoin,
-  `ASKED_MAX` at a time. The node may found once it knows `required_contacts` nodes, itself
-  included, and each of the others has answered InitNack, or has been silent for `founding_claim`;
-  whether it does is decided by the store's claim (`founding`).
+  `ASKED_MAX` at a time. The node may found once it has `required_contacts` nodes, itself included,
+  and each of the others has answered InitNack, or has been silent for `founding_claim`; whether it
+  does is decided by the store's claim (`founding`).
 - With `claims` the store's claim also decides whether the first seed founds, or a node without
   seeds, once the rules above let it. Until then it goes on contacting its seeds, and the members
   that the store names (`on_members_named`).
@@ -129,12 +129,12 @@ class JoinPhase(Enum):
 
 
 class JoinTrigger(Enum):
-    """What changes the phase."""
+    """The triggers of a change of phase."""
 
     ACKNOWLEDGED = "acknowledged"
     """A seed has answered InitAck; it gets a Trial."""
     ACKNOWLEDGED_UNTRIED = "acknowledged by a build without trials"
-    """A seed has answered InitAck, and knows no trials; it gets the Join."""
+    """A seed has answered InitAck, and has no trials; it gets the Join."""
     PASSED = "passed"
     """Messages and gossip go both ways; the seed gets the Join."""
     TURNED_AWAY = "turned away"
@@ -155,7 +155,7 @@ TRANSITIONS: dict[tuple[JoinPhase, JoinTrigger], JoinPhase] = {
 
 
 class JoinStep(Enum):
-    """What the cluster machine must do besides sending."""
+    """The cluster machine's action besides sending."""
 
     NONE = auto()
     FOUND_CLUSTER = auto()
@@ -253,7 +253,7 @@ class Joiner:
         return min([self._ask_at, *(at for at, _ in self._limits())])
 
     def tick(self, now: float) -> JoinProgress:
-        """Do what is due."""
+        """Perform due actions."""
         ended: list[Effect] = []
         for at, step in self._limits():
             if now < at:
@@ -272,7 +272,7 @@ class Joiner:
         return replace(progress, send=(*ended, *progress.send))
 
     def _ask(self, now: float) -> JoinProgress:
-        """Ask those who are to be asked in this phase."""
+        """Ask the seeds or members of this phase."""
         if self.phase is JoinPhase.JOINING and self.target is not None:
             join = Join(self.greeting, self.me, self._cookie)
             return JoinProgress((SendControl(self.target, join),))
@@ -296,7 +296,7 @@ class Joiner:
         return turn
 
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
-        """Take over what a look-up of the contacts has found. New ones are asked at once."""
+        """Take over the contacts that a look-up has found. New ones are asked at once."""
         before, self._looked = self.others, True
         own = (self.me.node.address, *self._own_names)
         self.others = [one for one in dict.fromkeys(contacts) if one not in own]
@@ -344,8 +344,8 @@ class Joiner:
         )
 
     def has_asked(self, address: Address) -> bool:
-        """True if this address is that of a seed, of the one that gets the Join, or of another
-        member that tries this node."""
+        """True if this address belongs to a seed, to the target of the Join, or to another member
+        that tries this node."""
         known = (*self.others, *self._named)
         return address in known or address == self._target_at or address in self._beyond
 
@@ -391,7 +391,7 @@ class Joiner:
     # -- trials ----------------------------------------------------------------------------------
 
     def on_result(self, sender: NodeId, result: TrialResult, now: float) -> JoinProgress:
-        """Take what a member has found about this node."""
+        """Take a member's findings about this node."""
         effects = self.trials.on_result(sender, result, now)
         if self.phase is not JoinPhase.TRYING:
             return JoinProgress()
@@ -410,11 +410,11 @@ class Joiner:
         return self._after_evidence(now)
 
     def on_listening(self, uid: int, now: float) -> JoinProgress:
-        """A process receives from now on what this node publishes."""
+        """A process receives this node's publications from now on."""
         return JoinProgress(tuple(self.trials.on_listening(uid, now)))
 
     def broken(self, now: float) -> tuple[BrokenLink, ...]:
-        """Return the ways that do not work, or say what this node waits for otherwise."""
+        """Return the ways that do not work, or otherwise the reason for this node's wait."""
         since = self._began_at
         if self.phase is JoinPhase.TRYING:
             return tuple(self.trials.broken(now))
@@ -429,7 +429,7 @@ class Joiner:
         )
 
     def _ask_beyond(self) -> list[Effect]:
-        """Contact members that the target knows, to be tried by them, too."""
+        """Contact members that the target has named, to be tried by them, too."""
         asked = self.trials.beyond()
         self._beyond.update(dict.fromkeys(asked))
         return [SendControl(one, InitJoin(self.greeting)) for one in asked]

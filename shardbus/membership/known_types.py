@@ -3,7 +3,7 @@
 During a rollout the members of one cluster have different types. A type is coordinated by the
 oldest member that has it, and hosted only by members that have it. So each member announces its
 types, in its `features`, which never change and reach every node with the member itself. Two nodes
-that know a member agree on its types.
+that have the member agree on its types.
 
     types:0vQr9kTzXw4B...    the codes of types, CODE_CHARACTERS each; as many features as needed
 
@@ -29,7 +29,7 @@ CODES_PER_FEATURE = 60
 """Of the 256 characters that a feature may have, 246 are used."""
 TYPES_MAX = 2000
 """Entity types of one application. The gossip state carries an epoch and a code for each, and has
-room for the epochs of 4,096 names, those of former types included."""
+room for the epochs of 4,096 names, former types included."""
 
 
 def announced(entity_types: Iterable[str]) -> tuple[str, ...]:

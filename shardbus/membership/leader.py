@@ -1,4 +1,4 @@
-"""The leader, and what it does.
+"""The leader, and its work.
 
 There is no election. The leader is the first in address order among the reachable members that are
 Up, Leaving, or stopping with the whole cluster. While there are none, it is the first of the
@@ -35,7 +35,7 @@ before it is Up counts until it is Exiting."""
 
 
 class Leadership:
-    """One node's leadership: when to check the cluster, and what to change if it leads."""
+    """One node's leadership: when to check the cluster, and its changes if it leads."""
 
     def __init__(self, me: NodeId, settings: ClusterSettings) -> None:
         self.me = me

@@ -7,8 +7,8 @@
 
     and from each of them: down ──> removed
 
-The lower path is that of a whole cluster that stops. No member is removed on it, because none
-stays. A member that is not Up yet takes it too, and each member on it may still leave.
+The lower path is for a whole cluster that stops. No member is removed on it, because none stays. A
+member that is not Up yet takes it too, and each member on it may still leave.
 
 `TRANSITIONS` is the drawing as data. Every status change goes through `Member.moved`, which refuses
 a step that is not in the table. A status also has a rank, its place in the drawing. Two views of
@@ -99,8 +99,8 @@ LEADING: Mapping[Status, int] = {
 VITALS = "vitals"
 """Replies to heartbeats say how busy a node is."""
 FEATURES: tuple[str, ...] = (VITALS,)
-"""What this build speaks and a neighbouring one may not. A node says nothing to a member that the
-member's build could not read: docs/upgrading.md."""
+"""The parts of the protocol that this build speaks and a neighbouring one may not. A node sends
+nothing to a member that the member's build cannot read: docs/upgrading.md."""
 
 
 class Service(Enum):
@@ -115,7 +115,7 @@ class Service(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One incarnation of a node, as the cluster knows it. Only status, up number and service
+    """One incarnation of a node, as the cluster sees it. Only status, up number and service
     change."""
 
     node: NodeId
@@ -136,7 +136,7 @@ class Member:
     zone: str = ""
     """Where it runs, as the operator names it; empty if that is not known."""
     features: tuple[str, ...] = FEATURES
-    """The parts of the protocol that its build speaks, beyond what every build of it does."""
+    """The parts of the protocol that its build speaks, beyond the parts that every build speaks."""
     gossip_host: str = ""
     """The host of its gossip port, if that is another one than the node's."""
 

@@ -8,7 +8,7 @@ Requests to join travel on a connection that the joining node opened; the answer
     ROUTER, to a member Trial           TrialResult, more than one
     ROUTER, to a member Join            Welcome, InitNack, JoinRefused
     PUB, to one node    Heartbeat       HeartbeatReply
-    PUB, to one node    GossipStatus    GossipState if the receiver knows more, GossipStatus if less
+    PUB, to one node    GossipStatus    GossipState if the receiver has more, GossipStatus if less
     PUB, to one node    GossipState     GossipState or GossipSeen, if that is new to the sender
     PUB, to one node    GossipSeen      as GossipStatus, but none if the versions are equal
 
@@ -38,14 +38,14 @@ NAME_MAX = 256
 SETTING_NAME_MAX = 512
 """Characters. A setting of an entity type contains the type's name, which may have `NAME_MAX`."""
 SETTINGS_MAX = 20_000
-"""Settings in a greeting: four for each of some thousand types, and those of the cluster."""
+"""Settings in a greeting: four for each of some thousand types, and the cluster's."""
 TEXT_MAX = 4096
 """Characters, at most, of a setting's value and of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What both sides of a join must agree on."""
+    """The facts on which both sides of a join must agree."""
 
     cluster: str
     protocol: int
@@ -74,7 +74,7 @@ class InitJoin:
 @dataclass(frozen=True, slots=True)
 class InitAck:
     """The seed admits the sender of InitJoin, which now sends Join with this cookie. It proves that
-    the sender receives what is sent to it."""
+    the sender receives messages."""
 
     greeting: Greeting
     cookie: int = 0
@@ -87,8 +87,8 @@ class InitNack:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Ask a member to find out whether it reaches the sender (`trials`). The cookie is that of the
-    member's InitAck."""
+    """Ask a member to find out whether it reaches the sender (`trials`). The cookie is the one in
+    the member's InitAck."""
 
     member: Member
     cookie: int = 0
@@ -96,8 +96,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What a member has found. Each text says why a way to the receiver does not work, and is empty
-    if it does. `others`: where other members are by which the receiver can be tried."""
+    """A member's findings. Each text says why a way to the receiver does not work, and is empty if
+    it does. `others`: the places of other members that can try the receiver."""
 
     messages: str
     gossip: str
@@ -106,7 +106,7 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Ask a member to admit the sender. The cookie is that of the member's InitAck."""
+    """Ask a member to admit the sender. The cookie is the one in the member's InitAck."""
 
     greeting: Greeting
     member: Member
@@ -115,8 +115,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
-    """The sender can never be admitted. `reason` names what differs, with both values, in at most
-    `TEXT_MAX` characters."""
+    """The sender can never be admitted. `reason` names the differences, with both values, in at
+    most `TEXT_MAX` characters."""
 
     reason: str
 
@@ -140,9 +140,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """A sign of life. The first two numbers are those of the heartbeat. `lag` is the replying
-    node's. `consent`: the replying node counts the receiver as one of its side (`suspension`).
-    `vitals`: how busy the replying node is, if it has measured it."""
+    """A sign of life. The first two numbers are the heartbeat's. `lag` is the replying node's.
+    `consent`: the replying node counts the receiver as one of its side (`suspension`). `vitals`:
+    how busy the replying node is, if it has measured it."""
 
     sequence: int
     sent_at: float
@@ -153,7 +153,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class GossipStatus:
-    """The sender's version, and the number of nodes that it knows to have it."""
+    """The sender's version, and the number of nodes that have seen it, by the sender's view."""
 
     clock: VectorClock
     seen: int
@@ -161,7 +161,7 @@ class GossipStatus:
 
 @dataclass(frozen=True, slots=True)
 class GossipSeen:
-    """The sender has this version now. The leader learns of convergence by it, without full
+    """The sender has this version now. The leader notices convergence by it, without full
     states."""
 
     clock: VectorClock

@@ -3,18 +3,19 @@
 Two groups of nodes that were founded separately never merge: each has a state of its own, and no
 rule could tell whose members and epochs count. They come about by an error: a first seed that was
 started while its other seeds were out of reach, a list of seeds with a gap, a split without a
-downing strategy. Both groups work, and nothing in either is wrong, so an operator must be told.
+downing strategy. Both groups work, and nothing in either is wrong, so it is reported to the
+operator.
 
-    every `EVERY_S`   InitJoin ──> each seed whose address is that of no member
+    every `EVERY_S`   InitJoin ──> each seed whose address belongs to no member
     InitAck           from a member (the seed is another name of it): no finding
                       from no member: the seed is in another cluster
     JoinRefused       the seed is in a cluster that this node could never be in
     InitNack          the seed is in no cluster: no finding
 
-Gossip is late, so only the second answer in a row is a finding: `EVERY_S` later every node knows of
-a member. A finding ends with another answer, with `SILENT_MAX` questions without one, and when the
-seed becomes a member. An InitJoin changes nothing at a node that is in a cluster, and makes one
-that is in none report when it is.
+Gossip is late, so only the second answer in a row is a finding: `EVERY_S` later every node has a
+new member in its state. A finding ends with another answer, with `SILENT_MAX` questions without
+one, and when the seed becomes a member. An InitJoin changes nothing at a node that is in a cluster,
+and makes one that is in none report when it is.
 
 **Suspects** are nodes that the store names and that are no members, when the store shows an epoch
 that no member has announced. They are asked at once, again after `SUSPECTED_S`, and then like
@@ -53,7 +54,7 @@ SUSPECTS_MAX = 50
 
 @dataclass(slots=True)
 class _Seed:
-    """What is known of one seed. `waits`: it has been asked, and has not answered."""
+    """The findings about one seed. `waits`: it has been asked, and has not answered."""
 
     ask_at: float
     suspect: bool = False
@@ -64,7 +65,7 @@ class _Seed:
 
 
 class OtherClusters:
-    """The seeds of one node, and what they say. `greeting` is the node's own."""
+    """The seeds of one node, and their answers. `greeting` is the node's own."""
 
     def __init__(self, me: NodeId, greeting: Greeting) -> None:
         self._me, self._greeting = me, greeting
@@ -110,7 +111,7 @@ class OtherClusters:
         return [*self._report(), *asks]
 
     def asks(self, address: Address) -> bool:
-        """True if this address is that of a seed that has not answered yet."""
+        """True if this address belongs to a seed that has not answered yet."""
         seed = self._seeds.get(address)
         return seed is not None and seed.waits
 

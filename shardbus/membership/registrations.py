@@ -38,8 +38,8 @@ def address_in(entry: str) -> Address | None:
 
 
 class Registrations:
-    """What one reader has seen. `lasts`: the seconds after which an entry that stays as it is is
-    stale."""
+    """The entries that one reader has seen. `lasts`: the seconds after which an entry that stays as
+    it is is stale."""
 
     def __init__(self, lasts: float) -> None:
         self._lasts = lasts
@@ -47,8 +47,8 @@ class Registrations:
         """The entries of each address, and since when they are these."""
 
     def read(self, entries: Iterable[str], now: float) -> tuple[list[Address], list[str]]:
-        """Judge what the store has now. Returns the addresses that are alive, in order, and the
-        stale entries."""
+        """Judge the store's present entries. Returns the addresses that are alive, in order, and
+        the stale entries."""
         by_address: dict[Address, set[str]] = {}
         for entry in entries:
             if (address := address_in(entry)) is not None:

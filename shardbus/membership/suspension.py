@@ -1,9 +1,9 @@
 """Suspension: whether this node's entities may handle messages, and until when.
 
 The problem: after a split, one side goes on and starts the entities of the other. The other side
-learns nothing of that, and its entities would live twice until it downs itself. A process that
-wakes up from a pause (SIGSTOP, a suspended machine) may have been replaced long ago. So a node
-needs permission: its entities handle messages only while enough members consent.
+hears nothing of that, and its entities would live twice until it downs itself. A process that wakes
+up from a pause (SIGSTOP, a suspended machine) may have been replaced long ago. So a node needs
+permission: its entities handle messages only while enough members consent.
 
     heartbeat, sent at t ──> member ──> reply, with consent ──> contact with the member since t
                                     └─> reply, without consent, or none ──> contact grows old
@@ -18,9 +18,9 @@ more, because the copies of others may still have it.
 consent, by this node's own clock. A delay only makes it older, and a reply to a request from before
 a pause renews nothing. Contact is valid for `suspend_after`.
 
-**Suspended** is what the downing strategy says: each member without valid contact counts as cut
+**Suspended** or not: the downing strategy decides. Each member without valid contact counts as cut
 off, as in the split that another side may see. If the answer is not clearly that this side stays
-(it goes, or asks for the lease), the node is suspended. Flags count for consent only, so that a
+(it goes, or requests the lease), the node is suspended. Flags count for consent only, so that a
 false alarm of one observer suspends no node at once.
 
     members without contact   none, or only starting ones   others, and the strategy says «stay»
@@ -171,7 +171,7 @@ class Suspension:
     # -- judgement -----------------------------------------------------------------------------
 
     def update(self, gossip: Gossip, now: float) -> list[HandlingSuspended | HandlingResumed]:
-        """Judge the contacts by this copy of the state. Return what changed."""
+        """Judge the contacts by this copy of the state. Return the changes."""
         changed = gossip.members is not self._members
         if self._decide is None or not self._due(gossip, changed, now):
             return []
@@ -204,7 +204,7 @@ class Suspension:
         )
 
     def _follow(self, gossip: Gossip, now: float) -> None:
-        """Forget members that have gone. Take new ones as in contact, as the module says."""
+        """Forget members that have gone. Take new ones as in contact, as described above."""
         self._members = gossip.members
         before, self._known = self._known, frozenset(gossip.members)
         trusted = now if self.valid_until == inf else self.valid_until - self.lifetime

@@ -1,10 +1,10 @@
-"""Trials: a node that wants to join shows that it can take part, before it is a member.
+"""Trials: a joining node shows that it can take part, before it is a member.
 
 A member that is not reached by every channel harms the others: it becomes Up, gets shards, is found
 unreachable and downed, and joins again. Two ports have to be open in both directions; a firewall, a
 mapping of ports or a wrong setting may concern one of them, or one direction. So a node joins only
 after messages and gossip have gone both ways between it and a member, the *examiner*: the seed by
-which it joins, and one member beyond that seed, if the seed knows any.
+which it joins, and one member beyond that seed, if the seed has any.
 
     joining node                           examiner
     InitJoin ─────────────────────────────>
@@ -12,7 +12,7 @@ which it joins, and one member beyond that seed, if the seed knows any.
     (subscribes there)
     Trial ────────────────────────────────> probes the address of the joining node; once its process
                                             answers there, subscribes to its gossip
-             <───────────────────────────── TrialResult, each time that it knows more
+             <───────────────────────────── TrialResult, at each new finding
     Heartbeat, published ─────────────────>
              <───────────────────────────── HeartbeatReply, published
 
@@ -22,10 +22,10 @@ which it joins, and one member beyond that seed, if the seed knows any.
     TrialResult.gossip is empty            gossip from the joining node to the examiner
     HeartbeatReply arrives                 gossip both ways
 
-The joining node repeats all of it until it has passed, and says meanwhile what does not work
-(`BrokenLink`). Nothing of a trial is in the gossip state. An examiner forgets a node that asks no
-more for `KEEP_S`. A build without trials names no place of its gossip; by it a node joins at once,
-as before.
+The joining node repeats all of it until it has passed, and reports meanwhile the ways that do not
+work (`BrokenLink`). Nothing of a trial is in the gossip state. An examiner forgets a node that asks
+no more for `KEEP_S`. A build without trials names no place of its gossip; by it a node joins at
+once, as before.
 
 Not here: when a node joins (`joining`), the proof that a Join needs (`admission`).
 
@@ -164,14 +164,15 @@ class Trials:
         return asked
 
     def beyond(self) -> list[Address]:
-        """Return where the target says that other members are, and none of them is known here."""
+        """Return the places of other members that the target reports and this node does not
+        have."""
         known = {e.at for e in self._examiners.values()} | {n.address for n in self._examiners}
         if len(self._examiners) >= EXAMINERS_MAX:
             return []
         return [one for one in self._others() if one not in known and one not in self._old]
 
     def on_result(self, sender: NodeId, result: TrialResult, now: float) -> list[Effect]:
-        """Take what an examiner has found."""
+        """Take an examiner's findings."""
         examiner = self._examiners.get(sender)
         if examiner is None:
             return []
@@ -190,7 +191,7 @@ class Trials:
 
     def passed(self, now: float) -> bool:
         """True if messages and gossip go both ways with the target, and with another member, if the
-        target knows one that can be asked."""
+        target has one that can be asked."""
         if self.target is None or not self._examiners[self.target].passed(now):
             return False
         others = [e for e in self._examiners.values() if e.node != self.target]
@@ -236,7 +237,7 @@ class Trials:
 
 @dataclass(slots=True)
 class _Examined:
-    """A node that wants to join. `probes`: a probe is under way."""
+    """A joining node. `probes`: a probe is under way."""
 
     member: Member
     asked_at: float
@@ -254,7 +255,7 @@ class Examinations:
         self._examined: dict[NodeId, _Examined] = {}
 
     def on_trial(self, gossip: Gossip, trial: Trial, now: float) -> list[Effect]:
-        """Examine this node, or go on; answer what is known."""
+        """Examine this node, or go on; answer with the findings so far."""
         node = trial.member.node
         one = self._examined.get(node)
         if one is None:

@@ -1,7 +1,7 @@
 """Vector clocks: which of two versions contains the changes of the other.
 
 A clock counts, per node, the changes that node has made. If each counter of clock A is at least
-that of clock B, A contains all changes of B. If neither clock contains the other, the two versions
+clock B's, A contains all changes of B. If neither clock contains the other, the two versions
 changed concurrently and must be merged. Counters of removed nodes are pruned; without that, the
 clock would grow with every restart of a node.
 

@@ -1,8 +1,8 @@
-"""The membership view: what the rest of a node sees of the cluster, and the events of its changes.
+"""The membership view: the cluster as the rest of a node sees it, and the events of its changes.
 
 The view is immutable. Which nodes have seen a version, and which observer flags which subject,
-changes with almost every message and is no event of its own. The events report what a node can act
-on: whether all nodes agree (`ConvergenceChanged`, in place of Akka's SeenChanged and
+changes with almost every message and is no event of its own. The events report changes that a node
+can act on: whether all nodes agree (`ConvergenceChanged`, in place of Akka's SeenChanged and
 ReachabilityChanged), and which members are lost or back.
 
 Source: B.20-B.22.
@@ -52,7 +52,7 @@ class MembershipView:
     leader: NodeId | None = None
     converged: bool = False
     epochs: Mapping[str, int] = field(default_factory=dict)
-    """The highest coordinator epoch known, per entity type, and that of the decisions by lease
+    """The highest coordinator epoch known, per entity type, and the epoch of decisions by lease
     (`downing.split.EPOCHS`)."""
     meta: Mapping[str, bytes] = field(default_factory=dict)
     """Bytes that the application has written, by name."""
@@ -88,7 +88,7 @@ class MembershipView:
 
     def same_members(self, other: MembershipView) -> bool:
         """True if both views show the same members, in the same states: they differ at most in the
-        leader, in convergence, and in what gossip carries besides."""
+        leader, in convergence, and in gossip's other contents."""
         beside = {name: getattr(other, name) for name in BESIDE_MEMBERS}
         return replace(self, **beside) == other
 
@@ -156,7 +156,7 @@ class MemberPreparingForShutdown:
 
 @dataclass(frozen=True, slots=True)
 class MemberReadyForShutdown:
-    """All nodes know that the whole cluster stops; the member's process ends."""
+    """All nodes have seen that the whole cluster stops; the member's process ends."""
 
     member: Member
 
@@ -302,8 +302,8 @@ class DowningDecided:
 
 @dataclass(frozen=True, slots=True)
 class HandlingSuspended:
-    """This node's entities handle no messages: it lost contact to what its strategy asks for.
-    `silent`: the members without contact."""
+    """This node's entities handle no messages: it lost contact to the members that its strategy
+    requires. `silent`: the members without contact."""
 
     reason: str
     silent: tuple[NodeId, ...]

@@ -7,10 +7,10 @@ would never converge.
 
     measurement ──Averages──> reply to a heartbeat ──> the nodes that watch this one
 
-So each node knows the vitals of the nodes that it watches, at most one heartbeat old. **Chord
+So each node has the vitals of the nodes that it watches, at most one heartbeat old. **Chord
 sampling** uses this. The asking node picks k = max(3, n / 10) random members, and each of them
 answers for itself and for the nodes that it watches. Of 100 nodes, 10 that answer for 10 each show
-about two thirds, since a node is unseen only if none of the 10 nodes that know it is asked:
+about two thirds, since a node is unseen only if none of the 10 nodes that watch it is asked:
 C(90, 10) / C(100, 10) = 33 %. Five such looks show more than 99.5 %. The cost of a look grows with
 k, not with n.
 
@@ -85,7 +85,7 @@ def asked_per_look(nodes: int) -> int:
 
 
 class Survey:
-    """What the looks of one operator's question have shown.
+    """The results of the looks of one operator's question.
 
     Args:
         members: the nodes of the cluster.
@@ -113,7 +113,7 @@ class Survey:
         return chosen
 
     def record(self, answers: Iterable[Mapping[NodeId, tuple[Vitals, float]]]) -> None:
-        """Record answers. What they report of nodes that are no members is ignored."""
+        """Record answers. Their reports of nodes that are no members are ignored."""
         members = frozenset(self._members)
         for answer in answers:
             for node, (vitals, age) in answer.items():

@@ -1,5 +1,5 @@
-"""What a node does about unreachable members: `split` counts the sides, `strategies` decides which
-side stays, `resolver` decides when and by which node, `auto_down` downs by timeout alone.
+"""The downing of unreachable members: `split` counts the sides, `strategies` decides which side
+stays, `resolver` decides when and by which node, `auto_down` downs by timeout alone.
 
 A strategy of a user's imports `Outcome` and `Split` from here (docs/downing.md).
 """

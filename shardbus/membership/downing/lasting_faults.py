@@ -1,5 +1,4 @@
-"""The members at fault by the splits that a node sees one after the other, without what lasts for a
-moment only.
+"""The members at fault by the splits that a node sees one after the other, without momentary ones.
 
 The problem: each new version makes every member that has not seen it yet look cut off, if a flag is
 on it. Then another one seems to be at fault for a bad link, or the one at fault seems to be none.
@@ -13,8 +12,8 @@ Neither may begin a wait anew, nor end a refusal of consent.
                                                  has lasted for a moment, the picture is new
     it was at fault a moment ago                 at fault
 
-What lasts is the fault of a member, whether it is cut off or must go for bad links: one that was
-cut off and is heard again waits for no longer than one that was there all the time, and no less.
+The fault of a member lasts, whether it is cut off or must go for bad links: one that was cut off
+and is heard again waits for no longer than one that was there all the time, and no less.
 
 Source: docs/downing.md; S1.31.
 """

@@ -12,8 +12,8 @@ connection, messages without acknowledgement), and the downing strategy decides 
     group     members that are connected by working links
 
 **Groups.** Each member of another group has only bad links into this one. A node that hears no
-member, that no member hears, or that accuses all others, is a group of its own, and what it reports
-about the others does not divide them:
+member, that no member hears, or that accuses all others, is a group of its own, and its reports
+about the others do not divide them:
 
     flags                                 group of the others     group of x
     x flags all others                    all others              x
@@ -23,9 +23,9 @@ about the others does not divide them:
     x flags y, and y flags x              everybody, if there is a third member
     a wall between two sides              one side                the other side
 
-In a large cluster a node does not learn the flags of a side that it does not hear, so a link across
-a wall may look as if it worked. Then too few members are in other groups, never too many: `split`
-finds the rest by the members that have not seen the flags.
+In a large cluster a node does not receive the flags of a side that it does not hear, so a link
+across a wall may look as if it worked. Then too few members are in other groups, never too many:
+`split` finds the rest by the members that have not seen the flags.
 
 **Bad links within one side.** The members of one side share one copy of the flags, so all of them
 compute the same answer. The smallest set of members that leaves no bad link goes (`fewest_to_go`).
@@ -49,7 +49,7 @@ direction of the accusation:
     a-b b-c c-d                                b c
     a-b c-d                                    one of each pair
 
-Not here: who is cut off (`split`), what a side does about it (`strategies`), when (`resolver`).
+Not here: who is cut off (`split`), the action of a side (`strategies`), and its time (`resolver`).
 
 Source: S1.25, B.40; docs/downing.md.
 """

@@ -1,4 +1,4 @@
-"""What a decision about a split depends on, and which changes of it begin the wait anew.
+"""The inputs of a decision about a split, and which changes of them begin the wait anew.
 
 The problem: a node decides about a split once its picture of it has lasted. Meanwhile a node that
 is at fault goes on to report others, and others notice one by one that they do not reach it. If
@@ -35,7 +35,7 @@ from shardbus.membership.reachability import Flag
 
 
 class Change(Enum):
-    """What a newer picture means for the wait and for a request that was made by the former."""
+    """The effect of a newer picture on the wait and on a request that was made by the former."""
 
     NONE = "the same for every decision"
     DEPARTURE = "members have gone"
@@ -54,7 +54,7 @@ class SplitPicture:
     epoch: int
 
     def change_from(self, before: SplitPicture, away: Collection[NodeId]) -> Change:
-        """Return what has changed. `away`: the members that were cut off or had to go before, and
+        """Return the kind of change. `away`: the members that were cut off or had to go before, and
         are or must still."""
         gone = before.statuses.keys() - self.statuses.keys()
         moot = gone.union(away)
@@ -74,7 +74,7 @@ class SplitPicture:
 
 
 def picture_of(gossip: Gossip, me: NodeId, monitored_by: int, epoch: int) -> SplitPicture:
-    """Return what a decision of `me` by this copy depends on."""
+    """Return the inputs of a decision of `me` by this copy."""
     statuses = {
         node: Status.JOINING if member.status is Status.WEAKLY_UP else member.status
         for node, member in gossip.members.items()

@@ -5,7 +5,7 @@
     our side found one gone   ──> leader and speaker probe the others (a sweep) ──> decide at once
     flags come and go         ──> no wait ends: after a limit each node downs its own side
 
-The leader carries out «down others». The speaker, the first voter of the side, asks for the lease.
+The leader carries out «down others». The speaker, the first voter of the side, requests the lease.
 Every node of a losing side carries out «down ourselves», so that it does not depend on its leader,
 for itself and for the members of its side that have lost others too. One that has lost none may
 stand with the others, which this node alone does not hear: it decides for itself.
@@ -17,7 +17,7 @@ cut off for less than `stable_after`.
 
 **Unaware voters.** A member may reach us without being reached by us, and stand with the other
 side. It is not flagged, and is missing from the split. So the leader carries out «down others» once
-all voters of its side have seen the picture, and the speaker asks for the lease then, or earlier if
+all voters of its side have seen the picture, and the speaker requests the lease then, or earlier if
 the side has more votes than all others without the unaware ones. Voters that have not seen it
 within the patience count as cut off. So do voters that this node has lost contact with meanwhile
 (`suspension`): their links have broken after they had seen the picture.
@@ -60,7 +60,7 @@ either may win.
 **The lease** of an epoch is acquired for good: no node renews or releases it. A lease that is
 refused is a lost split. If the store does not answer within `LEASE_ANSWER_S`, the next node of the
 side asks: one alone may have lost the store. Its turn comes when a decision by the one before would
-have been carried out and known, for `LEASE_ANSWER_S`; after the last turn the side goes. A lease
+have been carried out and seen, for `LEASE_ANSWER_S`; after the last turn the side goes. A lease
 that is granted too late, because the picture has changed since the request, is not acted upon: its
 epoch is spread without any decision, so that a later request uses the next epoch.
 
@@ -126,7 +126,7 @@ CONSENT_GRACE_PART, CONSENT_GRACE_MAX = 0.2, 1.0
 member that others report as cut off."""
 SERIOUS_PART = 0.5
 """The part of `stable_after` after which a node of this side may decide about a member that is cut
-off, as far as another one knows."""
+off in another one's picture."""
 LAST_RESORT = 2
 """The patience, as many times as this, after which an unstable side downs itself as a whole."""
 TOLERATED_CHANGES = 2
@@ -135,8 +135,8 @@ TOLERATED_CHANGES = 2
 
 @dataclass(frozen=True, slots=True)
 class DowningPlan:
-    """What to do now. A decision is final: mark the members in its `down` as Down. `epoch` ends
-    with the decision, and is spread in the same version; 0 is none."""
+    """The actions to take now. A decision is final: mark the members in its `down` as Down. `epoch`
+    ends with the decision, and is spread in the same version; 0 is none."""
 
     probe: tuple[NodeId, ...] = ()
     ask: AcquireLease | None = None
@@ -223,7 +223,7 @@ class Resolver:
         """Observer and subject of each flag of the picture."""
         self._present: frozenset[NodeId] = frozenset()
         self._lasting: frozenset[NodeId] = frozenset()
-        """The members of the picture that are not on their way out, and of these the ones that
+        """The members of the picture that are not on their way out, and of these the members that
         would be left without bad links."""
         self._split = Split()
         self._faults = LastingFaults()
@@ -232,7 +232,8 @@ class Resolver:
         self._deciders: dict[NodeId, frozenset[NodeId]] = {}
         """The observers on this side that may have decided about a member that was cut off."""
         self._aware: dict[NodeId, float] = {}
-        """The nodes that know the picture, and since when this node knows that."""
+        """The nodes that have seen the picture, each with the time of this node's first notice of
+        it."""
         self._instability: Instability | None = None
         self._sweep: Sweep | None = None
         self._requested: LeaseRequest | None = None
@@ -305,7 +306,7 @@ class Resolver:
         return DowningPlan(decision=replace(decision, outcome=outcome, down=side, reason=reason))
 
     def consider(self, gossip: Gossip, leading: bool, now: float) -> DowningPlan:
-        """Return what to do about this copy of the state."""
+        """Return the actions for this copy of the state."""
         if self._auto:
             return DowningPlan(decision=self._auto.consider(gossip, leading, now))
         decide = self._decide
@@ -402,7 +403,7 @@ class Resolver:
         return self._act(decision, leading, since + decision.delay + turn, act_at, now)
 
     def _outvotes(self, without: Decision) -> bool:
-        """True if this side asks for a lease, and has more votes than all others although the
+        """True if this side requests a lease, and has more votes than all others although the
         doubtful ones count as cut off."""
         asks = without.outcome is DowningOutcome.ASK_LEASE
         return asks and len(without.split.ours) > len(without.split.theirs)
@@ -432,7 +433,7 @@ class Resolver:
     @property
     def _harmless_at(self) -> float:
         """Return from when the members to be downed are surely suspended, as far as the voters of
-        this side know the picture (`refuses`)."""
+        this side have seen the picture (`refuses`)."""
         split = self._split
         known = [self._aware.get(node, self.changed_at) for node in split.side]
         if not split.cut or not self._faults.were_broken.isdisjoint(split.cut):
@@ -500,14 +501,15 @@ class Resolver:
         self._turn = LeaseTurn()
 
     def _change(self, before: SplitPicture | None) -> Change:
-        """Return by what the picture differs from the one before."""
+        """Return how the picture differs from the one before."""
         picture = self._picture
         if before is None or picture is None:
             return Change.NEW
         return picture.change_from(before, self._faults.in_both(self._split))
 
     def _follow_cut(self, before: Split, flags: Flags, now: float) -> None:
-        """Note since when which members are cut off, and who may have decided about others."""
+        """Note since when which members are cut off, and which nodes may have decided about
+        others."""
         side, cut = frozenset(self._split.side), frozenset(self._split.cut)
         serious = now - SERIOUS_PART * self.settings.stable_after
         for node, since in self._faults.cut_since.items():
@@ -602,7 +604,7 @@ class Resolver:
 
     def _ask(self, decision: Decision, ask_at: float, act_at: float, now: float) -> DowningPlan:
         """Ask for the lease when it is this node's turn. The next one's begins when the decision of
-        the one before would have been carried out, and known."""
+        the one before would have been carried out, and seen."""
         if now < ask_at:
             return DowningPlan()
         askers, turn = decision.split.askers, self._turn

@@ -1,6 +1,6 @@
 """A cluster split in two, as one node sees it, and the decision about it.
 
-Theory of operation. A node that cannot reach a member does not know whether the member died or the
+Theory of operation. A node that cannot reach a member cannot tell whether the member died or the
 network broke. In the second case the other side sees the same, mirrored. Both sides must come to
 opposite answers without communicating.
 
@@ -22,8 +22,8 @@ with a bad cable goes, not every node that flagged it, nor every node that it fl
 wall seldom hides a member from all nodes of a side at once. So a member counts as gone when every
 node of this side has found it so.
 
-**What the other side may see.** Each side decides by its own copy. The copies may differ by what
-happened last. Becoming Up and becoming Exiting need convergence, so the difference is bounded:
+**The other side's view.** Each side decides by its own copy. The copies may differ by the last
+events. Becoming Up and becoming Exiting need convergence, so the difference is bounded:
 
     here              on the other side it is one of
     Up                Up, Leaving, and Joining or WeaklyUp if it has become Up only here
@@ -43,16 +43,16 @@ side's Up members. Every strategy compares these two kinds of count, never two o
 A cluster that waits for its first members is *unborn*: it has too few for any member to be Up
 anywhere. There are no votes then, and each side has the same right to stay.
 
-`elders` are the Up and Leaving members by age, down to the first that is Up. Those of two sides
-always share a member: the older of both sides' first Up members is at least Leaving on the other
-side.
+`elders` are the Up and Leaving members by age, down to the first that is Up. The elders of two
+sides always share a member: the older of both sides' first Up members is at least Leaving on the
+other side.
 
 **Decisions by lease are numbered.** A side that downs others by a lease does so under the next
-epoch after the highest it knows. Each epoch has a lease of its own in the store, granted once and
-for good. The epoch spreads in the same version as the decision. So a node that decides late, after
-a pause or because its links broke last, asks for an epoch whose lease is taken, and loses. The
-winner of an epoch knows all earlier decisions, and would have stopped if one had downed it. A
-cluster starts to count at a number derived from its founder, so that it never asks for leases of a
+epoch after the highest in its copy. Each epoch has a lease of its own in the store, granted once
+and for good. The epoch spreads in the same version as the decision. So a node that decides late,
+after a pause or because its links broke last, requests an epoch whose lease is taken, and loses.
+The winner of an epoch has all earlier decisions, and would have stopped if one had downed it. A
+cluster starts to count at a number derived from its founder, so that it never requests leases of a
 former cluster in the same store.
 
 Not here: the graph of links (`links`), which side stays (`strategies`), when it is decided
@@ -91,7 +91,7 @@ MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, *UP, Status.LEAVING)
 
 
 class DowningOutcome(Enum):
-    """What to do about a split."""
+    """The possible outcomes of a decision about a split."""
 
     NOTHING = "nothing"
     DOWN_OTHERS = "down others"
@@ -119,9 +119,9 @@ class Split:
     most: tuple[NodeId, ...] = ()
     """The members of this side that may be Up elsewhere."""
     theirs: tuple[NodeId, ...] = ()
-    """The members that may be Up elsewhere: those cut off, and Down members that may not know it
-    yet. A Down member at whose address a new process has joined has ended; of several Down ones at
-    one address one may live."""
+    """The members that may be Up elsewhere: those cut off, and Down members that may not have
+    noticed it yet. A Down member at whose address a new process has joined has ended; of several
+    Down ones at one address one may live."""
     elders: tuple[NodeId, ...] = ()
     """The oldest members, as the module's text defines them; empty if no member is Up."""
     unborn: bool = False
@@ -129,8 +129,8 @@ class Split:
 
     @property
     def askers(self) -> tuple[NodeId, ...]:
-        """Who asks for a lease on behalf of our side, one after the other while the store does not
-        answer: everybody who sees this split names the same ones."""
+        """The nodes that request a lease on behalf of our side, one after the other while the store
+        does not answer: every node that sees this split names the same ones."""
         able = dict.fromkeys(n for n in (*self.ours, *self.side) if n not in self.broken)
         return tuple(able)[:ASKERS_MAX]
 
@@ -142,8 +142,8 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do and why. `down`: the members to be downed if it is carried out. `delay`: seconds
-    to wait before asking for the lease, if one decides."""
+    """The outcome and its reason. `down`: the members to be downed if it is carried out. `delay`:
+    seconds to wait before asking for the lease, if one decides."""
 
     outcome: DowningOutcome
     down: tuple[NodeId, ...]
@@ -157,7 +157,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """What the settings add to the graph. `oldest_stays`: the oldest member does not go for a bad
+    """The settings' additions to the graph. `oldest_stays`: the oldest member does not go for a bad
     link (keep-oldest); `unless_alone`: except if no other voter would be left on its side."""
 
     oldest_stays: bool = False
@@ -226,7 +226,7 @@ def lease_of(epoch: int) -> str:
 
 
 def describe_decision(decision: Decision) -> str:
-    """Describe the decision in one line: the rule, its inputs, and what follows."""
+    """Describe the decision in one line: the rule, its inputs, and the outcome."""
     split = decision.split
     inputs = {"this side": split.side, "cut off": split.cut, "proved gone": split.gone}
     inputs |= {"bad links": split.broken, "oldest": split.elders}

@@ -18,21 +18,21 @@ leaves too few votes. `ours`, `theirs` and `elders` are defined in `split`.
 In an unborn cluster there are no votes, and the lease decides; under down-all every side goes.
 
 «Go»: every node of the side downs its own side, so that a losing side does not depend on its
-leader. «Stay»: the leader downs the others. One node of a side asks for the lease, under the next
+leader. «Stay»: the leader downs the others. One node of a side requests the lease, under the next
 epoch.
 
 **Never two winners**, whatever legal step one side is ahead of the other:
 
 - keep-majority: ours <= the number that the other side counts as theirs, and the reverse. So if one
-  side stays without the lease, the other does not even ask for it. A side that asks has a vote, so
+  side stays without the lease, the other does not even request it. A side that does has a vote, so
   the other side does not see all of it on its way out.
 - static-quorum: a winner has `size` votes and leaves fewer than `size` to all others.
 - keep-oldest: the elders of two sides share a member, which is on one side only. An oldest member
   alone stays only if it has a second Up member, or if no other member may vote. Then the others do
   not find it alone, or have no vote.
-- the lease: two sides that know the same epoch ask for the same lease, and the store grants it
-  once. A side that knows a later epoch knows which members were downed in it.
-- a user's function: as safe as the function. It receives the same counts, and may ask for the
+- the lease: two sides with the same epoch request the same lease, and the store grants it once. A
+  side with a later epoch has the members that were downed in it.
+- a user's function: as safe as the function. It receives the same counts, and may request the
   lease. If it raises, its side goes: on the other side it may have returned «stay».
 
 Source: B.31, B.35-B.40.
@@ -54,7 +54,7 @@ from shardbus.membership.downing.split import Decision, DowningOutcome, Split
 
 Strategy = Callable[[Split], Decision]
 Rule = Callable[[Split], tuple[DowningOutcome, str]]
-"""A strategy of the user's: what to do about a split in which members are cut off, and why, in the
+"""A user's strategy: the outcome of a split in which members are cut off, and the reason, in the
 words that the log and `shardbus explain downing` show. It is called more than once about a split,
 and must use no clock, dice or memory: both sides must come to opposite answers."""
 
@@ -155,7 +155,7 @@ def lease_majority(split: Split, minority_delay: float) -> Decision:
 
 
 WHY_MAX = 500
-"""Characters of what a user's function says, or raises."""
+"""Characters of the reason, or of the error, of a user's function."""
 
 
 def user_strategy(split: Split, name: str, rule: Rule) -> Decision:
@@ -201,7 +201,7 @@ def _count_votes(split: Split) -> str:
 
 
 def _common_decision(split: Split, rule: str) -> Decision | None:
-    """Decide what is the same for every strategy."""
+    """Decide the cases that are the same for every strategy."""
     if split.cut:
         return _ask_lease(split, rule, "no member has been Up yet") if split.unborn else None
     if not split.broken:

@@ -36,7 +36,7 @@ second."""
 
 
 class ProbeOutcome(Enum):
-    """What a fresh connection to a member's address showed."""
+    """The result of a fresh connection to a member's address."""
 
     REFUSED = "refused"
     OPEN = "open"

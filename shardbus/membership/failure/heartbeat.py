@@ -186,8 +186,8 @@ class Heartbeats:
                 watch.answered = self._sequence
 
     def tick(self, now: float) -> tuple[list[tuple[NodeId, Heartbeat]], list[Verdict], float]:
-        """Do what is due. Return heartbeats to send, verdicts, and for how many seconds this node
-        was starved."""
+        """Perform due actions. Return heartbeats to send, verdicts, and for how many seconds this
+        node was starved."""
         if self._beat_at is None or self._reap_at is None:
             return [], [], 0.0
         interval = self.settings.heartbeat_interval
@@ -272,7 +272,7 @@ class Heartbeats:
 
     def _silent_together(self, unanswered: int) -> list[Verdict]:
         """Suspect the nodes, too, that are more than half as long silent as one that is suspected
-        now: if it is this node that hears nothing, the others learn that by one version."""
+        now: if it is this node that hears nothing, one version shows that to the others."""
         least = max(SILENT_BEATS, unanswered // 2 + 1)
         verdicts = []
         for node, watch in self.watches.items():

@@ -67,7 +67,7 @@ class LocalHealth:
 
     @property
     def patience(self) -> float:
-        """What this node's own state adds to the pause of each of its detectors."""
+        """The addition of this node's own state to the pause of each of its detectors."""
         return min(self.lag + self.blame, self.patience_max)
 
     @property
@@ -77,7 +77,7 @@ class LocalHealth:
         return max(4, round(STRETCH_MAX * (self.unit + interval) / interval))
 
     def patience_with(self, lag: float) -> float:
-        """Return what is added for a node that reports such a lag."""
+        """Return the addition for a node that reports such a lag."""
         return min(self.patience + max(0.0, lag), self.patience_max)
 
     def counts(self, late: float) -> bool:

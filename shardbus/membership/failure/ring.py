@@ -6,7 +6,7 @@ nodes of the ring. Unreachable nodes among them are watched in addition to that 
 crash of many nodes does not leave the live ones unwatched.
 
 A pair of *neighbours* is watched whatever is unreachable: one of the two is among the next nodes
-of the other. So a pair of neighbours without a flag is a link that works, as far as a node knows.
+of the other. So a pair of neighbours without a flag is a link that works, as far as a node can see.
 In a cluster of at most `monitored_by` + 1 nodes all pairs are neighbours.
 
 Source: S1.19-S1.22, S3.15, B.5.

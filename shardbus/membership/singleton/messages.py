@@ -5,7 +5,7 @@
     the leaving one   HandOverDone ──────────> the next oldest      its instance has stopped
     the leaving one   TakeOverFromMe ────────> the next oldest      repeated until HandOverToMe
 
-The names are Akka's. Each message carries the highest epoch that its sender knows, so that the next
+The names are Akka's. Each message carries the highest epoch that its sender has, so that the next
 instance starts above it even if gossip and store do not have that epoch yet.
 
 Source: B.97.
@@ -71,7 +71,7 @@ class MembershipSeen:
 
 @dataclass(frozen=True, slots=True)
 class HandOverReceived:
-    """A message arrived. `sender` is the peer as the transport knows it."""
+    """A message arrived. `sender` is the transport's peer."""
 
     sender: NodeId
     message: Message

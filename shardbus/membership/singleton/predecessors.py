@@ -1,6 +1,6 @@
 """Predecessors: the older nodes in the order of age, and which of them may still run an instance.
 
-Membership tells which members are older, leaving or dead. A leaving node also announces it by
+Membership shows which members are older, leaving or dead. A leaving node also announces it by
 messages (TakeOverFromMe, HandOverDone), which count before the view shows it. A status never goes
 back, so an announcement stays true.
 
@@ -14,7 +14,7 @@ An older node is *awaited* as long as its instance may run and it can still anno
     proved dead, or downed        not at all
     silent for too long           no longer
 
-Members without the entity type take no part, as those without the role: by what they announce, or
+Members without the entity type take no part, as those without the role: by their announcement, or
 by their answer (`TypeMissing`). Neither changes while a member lives, so two nodes disagree on it
 at most until both have the answer; meanwhile the one without it starts nothing.
 
@@ -48,7 +48,7 @@ class Departure:
 
 
 class Predecessors:
-    """What one node knows of the order of age. Arguments as for `Singleton`."""
+    """One node's view of the order of age. Arguments as for `Singleton`."""
 
     def __init__(
         self, name: str, me: NodeId, role: str, removal_margin: float, silence_timeout: float
@@ -90,7 +90,7 @@ class Predecessors:
         self._departures.pop(node, None)
 
     def on_message(self, sender: NodeId, message: ho.Message) -> bool:
-        """Apply what the message announces. False if its sender has no part in this singleton."""
+        """Apply the message's announcement. False if its sender has no part in this singleton."""
         departure = self._departures.get(sender)
         member = departure.member if departure is not None else self.view.member(sender)
         if member is None or not self._takes_part(member):

@@ -16,7 +16,7 @@ confirmed that its instance has stopped:
 - *Members without the entity type* take no part. So the oldest that has it rules.
 - *Which nodes are awaited* is decided in `predecessors`: older members that leave, not dead ones.
 - *While it waits*, the next oldest prepares its instance, up to the claim of an epoch. The leaving
-  node keeps working until it is asked. What remains of the gap is one round trip and one claim.
+  node keeps working until it is asked. The rest of the gap is one round trip and one claim.
 - *Every wait ends.* Requests are repeated, since the other node's view may lag. A node that gets no
   message within `silence_timeout`, or no end within `hand_over_timeout`, goes on without it. A node
   that is next once more, after another one was, asks and waits anew.
@@ -61,7 +61,7 @@ class SingletonState(Enum):
 
 
 class SingletonTrigger(Enum):
-    """What causes a transition."""
+    """The triggers of a transition."""
 
     NEXT = "the oldest member that stays; an older one may still have it"
     CLEAR = "the oldest member, and no other node has it"
