@@ -145,7 +145,7 @@ class Administration:
         return machine if rules else None
 
     async def table(self, type: str) -> dict[str, Any]:
-        """Return the coordinator's table, or the part that this node knows, which is not
+        """Return the coordinator's table, or the part that this node has, which is not
         `complete`."""
         table = await self.ask_coordinator("table", type)
         if table is not None:

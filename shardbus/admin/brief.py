@@ -1,6 +1,6 @@
 """A node in a few numbers, for a page that shows all nodes at once and asks again and again.
 
-A node adds up what it counts anyway and answers in some 20 microseconds, so a page that asks every
+A node adds up its usual counters and answers in some 20 microseconds, so a page that asks every
 node each two seconds costs none of them anything that could be measured. Counters only grow: rates
 are the differences between two answers.
 
@@ -20,7 +20,7 @@ from shardbus.transport.send_buffer import SEND_BUFFER_FULL
 
 
 def brief_of(node: Node) -> dict[str, Any]:
-    """Return what a node hosts, how busy it is, and its counters since its start."""
+    """Return a node's shards and entities, how busy it is, and its counters since its start."""
     return {
         "types": {
             name: {
@@ -70,7 +70,7 @@ def _calls_of(node: Node) -> tuple[int, float]:
 
 
 def drops_of(node: Node) -> Iterator[Drop]:
-    """Yield what the node has dropped: messages by type, then frames."""
+    """Yield the node's drops: messages by type, then frames."""
     for name, region in node.regions.items():
         for reason, count in sorted(region.host.counts.dropped.items()):
             yield name, reason, count

@@ -1,4 +1,4 @@
-"""The versions of what a process runs: Python, shardbus, and the libraries that matter for faults.
+"""The versions of a process's software: Python, shardbus, and the libraries that matter for faults.
 
 Source: docs/reference/http.md.
 """

@@ -1,5 +1,5 @@
-"""Find what is wrong with a cluster in its pages. Pure, so that every finding has a test.
-`warning_signs` finds what will be wrong soon.
+"""Find the faults of a cluster in its pages. Pure, so that every finding has a test.
+`warning_signs` finds the faults that will come soon.
 
 A `Picture` holds the pages of one examination, as one node has them. `findings` compares them with
 each other; `stored` compares a stored table with itself and with the pages. A finding concerns one
@@ -8,11 +8,11 @@ subject (a member, a shard) of a group (the members, a type), so that examinatio
 **No false alarm.** A cluster that starts, a member that joins or leaves, and a coordinator that
 changes its node pass through states that are faults only if they last. There are two rules:
 
-    a state whose begin a node knows   a finding once it has lasted for the time in `AFTER_S`
+    a state whose begin is recorded    a finding once it has lasted for the time in `AFTER_S`
     a contradiction between pages,     `PASSING`: pages are read one after the other, so it is
                                        confirmed by a second examination
 
-A node that asks is one that lives, so what only a dead or unreachable member explains is found at
+A node that asks is alive, so a state that only a dead or unreachable member explains is found at
 once.
 
 A page may be missing or come from another version, so no field of it is relied upon. A page without
@@ -77,7 +77,7 @@ PASSING = frozenset(
         "store-ahead",
     }
 )
-"""Checks that compare pages, and may find what has changed in between."""
+"""Checks that compare pages, and may find changes in between."""
 FAULTS = frozenset(
     {
         "unreachable",
@@ -96,7 +96,7 @@ FAULTS = frozenset(
         "late",
     }
 )
-"""Checks that find what stops messages or may lose data; the others are warnings."""
+"""Checks that find stopped messages or possible loss of data; the others are warnings."""
 
 ADVICE = {
     "page": "check whether the node's shardbus is older than this command",
@@ -213,7 +213,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return what identifies the finding in two examinations."""
+        """Return the key that identifies the finding in two examinations."""
         return self.check, self.of, self.subject
 
     @property
@@ -307,7 +307,7 @@ def _membership(picture: Picture) -> Iterator[Finding]:
 
 def _readiness(picture: Picture) -> Iterator[Finding]:
     """Yield why the asked node is not ready, unless that is the beginning or the end of its
-    membership, or what other findings say of all members."""
+    membership, or another finding has it for all members."""
     asked = str(picture.cluster.get("self", "the node"))
     young = _age(picture.cluster, "status_for") < JOIN_S
     is_member = any(member.get("node") == asked for member in picture.members)
@@ -448,7 +448,7 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
 
 
 def _is_settled(picture: Picture, node: str, row: Mapping[str, Any]) -> bool:
-    """True if a member has been up for long enough to know a coordinator, and expects it where it
+    """True if a member has been up for long enough to have a coordinator, and expects it where it
     did before."""
     status, age = picture.status(node)
     settled = age >= COORDINATOR_S and _age(row, "coordinator_for") >= COORDINATOR_S
@@ -458,8 +458,8 @@ def _is_settled(picture: Picture, node: str, row: Mapping[str, Any]) -> bool:
 def _coordination(
     picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the coordinator of a type. Before a member is up, and while members
-    come to know another coordinator, nothing is."""
+    """Yield the faults of a type's coordinator. There are none before a member is up, and while
+    members change to another coordinator."""
     asked = str(picture.cluster.get("self", ""))
     settled = {node: row for node, row in rows.items() if _is_settled(picture, node, row)}
     known = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
@@ -520,7 +520,7 @@ def _homes(picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]) -
 
 
 def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Iterator[Finding]:
-    """Yield what is wrong with a stored table, by itself and compared with the running cluster."""
+    """Yield the faults of a stored table, by itself and compared with the running cluster."""
     from shardbus.sharding.intents import split_intents
 
     page = picture.shards.get(kind, {}) if picture is not None else {}

@@ -1,6 +1,6 @@
 """Watches one entity on its home for a moment, for the question why it is slow (`admin.slowness`).
 
-Nothing of this runs unless an operator asks. What the node counts and samples anyway is read, and
+Nothing of this runs unless an operator asks. The node's usual counters and samples are read, and
 the entity is looked at `LOOKS` times, `LOOK_S` apart: is it at work, on which message, and what
 does its handler wait for? That distinguishes a handler that mostly waits for the store from one
 that mostly waits for something else, without a measurement per message.
@@ -49,7 +49,7 @@ _STORE_CODES = frozenset((EntityStates.load.__code__, Host.save.__code__))
 
 
 class EntityWatch:
-    """What some looks at one entity have found."""
+    """The findings of some looks at one entity."""
 
     def __init__(self, region: RegionShell, shard: str, entity_id: str) -> None:
         self._host, self._shard, self._id = region.host, shard, entity_id
@@ -71,7 +71,7 @@ class EntityWatch:
         return len(self._at_work) > 1
 
     def look(self) -> None:
-        """Note what the entity does now."""
+        """Note the entity's present work."""
         self.looks += 1
         activation = self.activation
         if activation is None or not activation.busy:

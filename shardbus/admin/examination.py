@@ -27,7 +27,7 @@ from shardbus.ids import NodeId
 
 CONFIRM_S = 4.0
 BREAK_S = 20.0
-"""Seconds between two examinations after which nothing is known of the time in between."""
+"""Seconds between two examinations after which the time in between is unknown."""
 ORDER = {"fault": 0, "warning": 1}
 Key = tuple[str, str, str]
 Losses = Mapping[NodeId, Iterable[Any]]

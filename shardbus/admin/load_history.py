@@ -1,16 +1,16 @@
 """The load of a cluster in the last hour, for operators who come after it.
 
-Each node keeps its own hour: one sample in `STEP_S`, made of what it counts anyway. The node that
-an operator asks adds the samples of all members up, step by step, and keeps the sums, so that it
-asks for each sample once.
+Each node keeps its own hour: one sample in `STEP_S`, made of its usual counters. The node that an
+operator asks adds the samples of all members up, step by step, and keeps the sums, so that it
+requests each sample once.
 
     LoadHistory    on each node: a ring of `SAMPLES_MAX` samples, numbered by the clock of its loop
     ClusterHour    on the node that is asked: the sums of the members' samples, by its own clock
 
-Rates of counters are added; of what tells how bad it is somewhere (busy, lag, latencies) the
-highest counts. The difference between the clocks of two nodes is fixed when a node is asked first,
-so that each of its samples stands in one step. A step is shown once every member has sampled it. A
-node that is gone takes its hour along.
+Rates of counters are added; of the measures of strain (busy, lag, latencies) the highest counts.
+The difference between the clocks of two nodes is fixed when a node is asked first, so that each of
+its samples stands in one step. A step is shown once every member has sampled it. A node that is
+gone takes its hour along.
 
 Nothing here runs per message: a sample costs some 75 microseconds.
 
@@ -46,8 +46,8 @@ the second in which a sample is due."""
 
 
 class LoadReading(NamedTuple):
-    """What a node has counted since its start, in the order of `RATES`, with the times of its
-    messages; and its load now, in the order of `AMOUNTS`, then busy and lag."""
+    """A node's counts since its start, in the order of `RATES`, with the times of its messages; and
+    its load now, in the order of `AMOUNTS`, then busy and lag."""
 
     totals: tuple[float, ...]
     handled: Histogram
@@ -105,7 +105,7 @@ class ClusterHour:
 
     def __init__(self) -> None:
         self._offsets: dict[NodeId, int] = {}
-        """What is added to the number of a member's sample for its step here."""
+        """The offset between the number of a member's sample and its step here."""
         self._last: dict[NodeId, int] = {}
         """The number of the last sample that was added, by member."""
         self._steps: dict[int, list[float]] = {}

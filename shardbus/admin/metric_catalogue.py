@@ -2,7 +2,7 @@
 
 From these declarations come the page of a node (`admin.metrics`), the reference page
 `docs/reference/metrics.md`, and in `deploy/` the dashboard and the alerts. A test compares them
-with what a real node exposes, so that none can be missing or left over.
+with the metrics of a real node, so that none can be missing or left over.
 
 The group of a metric is its row on the dashboard.
 
@@ -26,7 +26,7 @@ class MetricKind(Enum):
 
 
 class Group(Enum):
-    """What a metric belongs to."""
+    """The group of a metric."""
 
     MESSAGES = "Messages"
     LATENCIES = "Latencies"

@@ -1,7 +1,7 @@
 """A node's metrics in Prometheus's text format.
 
-They are collected at each request: the hot path only adds to plain integers. What the metrics are
-is declared in `metric_catalogue`; here they get their samples.
+They are collected at each request: the hot path only adds to plain integers. The metrics are
+declared in `metric_catalogue`; here they get their samples.
 
 Source: docs/reference/http.md.
 """

@@ -38,7 +38,7 @@ PAGES: tuple[Page[..., Any], ...] = declared_in(Page, *OF_CLUSTER, *OF_TYPES, *O
 
 
 def answer_questions(admin: Administration) -> None:
-    """Let a node answer the questions of other nodes, and keep what they ask for."""
+    """Let a node answer the questions of other nodes, and keep the history of its load for them."""
     admin.node.every("history of the load", 1, admin.history.sample)
     register(admin, *OF_CLUSTER, *OF_TYPES, *OF_EVENTS)
 
@@ -48,7 +48,7 @@ def administer(
     origins: Mapping[str, str] | None = None,
     log: Callable[[], list[str]] | None = None,
 ) -> NodePages:
-    """Let a node answer the questions of other nodes; return its pages. The arguments are those of
+    """Let a node answer the questions of other nodes; return its pages. The arguments are as for
     `Administration`."""
     admin = Administration(services, origins, log)
     answer_questions(admin)

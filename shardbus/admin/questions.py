@@ -4,10 +4,10 @@ that ask them.
     @question("stats")
     def answer_stats(admin: Administration) -> ...
 
-The coordinator of a type knows where its shards are; each node knows what runs on it. Commands to a
-coordinator are questions, too: they are answered once they are stored or done, and a refusal is an
-answer. A node that does not run the type's coordinator answers None. The name of a question and its
-arguments are the same in every release.
+The coordinator of a type answers where its shards are; each node answers for its own entities.
+Commands to a coordinator are questions, too: they are answered once they are stored or done, and a
+refusal is an answer. A node that does not run the type's coordinator answers None. The name of a
+question and its arguments are the same in every release.
 
 Source: docs/reference/http.md; S2.82-S2.84.
 """

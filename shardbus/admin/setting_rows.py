@@ -20,8 +20,8 @@ def rows_of(settings: Settings, origins: Mapping[str, str] | None) -> list[dict[
     """Return every setting as `setting`, `value` and `origin`.
 
     Args:
-        origins: who set each value, by its key; the others are defaults. None if that is not
-            known: what differs from its default was set by the application.
+        origins: who set each value, by its key; the others are defaults. None if that is unknown:
+            values other than the defaults were set by the application.
     """
     values = dict(_shown_values(settings))
     if origins is None:

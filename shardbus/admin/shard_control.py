@@ -1,6 +1,6 @@
 """Commands to the coordinator of a type, through any node.
 
-The node that gets the command asks the coordinator (`answers`). What the coordinator refuses is
+The node that gets the command asks the coordinator (`answers`). A refusal by the coordinator is
 raised here as the error that it raised there.
 
 Source: docs/reference/http.md; S3.19.

@@ -32,7 +32,7 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DrawnMap:
-    """A map with its version, and what it was made of."""
+    """A map with its version, and its sources."""
 
     table: ShardTable
     states: dict[str, str]

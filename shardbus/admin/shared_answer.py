@@ -1,4 +1,5 @@
-"""An answer that several readers share: what ten open pages ask for is asked of the cluster once.
+"""An answer that several readers share: the same request of ten open pages reaches the cluster
+once.
 
     get ──> being made: wait for it ──> fresh: the same again ──> old, or failed: made anew
 
@@ -26,7 +27,7 @@ class SharedAnswer(Generic[T]):
         """Return the answer. A reader that is cancelled leaves it to the others.
 
         Raises:
-            Exception: what making the answer raised, for every reader that waited for it.
+            Exception: the error of making the answer, for every reader that waited for it.
         """
         loop = asyncio.get_running_loop()
         making = self._making

@@ -8,11 +8,11 @@ puts into numbers how long a message waits there now:
     home: the mailbox      a handler does not end; the messages ahead take their time
     home: the handler      its own code, the store, the answer of another entity, its start
 
-**Order.** What stops every message comes first. The other causes are ordered by the seconds that
-they cost a message which arrives now: the messages ahead of it, and the message itself, times the
-time of one. The time of one message is divided between the store, the entities that are asked, and
-the handler's own code, by `looks`: the home looks at the entity some times in a row and notes what
-it waits for (`admin.entity_watch`).
+**Order.** A cause that stops every message comes first. The other causes are ordered by the seconds
+that they cost a message which arrives now: the messages ahead of it, and the message itself, times
+the time of one. The time of one message is divided between the store, the entities that are asked,
+and the handler's own code, by `looks`: the home looks at the entity some times in a row and notes
+its waits (`admin.entity_watch`).
 
 **Thresholds.** Below `SLOW_S` nothing is slow. A mailbox is stuck if the same handler was there at
 every look and has run for `STUCK_S`. A node is strained if its loop is busy or late; then a shard
@@ -39,7 +39,7 @@ BUSY_PART = 0.7
 HOT_PART = 0.5
 """Of a node's messages, from which a shard is hot."""
 ALONE_PART = 0.8
-"""Of a shard's messages, from which one entity is what makes it hot."""
+"""Of a shard's messages, from which one entity makes it hot."""
 STORE_FAILED_S = 60.0
 """Seconds for which a failure of the store is a cause."""
 START_FAILED_S = 600.0
@@ -50,12 +50,12 @@ ALIVE_PHI = 1.0
 PAUSING = "pausing"
 """The state of an activation that waits for its next attempt to start."""
 STORE, THREAD = "store", "thread"
-"""What a handler waits for, besides entities: a load or a save, or a worker thread."""
+"""The waits of a handler, besides entities: for a load or a save, or for a worker thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntityPlace:
-    """What the node that is asked knows about an entity's home.
+    """The figures of the asked node about an entity's home.
 
     Attributes:
         home: the node, or empty if no home is known here.
@@ -93,7 +93,7 @@ class CallTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityFigures:
-    """What the home of an entity knows about it, and about itself.
+    """The figures of an entity's home about it, and about itself.
 
     Attributes:
         life: the state of its activation; empty if it is not in memory.
@@ -102,9 +102,9 @@ class EntityFigures:
         start_failed_ago, start_error: its last start that failed, if none has succeeded since.
         looks, busy: how often the home looked at it, and found it at work.
         moved: it was at work on another message at some look than at another.
-        waits: at how many looks it waited for what: `store`, `thread`, or an entity.
-        method, running_for, stack: what it works at, since how many seconds, and where that waits.
-        handlers: the handlers of the entity, by samples; those of its type if it has none.
+        waits: the number of looks at which it waited, by target: `store`, `thread`, or an entity.
+        method, running_for, stack: the handler at work, its seconds so far, and where it waits.
+        handlers: the handlers of the entity, by samples; its type's if it has none.
         sampled: samples that `handlers` has of this entity.
         waited_p99: of the samples of its type, from arrival to the begin of the handler.
         shard_part: of the node's messages that are for its shard.
@@ -158,8 +158,8 @@ class EntityFigures:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause, with its figures and the remedy. `seconds`: what it costs a message that arrives
-    now, about; None if it stops all of them."""
+    """A cause, with its figures and the remedy. `seconds`: its approximate cost for a message that
+    arrives now; None if it stops all of them."""
 
     cause: str
     seconds: float | None
@@ -168,8 +168,8 @@ class Cause:
 
 
 def causes(place: EntityPlace, figures: EntityFigures | None) -> list[Cause]:
-    """Return why messages of an entity take long, the likeliest cause first; empty if nothing of
-    what is known is slow. `figures`: None if its home has given none."""
+    """Return why messages of an entity take long, the likeliest cause first; empty if no figure
+    shows slowness. `figures`: None if its home has given none."""
     found = [*_at_sender(place)]
     if figures is not None:
         found += _at_home(place, figures)
@@ -192,7 +192,7 @@ def _part(part: float) -> str:
 
 
 def _at_sender(place: EntityPlace) -> Iterator[Cause]:
-    """Yield what keeps messages from reaching the entity."""
+    """Yield the causes that keep messages from reaching the entity."""
     if not place.home:
         yield from _without_home(place)
     elif place.suspended:
@@ -269,7 +269,7 @@ def _silent(place: EntityPlace) -> Cause:
 
 def _at_home(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
     if place.suspended:
-        return  # while a node is suspended, what it does is no cause
+        return  # while a node is suspended, its work is no cause
     yield from _start(seen)
     stuck = list(_stuck(seen)) if seen.life != PAUSING else []
     yield from stuck
@@ -381,7 +381,7 @@ def _handler(seen: EntityFigures) -> Iterator[Cause]:
     slowest = _slowest(seen)
     elsewhere = sum(times for what, times in seen.waits.items() if what != THREAD)
     own = 1.0 - min(1.0, elsewhere / seen.busy) if seen.busy else 1.0
-    if not seen.busy and slowest.mean:  # it rests now: the store's own figures say what it took
+    if not seen.busy and slowest.mean:  # it rests now: the store's own figures have its time
         own = max(0.0, 1.0 - (seen.saves.mean + seen.loads.mean) / slowest.mean)
     ahead = seen.ahead if seen.sampled or seen.busy else 1
     seconds = slowest.mean * ahead * own
@@ -401,7 +401,7 @@ def _handler(seen: EntityFigures) -> Iterator[Cause]:
 
 
 def _loop(place: EntityPlace, seen: EntityFigures) -> Iterator[Cause]:
-    """What keeps the loop of the home busy."""
+    """Yield the causes that keep the loop of the home busy."""
     strained = seen.node_busy >= BUSY_PART or seen.lag >= SLOW_S
     late = max(seen.lag, SLOW_S)
     load = f"which is {_part(seen.node_busy)} busy, its loop {span(seen.lag)} late"

@@ -2,8 +2,8 @@
 have no such task, and of its threads.
 
 Thousands of tasks may wait at one place, so tasks with the same stack are one group with a count
-and the names of some of them. A stack has places only, no values: what a task works on stays out of
-it. Files are named from where Python finds them, so that the folders of a machine stay out, too.
+and the names of some of them. A stack has places only, no values: a task's data stays out of it.
+Files are named from where Python finds them, so that the folders of a machine stay out, too.
 
     task ──frames──> places, innermost last ──┐
     task ──waits for──> Future, Task ...      ├──> group: count, names, stack
@@ -46,7 +46,7 @@ Stack = tuple[tuple[CodeType, int], ...]
 
 
 class Seen(NamedTuple):
-    """What tasks of one group have in common."""
+    """The common features of the tasks of one group."""
 
     state: str
     waits_for: str
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
 
 class TaskGroups:
-    """Tasks by what they have in common, with their number and the names of the first."""
+    """Tasks by their common features, with their number and the names of the first."""
 
     def __init__(self) -> None:
         self.counts: dict[Seen, int] = {}
@@ -159,7 +159,7 @@ def _handlers(regions: Iterable[RegionShell]) -> Iterator[tuple[Any, str]]:
 
 
 def _threads(places: Places) -> list[Json]:
-    """Return the name and the stack of each thread but the one that asks, innermost last."""
+    """Return the name and the stack of each thread but the asking one, innermost last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     others = [(one, frame) for one, frame in sys._current_frames().items() if one != own]

@@ -1,4 +1,4 @@
-"""Find what will hurt a cluster soon, in its pages. Pure, as `diagnosis` is.
+"""Find coming troubles of a cluster in its pages. Pure, as `diagnosis` is.
 
     hot shard     one shard gets a large part of its type's messages, and its node is under pressure
     hot entity    the same, and most of the messages are for one entity of that shard
@@ -6,7 +6,7 @@
     late          reminders are due and have not fired
     limits        file descriptors are nearly used up
     lag           the timers of a loop are late on average, though not at this moment
-    skew          clocks, and what the builds of the members speak
+    skew          clocks, and the protocols of the members' builds
     slow          a handler was reported as slow a short while ago
     failing       a handler, a start or an answer has failed a short while ago
     dropped       messages were dropped in the last minute
@@ -126,7 +126,8 @@ def _lag(row: Row) -> float:
 
 
 def _protocols(picture: Picture) -> Iterator[Finding]:
-    """Compare what the members' builds speak. A build that does not tell is not compared."""
+    """Compare the protocols of the members' builds. A build that does not report its protocol is
+    not compared."""
     spoken = {
         node: tuple(row["protocol"]) for node, row in picture.answers.items() if row.get("protocol")
     }

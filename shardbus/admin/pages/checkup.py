@@ -49,17 +49,17 @@ async def checkup(admin: Administration) -> Json:
     `node`, `time` (`asked` and `answered`, of this node's clock), `store` (`answers`, `error`, and
     `tables`: type to `epoch`, `shards`, `dropped` rows), `members`, each with `node`, `answered`,
     `build`, `version`, `time`, `lag`, `store` (its URL), `store_silent_ago` (seconds, or null),
-    `settings` (those of sections cluster and sharding that are not at their defaults) and `types`
+    `settings` (values in sections cluster and sharding that are not at their defaults) and `types`
     (type to `coordinator`, `epoch`, `registered`, `buffered`, `layout`, `shards`: those that run
     there, with their fences, `deaf`: up to ten entities there that are busy without a task,
     `strategy`: if the coordinator is there, the methods of the type's allocation strategy that
-    fail, each with what it does, and `unreadable`: the last ten entities whose stored state cannot
-    be read there, and why).
+    fail, each with its fault, and `unreadable`: the last ten entities whose stored state cannot be
+    read there, and why).
     """
     node, began = admin.node, time.time()
     members = node.rpc.members()
     answers, store = await asyncio.gather(node.rpc.ask_all("checkup"), _stored(admin))
-    if not members:  # before it is a member, a node knows itself alone
+    if not members:  # before it is a member, a node has only itself
         members, answers = [node.me], {node.me: await node.rpc.ask(node.me, "checkup")}
     rows = [{"node": str(m), "answered": m in answers, **answers.get(m, {})} for m in members]
     return {
@@ -103,7 +103,7 @@ async def _stored_table(admin: Administration, name: str) -> dict[str, Any] | No
 
 @question("checkup")
 def answer_checkup(admin: Administration) -> dict[str, Any]:
-    """This node's state, for comparison with that of other nodes."""
+    """This node's state, for comparison with other nodes' states."""
     node, now = admin.node, admin.node.loop.time()
     types = {}
     for name, shell in node.regions.items():
@@ -160,7 +160,8 @@ def _strategy_faults(admin: Administration, name: str) -> list[list[str]]:
 
 
 def _mailboxes(shell: RegionShell) -> dict[str, Any]:
-    """What waits in the mailboxes of a type, their bound, and how many senders wait for room."""
+    """The messages that wait in the mailboxes of a type, their bound, and how many senders wait for
+    room."""
     limits = shell.host.runner.mailbox_limits
     return {
         "waiting": limits.waiting,

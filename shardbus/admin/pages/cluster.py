@@ -66,9 +66,9 @@ async def store(admin: Administration) -> Json:
     """The state store, as this node reaches it.
 
     `url` (without secrets), `silent_ago` (seconds since it last gave no answer, or null),
-    `silent_because`, `problems` (what is wrong with its settings or replicas, as texts), `replicas`
-    (of `cluster://`, each with `address`, `serves`, `disk` or null, and `why` it does not serve;
-    empty for other stores).
+    `silent_because`, `problems` (the faults of its settings or replicas, as texts), `replicas` (of
+    `cluster://`, each with `address`, `serves`, `disk` or null, and `why` it does not serve; empty
+    for other stores).
     """
     node = admin.node
     return {
@@ -82,14 +82,14 @@ async def store(admin: Administration) -> Json:
 
 @page("GET", "/v1/nodes")
 async def nodes(admin: Administration) -> Json:
-    """Every member with what it hosts.
+    """Every member with its shards and entities.
 
     `nodes`, each with `node`, `address`, `http`, `status`, `status_for` (seconds, as the node that
     answers has seen it), `reachable`, `answered`, `suspended` (why its entities handle no message,
     or null), `roles`, `shards` and `entities` (type to count), `state_bytes` (type to the stored
     size of the states in memory), `version`, `zone` (`node.zone`, or empty), `service` (`open`,
     `cordoned`, `draining`), `oldest`, `leader`. A node that does not answer within
-    `sharding.shard_region_query_timeout` (3 s) has empty counts, and its suspension is not known:
+    `sharding.shard_region_query_timeout` (3 s) has empty counts, and its suspension is unknown:
     `answered` is false.
     """
     view = admin.node.view
@@ -168,7 +168,7 @@ async def types(admin: Administration) -> Json:
 
 
 def instances_of(region: RegionShell) -> int | None:
-    """Return the number of instances of a type as this node knows it; None if it has none."""
+    """Return this node's number of instances of a type; None if it has none."""
     return None if region.router.rows is None else region.router.rows.count
 
 

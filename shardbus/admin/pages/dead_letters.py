@@ -4,10 +4,11 @@ Each member answers for its own rings; the member that an operator asks adds the
 named by its node and its number there, `UID-NUMBER`, so that a name never means another message.
 
 **Replay.** The asked node chooses the letters, the oldest first and at most as many as it may, and
-tells each member which of its own to send. So a dry run shows what a replay would send. A member
-sends as any sender of the type does, waits for room, and stops after `REPLAY_S`: what is left stays
-a letter. A filter leaves out the letters that may have been handled, or whose senders know and may
-have sent them again: those are replayed only by name, or if the operator asks for them.
+sends each member the numbers of its letters. So a dry run shows the letters that a replay would
+send. A member sends as any sender of the type does, waits for room, and stops after `REPLAY_S`:
+the rest stay letters. A filter leaves out the letters that may have been handled, or whose senders
+have the error and may have sent them again: those are replayed only by name, or at the operator's
+request.
 
 Source: docs/how-to/operate.md; B.166.
 """
@@ -35,7 +36,7 @@ from shardbus.sharding.events import Note
 LETTERS_MAX = 1000
 """Letters on one page, and letters that one command replays."""
 REPLAY_S = 2.0
-"""For a member to send what it was told to."""
+"""For a member to send its letters."""
 TURN = 100
 """Letters that are sent in one turn of the loop."""
 UNCONFIRMED = "unconfirmed"
@@ -53,7 +54,7 @@ COLUMNS = (
     "bytes",
     "kept",
 )
-"""What a member answers about one letter, in this order."""
+"""The columns of a member's answer about one letter, in this order."""
 Row = Mapping[str, Any]
 """These columns, and the node."""
 NO_BODY = "its body was not kept"
@@ -62,8 +63,9 @@ NO_BODY_HINT = "set sharding.dead_letter_payloads to a size, which keeps the bod
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters an operator asks for. Empty texts and a `within` of 0 admit all; `within` is in
-    seconds. With `once`, only those of which nothing was handled and no sender knows."""
+    """The filter of an operator's request for letters. Empty texts and a `within` of 0 admit all;
+    `within` is in seconds. With `once`, only those that were not handled and of which no sender has
+    an error."""
 
     entity_type: str = ""
     reason: str = ""
@@ -242,7 +244,7 @@ def answer_dead_letters(
 
 @question("named_letters")
 def answer_named_letters(admin: Administration, numbers: list[int]) -> list[list[Any]]:
-    """Those of these letters that are kept, as `dead_letters` returns them."""
+    """The letters of these numbers that are kept, as `dead_letters` returns them."""
     named = set(numbers)
     return [_columns(letter) for letter in admin.node.letters if letter.number in named]
 
@@ -251,8 +253,8 @@ def answer_named_letters(admin: Administration, numbers: list[int]) -> list[list
 async def answer_replay_letters(
     admin: Administration, numbers: list[int], operator: str
 ) -> dict[str, Any]:
-    """Send the messages of these letters again, each at most once; `operator` names who asks,
-    for the log. Returns the numbers that were sent, and why others were not."""
+    """Send the messages of these letters again, each at most once; `operator` is the name for the
+    log. Returns the numbers that were sent, and why others were not."""
     until = admin.node.loop.time() + REPLAY_S
     sent: list[int] = []
     failed: list[list[Any]] = []
@@ -308,7 +310,7 @@ def _columns(letter: DeadLetter) -> list[Any]:
 
 
 def row_of(node: NodeId, columns: Sequence[Any]) -> Row:
-    """Return what a member has answered about one letter."""
+    """Return a member's answer about one letter."""
     return {"node": node, **dict(zip(COLUMNS, columns, strict=False))}
 
 
@@ -326,6 +328,6 @@ def shown(row: Row) -> Json:
 
 
 def replayed(count: int, operator: str) -> Note:
-    """Return what the log says about messages that an operator has sent again."""
+    """Return the log's note about messages that an operator has sent again."""
     what = "1 dead letter" if count == 1 else f"{count} dead letters"
     return Note("letters_replayed", f"{what}, by {operator:.100}")

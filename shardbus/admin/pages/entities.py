@@ -38,7 +38,7 @@ async def where(admin: Administration, type: EntityType, id: EntityId) -> Json:
     """Where one entity lives, or would.
 
     `type`, `id`, `shard`, `node`, `state` (`running`, `unallocated`, or `unknown` if the home did
-    not answer), `running` (the entity is in memory). Of a type with instances, the home is that of
+    not answer), `running` (the entity is in memory). Of a type with instances, the home belongs to
     the instance that this node would choose by `nearest`: `instance` is its number, `shard` its
     row, and `instances` lists all of them. `/v1/where/{type}/{id}~2` is one instance. `/v1/types`
     has `instances` and `router`, `/v1/entities/{type}` an `instance` in each row.

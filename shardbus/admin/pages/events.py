@@ -1,4 +1,4 @@
-"""Pages about what has happened: events, slow handlers, dropped messages."""
+"""Pages about past events: events, slow handlers, dropped messages."""
 
 from __future__ import annotations
 

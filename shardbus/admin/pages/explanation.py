@@ -24,14 +24,14 @@ from shardbus.shells.region import RegionShell
 
 @page("GET", "/v1/explain/{type}/{id}")
 async def explain(admin: Administration, type: EntityType, id: EntityId) -> Json:
-    """Why it is slow, why it lives there, how its shard moved there, and what waits.
+    """Why it is slow, why it lives there, how its shard moved there, and the waiting messages.
 
     The same and `layout`, `fence`, `coordinator`, `epoch`, `why`, `suspended` (why its home handles
     no message, or null), `buffered` (`messages` and `bytes` of the whole type on this node),
     `history` of its shard. `causes` says [why it is slow](../how-to/slow.md), the likeliest cause
-    first: each has `cause` (a name), `text` with its figures, `remedy`, and `seconds`, what it
-    costs a message that arrives now, or null if it stops all of them. `figures` has what its home
-    measured, or null without an answer.
+    first: each has `cause` (a name), `text` with its figures, `remedy`, and `seconds`, its cost for
+    a message that arrives now, or null if it stops all of them. `figures` has its home's
+    measurements, or null without an answer.
     """
     region = admin.region(type)
     answer = await where(admin, type, id)
@@ -124,8 +124,8 @@ def _no_coordinator(admin: Administration, region: RegionShell) -> str:
 async def _of_home(
     admin: Administration, home: Home | None, question: str, *arguments: object
 ) -> Any:
-    """The answer of an entity's home; empty if it is of an older release, which does not know
-    the question, or there is no home. None without an answer."""
+    """The answer of an entity's home; empty if it is of an older release, which does not have the
+    question, or there is no home. None without an answer."""
     if home is None:
         return ""
     of = str(arguments[0]) if arguments else ""
@@ -193,7 +193,7 @@ def _changes(answer: Mapping[str, Any] | None) -> list[Json] | None:
 async def answer_figures(
     admin: Administration, name: str, shard: str, entity_id: str
 ) -> dict[str, Any]:
-    """What this node knows about an entity that lives here, and about itself."""
+    """This node's figures about an entity that lives here, and about itself."""
     region = admin.region(name)
     return to_plain(await watch(admin.node, region, shard, entity_id))
 

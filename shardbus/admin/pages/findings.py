@@ -22,8 +22,8 @@ STORE_WITHIN_S = 3.5
 
 @page("GET", "/v1/findings")
 async def findings(admin: Administration) -> Json:
-    """What is wrong with the cluster or soon will be, the nodes that were lost, and the last
-    failures of handlers: what `shardbus doctor`, `shardbus top` and `/ui` show.
+    """The present and coming faults of the cluster, the nodes that were lost, and the last failures
+    of handlers, for `shardbus doctor`, `shardbus top` and `/ui`.
 
     `node`, `cluster`, `healthy`, `members`, `types`, `shards` (how many were examined); `findings`,
     faults first, each with `check` ([their names](cli.md#doctor)), `level` (`fault` or `warning`),

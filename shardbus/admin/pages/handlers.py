@@ -1,8 +1,8 @@
 """The handlers of every type: how often they are called, how long they take, and how they fail; and
 how many messages each shard gets.
 
-Both come from what a node samples anyway (`entities.message_times`): nothing is measured per
-message. So calls are estimates where messages are many, and exact where each run is sampled.
+Both come from a node's usual samples (`entities.message_times`): nothing is measured per message.
+So calls are estimates where messages are many, and exact where each run is sampled.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def handlers(admin: Administration, type: EntityType = "") -> Json:
 
     `handlers`, by type and name, each with `type`, `handler` (`receive`, `receive NAME` for a
     message of that class, `on_start` and `on_stop` if they have failed), `parameters` (how they are
-    declared, null for what is no handler of this node's application), `calls` and `failures` since
+    declared, null if it is no handler of this node's application), `calls` and `failures` since
     each node has started, `rate` (calls a second), `p50` and `p99` (seconds, null without a call)
     of the last five minutes, and `last`: three exceptions, newest first, with `node`, `at`,
     `entity`, `error` (the class), `text` and `stack`, which is written once a second for a method,
@@ -73,7 +73,7 @@ async def _ask_for_rates(admin: Administration) -> Json:
 
 @dataclass(slots=True)
 class HandlerTotals:
-    """What all nodes have counted of one handler."""
+    """All nodes' counts of one handler."""
 
     parameters: str | None = None
     calls: int = 0
@@ -83,7 +83,7 @@ class HandlerTotals:
     last: list[tuple[float, NodeId, list[str]]] = field(default_factory=list)
 
     def add(self, node: NodeId, answer: list[Any]) -> None:
-        """Add what a node has counted."""
+        """Add a node's counts."""
         calls, failures, counts, seconds, last = answer
         self.calls += calls
         self.failures += failures
@@ -182,8 +182,8 @@ def _rows(name: str, region: RegionShell, now: float) -> Iterator[list[Any]]:
 
 @question("shard_rates")
 def answer_shard_rates(admin: Administration) -> Mapping[str, list[list[Any]]]:
-    """Messages a second of the shards here, by type: the shard and its rate. Those of types that
-    live within another are in its shards."""
+    """Messages a second of the shards here, by type: the shard and its rate. Messages for types
+    that live within another are in its shards."""
     now = admin.node.loop.time()
     rates: dict[str, Counter[str]] = {name: Counter() for name in admin.tables}
     for region in admin.node.regions.values():

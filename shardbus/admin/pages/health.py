@@ -82,7 +82,7 @@ def _own_checks(admin: Administration) -> dict[str, Check]:
     checks = {"membership": Check(status is Status.UP and not phase, detail)}
     if suspended := node.gate.describe():
         checks["suspension"] = Check(False, suspended)
-    if rival := node.membership_store.rival:  # what is in memory works beside it
+    if rival := node.membership_store.rival:  # the data in memory works beside it
         checks["cluster"] = Check(True, rival)
     if failed := node.failed_tasks:
         text = f"{failed} task{'s' if failed > 1 else ''} of this node failed: see its log"

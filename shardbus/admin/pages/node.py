@@ -46,7 +46,7 @@ async def tasks(admin: Administration) -> Json:
     """Where the tasks of this node wait: their stacks, in groups.
 
     `node`; `groups`, the largest first, each with `count`, `state` (`waiting`, `ready`, `running`,
-    `ending`: it is being cancelled), `waits_for` (the class of what it waits for: `Future`, `Task`
+    `ending`: it is being cancelled), `waits_for` (the class of the awaited object: `Future`, `Task`
     ...), up to five `names` (of a handler its method, type and entity; of other tasks their names)
     and `stack`, places as `file:line in function`, innermost last, at most 40, without values of
     variables; `tasks` (how many there are), `left_out` (of these, how many are in no group: those

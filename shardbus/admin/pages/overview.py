@@ -1,4 +1,4 @@
-"""The whole cluster in one answer, and the map of a type's shards: what the page `/ui` asks for
+"""The whole cluster in one answer, and the map of a type's shards: the page `/ui` requests both
 every second or two.
 
 Every reachable member is asked for a `brief`, the coordinator of a type for its map. However many
@@ -41,7 +41,7 @@ ASKED_OTHERWISE = ("status_for", "shards", "entities")
 
 @page("GET", "/v1/overview")
 async def overview(admin: Administration) -> Json:
-    """Members, types and the counters of every member in one answer: what `/ui` asks for.
+    """Members, types and the counters of every member in one answer, for `/ui`.
 
     The fields of `/v1/cluster`, `types` as in `/v1/types`, `at` (seconds since 1970), `build` (the
     version of shardbus), `write` (true if `http.write` is on), and `nodes`, each with the identity
@@ -123,7 +123,7 @@ async def _ask_for_map(admin: Administration, type: str) -> Json:
 
 
 def _known_here(region: RegionShell) -> Columns:
-    """Return the part of a map that this node knows without the coordinator."""
+    """Return the part of a map that this node has without the coordinator."""
     machine = region.router.region
     homes = [machine.home_of(shard) for shard in region.router.routes]
     rows = [(home.shard, str(home.node)) for home in homes if home is not None]
@@ -134,7 +134,7 @@ def _known_here(region: RegionShell) -> Columns:
 def _row(
     admin: Administration, member: Member, brief: Mapping[str, Any] | None, view: MembershipView
 ) -> Json:
-    """Return a member with its brief; what it would have counted is null if it did not answer."""
+    """Return a member with its brief; its counters are null if it did not answer."""
     row, counted = member_row(admin, member, None, None, view), brief or {}
     return {
         **{name: value for name, value in row.items() if name not in ASKED_OTHERWISE},
@@ -149,7 +149,7 @@ def _row(
 
 @question("brief")
 def answer_brief(admin: Administration) -> dict[str, Any]:
-    """What this node hosts, how busy it is, and what it has counted."""
+    """This node's shards and entities, how busy it is, and its counters."""
     return brief_of(admin.node)
 
 

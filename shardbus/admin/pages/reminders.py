@@ -1,4 +1,4 @@
-"""Pages about reminders: which entities have some, what they are, and their end.
+"""Pages about reminders: which entities have some, their contents, and their end.
 
 Lists come from the index in the store, of every shard, so they need no home and wake no entity. A
 reminder is cancelled by the entity's home, which also starts the entity if it is not in memory:

@@ -1,8 +1,8 @@
 """Messages that an operator sends to an entity, as any sender of its type does.
 
-The arguments are JSON, encoded as those of a client that knows a handler by its name alone: the
-annotations of the handler decide on the entity's node what arrives. The log names who has sent
-what to which handler, before it is sent, and never the arguments.
+The arguments are JSON, encoded as for a client that has only the handler's name: the annotations of
+the handler decide on the entity's node which types arrive. The log names the operator, the entity
+and the handler, before the message is sent, and never the arguments.
 
 Source: docs/how-to/dashboard.md; B.149.
 """
@@ -115,7 +115,7 @@ def as_text(answer: object) -> str:
 
 def error_row(error: RequestError) -> dict[str, Any]:
     """Return an error as the page shows it."""
-    own = isinstance(error, EntityFailed | Rejection)  # their texts name what was raised
+    own = isinstance(error, EntityFailed | Rejection)  # their texts name the exception
     return {
         "error": type(error).__name__,
         "message": str(error) if own else error.message,
@@ -124,6 +124,6 @@ def error_row(error: RequestError) -> dict[str, Any]:
 
 
 def sent(handler: str, entity_id: str, operator: str) -> Note:
-    """Return what the log says about a message that an operator sends."""
+    """Return the log's note about a message that an operator sends."""
     text = f"to {handler or 'receive'} of {entity_id!r:.100}: by {operator:.100}"
     return Note("message_sent", text, entity_id=entity_id)

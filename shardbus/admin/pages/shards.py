@@ -49,8 +49,8 @@ async def shards(admin: Administration, type: EntityType) -> Json:
     `load` (with strategy `least-load`, else null; in `load_unit`: `messages/s`, `handler s/s`,
     `entities`, `waiting messages` or `parts of a node`, by `sharding.load`). States are `starting`,
     `running`, `handing_off` and `unallocated`. A shard that never had a home has no row. If the
-    coordinator does not answer, the rows are those of this node, `complete` is false, and the four
-    fields from `paused` on are null.
+    coordinator does not answer, the rows are this node's, `complete` is false, and the four fields
+    from `paused` on are null.
     """
     region = admin.region(type)
     asking = admin.node.rpc.ask_all("stats", of=type)
@@ -264,7 +264,7 @@ async def stop(admin: Administration, type: EntityType, shard: tuple[ShardId, ..
 
 @page("GET", "/v1/places/{type}")
 async def places(admin: Administration, type: EntityType) -> Json:
-    """Where shards must live, if an operator has said so.
+    """Where shards must live by an operator's order.
 
     `type`, `places`, each with `shard`, `place` (an address), and `node`, where the shard lives
     now, or null.

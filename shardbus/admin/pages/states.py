@@ -95,8 +95,8 @@ async def set_state(
     operator: Operator,
     revision: str = "",
 ) -> Json:
-    """The state in the body, as JSON, becomes that of the entity: its owner saves it, and starts
-    again with it. `revision`: only if the stored state still has this one.
+    """The state in the body, as JSON, becomes the entity's: its owner saves it, and starts again
+    with it. `revision`: only if the stored state still has this one.
 
     `type`, `id`, `shard`, `node` (the owner), `bytes`, `removed`. Values that JSON lacks are as in
     [an export](../how-to/keep-state.md#move-states-to-another-store). A state that does not fit the
@@ -226,7 +226,7 @@ async def answer_change_state_if(
 
 
 def changed_state(entity_id: str, size: int, operator: str) -> Note:
-    """Return what the log says about a state that an operator has changed."""
+    """Return the log's note about a state that an operator has changed."""
     what = f"{size} bytes" if size else "removed"
     kind = "state_set" if size else "state_removed"
     text = f"of {entity_id!r:.100}: {what}, by {operator:.100}"
