@@ -68,7 +68,7 @@ class MachineNetwork(Timeline):
         self.now = end
 
     def audit(self) -> None:
-        """Check what must hold at any time. For adapters."""
+        """Check the invariants of any time. For adapters."""
 
     def transmit(self, source: Hashable, target: Hashable, deliver: Callable[[], object]) -> bool:
         """Schedule a message's arrival. False if a wall stops it, or if it is lost.

@@ -5,8 +5,8 @@ began. A turn takes `TURN_S`, so that two callbacks that wake each other also mo
 process is paused no callback runs; timers that were due fire afterwards. After `kill` none ever
 runs.
 
-The loop is for coroutines what a Timeline is for callbacks. The code of a node runs in it
-unchanged, and a run has one history. A turn may run within a callback of another loop.
+The loop serves coroutines as a Timeline serves callbacks. The code of a node runs in it unchanged,
+and a run has one history. A turn may run within a callback of another loop.
 
 A function of `run_in_executor` runs in a thread, as in a real loop. Virtual time stands still until
 it returns, so it cannot wait for anything of its loop.
@@ -87,8 +87,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 begun.close()
 
     def discard(self) -> None:
-        """End the coroutines of a killed process. Until then they stand where they stood; what
-        `finally` has in them runs now."""
+        """End the coroutines of a killed process. Until then they stand where they stood; their
+        `finally` blocks run now."""
         tasks, self._tasks = list(self._tasks), {}
         for task in tasks:
             left = task.get_coro()
@@ -146,7 +146,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turning = True
             self.timeline.later(max(delay, self._busy_until - self.timeline.now), self._turn)
 
-    # ---- what asyncio requires of a loop
+    # ---- the methods that asyncio requires of a loop
 
     def time(self) -> float:
         """Return the time of this loop's clock."""
@@ -221,7 +221,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Return None: no factory makes tasks."""
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Know a task, so that `kill` and `discard` end it: an eager task is not created here."""
+        """Register a task, so that `kill` and `discard` end it: an eager task is not created
+        here."""
         self._tasks[task] = None
         task.add_done_callback(self._forget)
 

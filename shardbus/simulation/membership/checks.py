@@ -1,7 +1,7 @@
 """The invariants of membership, checked after every event that a machine has handled.
 
     I6    an epoch never goes back, in any copy
-    I8    states only grow; one version has one content, except at a node that learns of its own
+    I8    states only grow; one version has one content, except at a node that receives its own
           removal; the merge of any two states is commutative, associative, idempotent, and contains
           both
     I12   a waiting machine has a deadline, in the future and not far away
@@ -14,7 +14,8 @@
     names at most one incarnation at an address is not Down, if there never was a wall
     ages  no two members came up under the same number; one that has made itself the youngest may
           share the number of one that came up meanwhile, and their ids order them
-    acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
+    acts  a leader acts only on a version that every voter has, and makes the first Up when enough
+          have joined
     weak  no member is WeaklyUp where that is switched off
     calm  a member is downed by others only when it has had a bad link for a time, or nothing has
           changed for that time, and after the margin, except members whose processes are gone
@@ -27,8 +28,8 @@
 
 I9 and the rest of I10 concern the time after the faults: see `run`.
 
-The checks know what no machine can know: `seen` and `rows` compare a copy with the machine that it
-is about, dead or alive.
+The checks see more than any machine can: `seen` and `rows` compare a copy with its subject's
+machine, dead or alive.
 
 Source: docs/simulation.md.
 """
@@ -70,7 +71,7 @@ class Violation(Exception):
 
 
 def content(gossip: Gossip) -> tuple[object, ...]:
-    """Return what two copies of one version must have in common."""
+    """Return the contents that two copies of one version must share."""
     return (
         dict(gossip.members),
         gossip.reachability,
@@ -82,13 +83,14 @@ def content(gossip: Gossip) -> tuple[object, ...]:
 
 
 def version(gossip: Gossip) -> tuple[object, ...]:
-    """Return what names a version."""
+    """Return the name of a version."""
     counters = gossip.clock.counters
     return (tuple(sorted(counters.items())), tuple(sorted(gossip.tombstones)))
 
 
 class Checks:
-    """The invariants, and what they must remember. `gentle`: no working node may be downed."""
+    """The invariants, and the facts that they must remember. `gentle`: no working node may be
+    downed."""
 
     def __init__(self, world: World, *, gentle: bool = False) -> None:
         self.world = world
@@ -101,7 +103,7 @@ class Checks:
         self._views: dict[NodeId, MembershipView] = {}
         self._calm_since: dict[NodeId, float] = {}
         self._bad_since: dict[NodeId, dict[NodeId, float]] = {}
-        """Since when each end of a bad link has one, as each process knows."""
+        """Since when each end of a bad link has one, by each process's copy."""
         self._judged: dict[NodeId, int] = {}
         self._shared_addresses: dict[NodeId, dict[Address, float]] = {}
         self._downed: dict[NodeId, dict[NodeId, None]] = {}
@@ -357,8 +359,8 @@ class Checks:
                 raise Violation("sides", f"{process.id} and {node} have removed each other")
 
     def _places(self) -> None:
-        """Check that of a downed node and those that have it Down only one side handles
-        messages."""
+        """Check that a downed node and the nodes that have it Down do not handle messages at the
+        same time."""
         if (
             self.world.network.rejected
             or self.world.leases.twice

@@ -1,4 +1,4 @@
-"""The rules of unfair links: what a few nodes in trouble may do to the others, and what not.
+"""The rules of unfair links: the effects that a few nodes in trouble may have on the others.
 
 The **healthy** nodes have no trouble: every link between two of them works all the time, and they
 are more than half of all. The **culprits** have one (`troubles`).

@@ -190,8 +190,8 @@ class Faults:
             self.restart(name)
 
     def _rejoin(self, process: Process) -> None:
-        """Let a process that was downed start anew within milliseconds, and join by the members
-        that it knew."""
+        """Let a process that was downed start anew within milliseconds, and join by the members of
+        its last view."""
         by = contacts(process.machine.view, ())
         if process.stopped != ev.DOWNED or not by or self.over:
             return
@@ -271,7 +271,7 @@ class Faults:
         self._run_unless_healed(lambda: self._wall(wall, text))
 
     def _flap(self, process: Process) -> None:
-        """Let a wall fall soon after a side has asked for the lease, and rise again."""
+        """Let a wall fall soon after a side has requested the lease, and rise again."""
         if self._flaps and not self.over and self.world.network.walls:
             self._flaps -= 1
             wall = self.dice.choice(self.world.network.walls)

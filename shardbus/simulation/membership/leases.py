@@ -2,7 +2,7 @@
 
 A lease belongs to one owner for its time. The store may be slow, may fail before or after it did
 its work, and may forget. A forgetful store can grant a lease twice. It then sets `twice`, which
-excuses what follows from that.
+excuses the consequences.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ direction:
     gossip    the node that receives     the node that it connected to
     probes    the node that probes       both
 
-An unfair wall of the kind `data` stops what its sources send to its targets: connections stand,
-and can be made. One of the kind `connections` stops the connections that its sources open to its
-targets, in both directions: a firewall that has a rule for one port of one host, and an address
+An unfair wall of the kind `data` stops the messages of its sources to its targets: connections
+stand, and can be made. One of the kind `connections` stops the connections that its sources open to
+its targets, in both directions: a firewall that has a rule for one port of one host, and an address
 that is right for one side only, look like that.
 
 A node is identified by its name here: a new process at an old address is behind the same walls.
@@ -82,7 +82,7 @@ class CutLink:
 
 
 class UnfairKind(Enum):
-    """What an unfair wall stops."""
+    """The kinds of an unfair wall, by the traffic that it stops."""
 
     DATA = "data"
     CONNECTIONS = "connections"

@@ -2,7 +2,7 @@
 
 `draw` includes each kind of fault with its own probability, so that some runs have one kind only:
 such a run reaches states that a run with all kinds never does. The cluster's settings are drawn
-too: the downing strategy, which the caller may also choose, and what concerns joining.
+too: the downing strategy, which the caller may also choose, and the settings for joining.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Options:
     pairs: int = 0
     """Faults that are moved close to another one, so that the two coincide."""
     rejoins: bool = False
-    """A process that was downed starts anew, and joins by the members that it knew."""
+    """A process that was downed starts anew, and joins by the members of its last view."""
     flaps: int = 0
-    """Walls that fall soon after a side has asked for its lease, and rise again."""
+    """Walls that fall soon after a side has requested its lease, and rise again."""
     strategy: str = "keep-majority"
     quorum: int = 0
     down_if_alone: bool = True

@@ -1,4 +1,4 @@
-"""One process of the world: a `ClusterMembership` machine, and what the world knows of it."""
+"""One process of the world: a `ClusterMembership` machine, and the world's facts about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Process:
     subscriptions: dict[NodeId, None] = field(default_factory=dict)
     tick_at: float | None = None
     due: float | None = None
-    """When its machine wants to be called, by its own clock."""
+    """When its machine is due, by its own clock."""
     due_at: float | None = None
     """The same in the world's time: when its timer should have fired, paused or not."""
     notify: Callable[[Effect], None] | None = None

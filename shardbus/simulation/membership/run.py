@@ -3,7 +3,7 @@
 Safety: nodes join, faults happen, and `checks` runs after every event. Then all faults are healed,
 and liveness is demanded: within `SETTLED_WITHIN` every running process is a member, Up, and sees
 exactly the other running ones (I9); dead nodes and nodes that left are gone from every view, and no
-other node is (I10); all nodes know the highest epoch that any of them had recorded (I6). It must
+other node is (I10); all nodes have the highest epoch that any of them had recorded (I6). It must
 stay so for a while. In the end one command stops the whole cluster, and every member ends by
 itself.
 
@@ -237,7 +237,7 @@ def unsettled(world: World) -> str:
 
 def _apart(world: World, a: Process, b: Process) -> bool:
     """True if a store that granted a lease twice has left them in two clusters: a member of one has
-    been removed from the other. Nodes that joined later may know nothing of each other."""
+    been removed from the other. Nodes that joined later may never have seen each other."""
     return world.leases.twice and (_removes(a, b) or _removes(b, a))
 
 
@@ -248,7 +248,7 @@ def _removes(a: Process, b: Process) -> bool:
 
 
 def _differs(process: Process, running: list[NodeId], status: Status) -> str:
-    """Return what is wrong in the process's view, if these nodes run and have that status."""
+    """Return the fault in the process's view, if these nodes run and have that status."""
     seen = [(m.node, m.status) for m in process.machine.view.members]
     if seen != [(node, status) for node in running]:
         missing = [str(node) for node in running if (node, status) not in seen]

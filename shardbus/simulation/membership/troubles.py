@@ -3,8 +3,8 @@
 A run with unfair links has a few **culprits**, fewer than half of the nodes, and each has one
 trouble or two. The healthy nodes are a majority, and every link between two of them works.
 
-    mute            what the culprit sends does not arrive at the others
-    deaf            what the others send does not arrive at the culprit
+    mute            the culprit's messages do not arrive at the others
+    deaf            the others' messages do not arrive at the culprit
     cannot-connect  connections that the culprit opens to the others are dead
     cannot-accept   connections that the others open to the culprit are dead
     accuses         the culprit quarantines the others

@@ -5,7 +5,7 @@ runs: the nodes that get no acknowledgement, and reach the other one by gossip, 
 time, again and again. All of them do so within a few seconds, as nodes do that send to all others:
 a single accusation would leave open which end is at fault.
 
-Not here: the kinds of troubles (`troubles`), what must hold (`fairness`).
+Not here: the kinds of troubles (`troubles`), the invariants (`fairness`).
 
 Source: docs/simulation.md.
 """

@@ -8,7 +8,7 @@ wait for it.
 
 `on_step` is called after each event that a machine has handled; `checks` uses it.
 
-Not here: which faults happen (`faults`), what must hold (`checks`).
+Not here: which faults happen (`faults`), the invariants (`checks`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class World(Timeline):
         self.on_step: Callable[[Process], None] = lambda _: None
         self.on_lease_request: Callable[[Process], None] = lambda _: None
         self.on_stopped: Callable[[Process], None] = lambda _: None
-        """Called with each process that asks for a lease."""
+        """Called with each process that requests a lease."""
         self.encode: Callable[[Message], bytes] = encode
         self.decode: Callable[[bytes], Message] = decode
 
@@ -131,7 +131,7 @@ class World(Timeline):
         self.deliver(process, joins if seeds or self.claims else ev.JoinSelf())
 
     def discover(self, process: Process) -> None:
-        """Let the process join by those who are registered in the store, and register itself."""
+        """Let the process join by the members registered in the store, and register itself."""
         process.discovers = True
         self.deliver(process, ev.JoinSeeds((), discovers=True))
         self._look(process)

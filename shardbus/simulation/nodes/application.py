@@ -81,7 +81,7 @@ FAILURES: tuple[Callable[[], BaseException], ...] = (
     lambda: ValueError("caf\udce9" * 10_000),
     lambda: BaseExceptionGroup("both", [SystemExit(1), UnprintableFailure()]),
 )
-"""What failing handlers raise. Not KeyboardInterrupt: in this process it is the user's."""
+"""The errors of failing handlers. Not KeyboardInterrupt: in this process it is the user's."""
 
 
 @dataclass
@@ -228,7 +228,8 @@ class SimApplication:
         self.fail_sometimes(self.checker.on_handled(context, sender, seq))
 
     def fail_sometimes(self, message: SentMessage) -> None:
-        """Raise, as the options say, what code may raise, when a handler has a message."""
+        """Raise an error of the kinds that code may raise, as the options say, when a handler has a
+        message."""
         if self._failing_handlers and self.dice.random() < self._failing_handlers:
             self.failed += 1
             self.checker.on_raised(message)

@@ -12,22 +12,22 @@ sent, when an entity handles it, and when its sender receives an answer or an er
          with instances, I1 is for each instance, and of I2 that none comes twice)
     said a message that was definitely refused was not handled, and one that was answered was
 
-    told   where no process ended without order, each knows how many of its tells were dropped
+    told   where no process ended without order, each has the number of its dropped tells
 
-    account  at rest, each node knows what became of each message that it accepted
+    account  at rest, each node has the fate of each message that it accepted
 
-    carry  what an entity carries to another node is what it saved, or carried away, last
+    carry  an entity carries to another node the value that it saved, or carried away, last
 
 In the quiet after a run: each message was handled, or refused, or was with a process that ended
 without order (I3, I4); remembered entities run (I5); nothing waits any more (I11).
 
 A message can be lost with a process only if it was under way at that time: it was sent before all
-nodes knew of the end, and no later message of its line had been handled before the end began.
+nodes had noticed the end, and no later message of its line had been handled before the end began.
 
-A removed node that does not know of its removal may be a coordinator, and may claim the table for a
-moment. What starts there is no activation's predecessor.
+A removed node that has not noticed its removal may be a coordinator, and may claim the table for a
+moment. An activation that starts there is no activation's predecessor.
 
-A store that lost or restored data excuses what depends on it: two activations may then live at a
+A store that lost or restored data excuses the consequences: two activations may then live at a
 time, and remembered entities may be forgotten.
 
 Source: docs/simulation.md; N.3.
@@ -122,7 +122,7 @@ class DeliveryChecker:
         """By entity that carries: the count that it saved, or carried away, last."""
         self.carried = 0
         self.unsaved: set[tuple[str, str]] = set()
-        """Entities that took what they carried and have not saved since: the store learns of their
+        """Entities that took their carried data and have not saved since: the store gets their
         fence with their first save."""
         self._open: dict[tuple[Line, int], SentMessage] = {}
         self._seqs: dict[Line, int] = {}
@@ -239,7 +239,8 @@ class DeliveryChecker:
         return message
 
     def on_raised(self, message: SentMessage) -> None:
-        """Record that the handler of a message raises. If it was told, its sender is to know."""
+        """Record that the handler of a message raises. If it was a tell, its sender must get a
+        report."""
         if not message.asked:
             self._failed_tells[message.by] += 1
 
@@ -340,10 +341,10 @@ class DeliveryChecker:
         return ""
 
     def untold(self) -> str:
-        """Return the process that has not learned of all of its tells that were dropped. Empty if
-        there is none, or if a process ended without order: reports end with their session. So the
-        node that had forwarded a tell counts it if the sender has left by then, or has parted with
-        that node, which leaves."""
+        """Return the process without reports of all of its dropped tells. Empty if there is none,
+        or if a process ended without order: reports end with their session. So the node that had
+        forwarded a tell counts it if the sender has left by then, or has parted with that node,
+        which leaves."""
         if any(one.ended_badly for one in self._processes()):
             return ""
         dropped = Counter(message.by for message in self._unaccounted() if not message.asked)
@@ -376,8 +377,8 @@ class DeliveryChecker:
         ]
 
     def _excused(self, message: SentMessage) -> bool:
-        """True if the message may have been with a process that ended uncleanly. Clients may learn
-        of an end by silence alone, and nothing from a node that is no member."""
+        """True if the message may have been with a process that ended uncleanly. Clients may notice
+        an end by silence alone, and get no report from a node that is no member."""
         late = 0.0 if message.by.hosts else CLIENT_LATE_S
         return self._ends.explains(message.sent_at - late, message.passed_at)
 
@@ -424,7 +425,7 @@ def _runs(node: Node, entity_type: str, entity_id: str) -> bool:
 
 
 def waiting(sim_node: SimNode, marks: dict[Session, int] | None = None) -> str:
-    """Return what a node still holds. Empty if it is at rest. `marks`: as for
+    """Return a node's unfinished work. Empty if it is at rest. `marks`: as for
     `session_waiting`."""
     for name, kind in sim_node.node.regions.items():
         if moving := kind.router.region.moving:
@@ -451,7 +452,7 @@ def session_waiting(
     """Return a session on which something is under way. Empty if there is none.
 
     Where nodes compare tables every second, sessions are never empty. `marks` then has the batch
-    that each had sent when it was first looked at: only what precedes it must have arrived.
+    that each had sent when it was first looked at: only earlier batches must have arrived.
     """
     for session in sessions:
         under_way = bool(session.link.outstanding)

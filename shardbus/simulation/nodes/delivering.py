@@ -11,7 +11,7 @@ before they save, and after.
     D6   at rest, no delivery of a living process or of an entity is pending, and no entity is
          listed for one
 
-After a store has lost what it had acknowledged, D1, D2 and D4 do not hold.
+After a store has lost acknowledged data, D1, D2 and D4 do not hold.
 
 Source: docs/how-to/deliver.md; docs/simulation.md.
 """
@@ -72,7 +72,7 @@ class EffectsChecker:
         return self.world.store.lied
 
     def on_started(self, context: Context, accounts: Accounts) -> None:
-        """Check what a new activation has loaded (D1)."""
+        """Check the state that a new activation has loaded (D1)."""
         for (sender, entity_id), seq in self.confirmed.items():
             lacks = entity_id == context.entity_id and accounts.last.get(sender, 0) < seq
             if lacks and not self._lied:
@@ -92,7 +92,7 @@ class EffectsChecker:
             raise PlannedFailure
 
     def unfinished(self, stored: dict[str, Accounts]) -> str:
-        """Return what is pending at rest (D6), or a payment that has not arrived (D4)."""
+        """Return the deliveries pending at rest (D6), or a payment that has not arrived (D4)."""
         pending = [key for key, by in self.open.items() if by.ended_at is None and by.in_touch]
         if pending:
             return f"{pending[0]} and {len(pending) - 1} more are not confirmed"
@@ -169,7 +169,7 @@ class SimDeliverer:
                 self._deliver(ref_of(entity_id), entity_id)
 
     def _ref_of(self) -> Callable[[str], Any] | None:
-        """Return what makes references in the home, None while it cannot send."""
+        """Return the maker of references in the home, None while it cannot send."""
         home: Any = self._home
         if home.hosts:
             ready = home.node.is_up and not home.process.leaving

@@ -1,8 +1,8 @@
 """Unclean exits: which nodes ended without order, and when. A lost message may have been with them.
 
 An exit begins when another node may first have given the node up, or when its process ended, if
-that was earlier. It is over when every member knows of it. A message that was not under way between
-the two is not lost with that node.
+that was earlier. It is over when every member has noticed it. A message that was not under way
+between the two is not lost with that node.
 
 Source: docs/simulation.md; N.3.
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from shardbus.simulation.nodes.world import NodeWorld, SimNode
 
 ENDS_WITHIN_S = 2.0
-"""Seconds for which a process may go on after it learned of its removal."""
+"""Seconds for which a process may go on after it received its removal."""
 
 
 @dataclass(slots=True)
 class NodeExit:
-    """The end of one node. `over_at`: when all members knew of it."""
+    """The end of one node. `over_at`: when all members had noticed it."""
 
     since: float
     over_at: float = inf

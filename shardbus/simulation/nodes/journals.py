@@ -23,8 +23,8 @@ class Request(Protocol):
 
 class SimJournals:
     """One process's client: a `JournalStore` over `journals`, which never waits. `order` returns
-    what checks, when a request of these journals is carried out, that none is late. `record` notes
-    that a journal was accessed: how, its kind, its name and the fence."""
+    the check, for the time when a request of these journals is carried out, that none is late.
+    `record` notes that a journal was accessed: how, its kind, its name and the fence."""
 
     def __init__(
         self,

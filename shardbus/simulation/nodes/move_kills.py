@@ -2,7 +2,7 @@
 
 Random moments seldom meet a phase that lasts milliseconds. Here each kill has a target, a phase and
 a victim, and waits for a move that reaches the phase. Meanwhile nodes are drained and opened again,
-and shards are balanced, so that shards move. The phases are those of `sharding/handoff_phases`; the
+and shards are balanced, so that shards move. The phases are as in `sharding/handoff_phases`; the
 victims:
 
     old-home      the node that gives the shard away
@@ -51,7 +51,7 @@ BACK_S = (0.5, 4.0)
 
 
 class Target(NamedTuple):
-    """What a kill waits for."""
+    """The move that a kill waits for."""
 
     phase: str
     victim: str
@@ -109,7 +109,7 @@ class MoveKills:
         """Kill nothing from now on."""
         self._waiting.clear()
 
-    # ---- what is killed
+    # ---- victims
 
     def _look(self, sim_node: SimNode) -> None:
         """Kill, now or soon, if a move has reached a phase that a kill waits for."""
@@ -199,7 +199,7 @@ class MoveKills:
         sim_nodes = self._world.sim_nodes.values()
         return [r for r in sim_nodes if r.ended_at is None and r.node.is_up]
 
-    # ---- what makes shards move
+    # ---- causes of moves
 
     def _provoke(self) -> None:
         """Drain another node, or balance, for as long as a kill waits."""

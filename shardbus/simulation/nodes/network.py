@@ -11,7 +11,7 @@ A connection carries frames in both directions, each in its order, for as long a
 - With a bound on the frames under way in one direction, one more finds no room.
 - The connecting end tries again until it is closed.
 
-Resending what was lost, noticing a death and giving up are the code under test, and not here.
+Resending lost messages, noticing a death and giving up are the code under test, and not here.
 
 Source: docs/simulation.md.
 """
@@ -121,7 +121,7 @@ class SimExchange:
             self.break_soon(connection, HEARTBEAT_S if silent else self.close_delay(connection))
 
     def close_delay(self, connection: SimConnection) -> float:
-        """Return how long it takes one end to learn that the other is closed."""
+        """Return how long it takes one end to notice that the other is closed."""
         return HEARTBEAT_S if self.is_mute(connection) else self.network.delay()
 
     def is_mute(self, connection: SimConnection) -> bool:

@@ -126,7 +126,7 @@ class NodeOptions:
     handoff: str = "buffer"
     """The mode of hand-offs, of types that can bear it."""
     homes: str = "ask"
-    """How nodes learn where shards live: the setting `sharding.homes`."""
+    """How nodes get the homes of shards: the setting `sharding.homes`."""
     instances: int = 0
     """Instances of the entities of a fourth type; 0: there is no such type."""
     deliveries: bool = False
@@ -289,8 +289,8 @@ def _killing(load: NodeOptions, kill_at: str, at_least: int) -> NodeOptions:
 
 
 def _split(load: NodeOptions, dice: Random) -> NodeOptions:
-    """Add splits and stopped nodes, which make other nodes start what a living node still has.
-    Clients send on both sides."""
+    """Add splits and stopped nodes, which make other nodes start shards that a living node still
+    has. Clients send on both sides."""
     waits = dice.choice((WAIT_S, WAIT_S, LONG_WAIT_S))
     kinds = [dice.randint(1, 3) if dice.random() < part else 0 for part in (0.7, 0.4, 0.3, 0.3)]
     return replace(
@@ -310,8 +310,9 @@ def _split(load: NodeOptions, dice: Random) -> NodeOptions:
 
 
 def _rough(calm: NodeOptions, dice: Random) -> NodeOptions:
-    """Add what operators, sockets and entities' own code may cause. Sockets are not small where
-    deadlines are short: a late Flush counts as echoed, and order may be lost with it."""
+    """Add the faults that operators, sockets and entities' own code may cause. Sockets are not
+    small where deadlines are short: a late Flush counts as echoed, and order may be lost with
+    it."""
 
     def times(probability: float, most: int) -> int:
         value = dice.randint(1, most)

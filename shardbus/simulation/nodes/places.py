@@ -1,7 +1,7 @@
 """One place: at no instant do two activations of an entity handle messages.
 
-The order is that of the world's clock, whatever the clocks of the nodes show. An activation handles
-a message from the first line of the handler to its last one, each `await` between them included:
+The world's clock gives the order, whatever the clocks of the nodes show. An activation handles a
+message from the first line of the handler to its last one, each `await` between them included:
 
     activation 1   ├ handler ┤   ├ handler ──── await ──── ┤
     activation 2                            ├ handler ┤             two places
@@ -16,8 +16,8 @@ lease of a downing decision twice; a wall that refuses connections in the name o
 operator who downs a living node.
 
 A paused process and a suspended node execute no handler. Theirs are judged when they continue. So
-is a handler that is being cancelled: one that was cut off while its node was suspended learns of it
-when the node goes on, in the next turn of the loop, and handles nothing any more.
+is a handler that is being cancelled: one that was cut off while its node was suspended gets its
+cancellation when the node goes on, in the next turn of the loop, and handles nothing any more.
 
 Source: docs/simulation.md; S2.4, S4.13.
 """

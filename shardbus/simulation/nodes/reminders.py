@@ -2,7 +2,8 @@
 
 Two entity types set reminders when they take messages: `reminded` has no state, `reminded-kept`
 saves one. Some of their handlers fail before they are done. Each reminder is recorded when the
-entity knows that it is stored, when its handler is called, and when that has returned:
+entity has the confirmation that it is stored, when its handler is called, and when that has
+returned:
 
     remind   none is early, by the clock of its node
              once its handler has returned, the delivery is not called again under that fence,
@@ -52,7 +53,7 @@ class CallFailed(Exception):
 
 
 class RemindingApplication(Protocol):
-    """What the entities call."""
+    """The target of the entities' calls."""
 
     checker: DeliveryChecker
     dice: Random

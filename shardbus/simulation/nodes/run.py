@@ -8,8 +8,8 @@ healed, the cluster agrees, the senders stop, and in the quiet nothing may be mi
     remembered entities run                                                      (I5)
     each type has one coordinator, and table, store and regions agree            (I6, I7)
     no move is under way                                                         (I11)
-    where no process ended without order, each knows of its dropped tells        (told)
-    each node knows what became of each message that it accepted              (account)
+    where no process ended without order, each has its dropped tells reported    (told)
+    each node has the fate of each message that it accepted                   (account)
     nothing is buffered, and no sender waits                                     (I11)
     no node is suspended                                                         (I11)
 
@@ -232,7 +232,7 @@ class NodeRun:
 
     def _unsettled(self) -> str:
         """Return why the cluster has not settled. Where all nodes leave, they need not agree: each
-        waits, for as long as a hand-off may take, for homes of what it has buffered."""
+        waits, for as long as a hand-off may take, for homes of its buffered messages."""
         if all(process.leaving for process in members(self.world)):
             return ""
         return unsettled(self.world)
@@ -272,7 +272,7 @@ class NodeRun:
         return self.checker.missing_remembered()
 
     def _undelivered(self) -> str:
-        """Return what is not delivered, or not paid (D4, D6)."""
+        """Return an undelivered message, or a missing payment (D4, D6)."""
         states = self.application.bus.types[DELIVERED].states
         assert states is not None
         stored = {
@@ -349,7 +349,7 @@ class NodeRun:
                         raise Violation("ahead", f"{sim_node.name} has {home}, never written")
 
     def _rows_differ(self, ruler: Coordinator, working: list[SimNode]) -> str:
-        """Return which shard has other instances than its type wants on this many nodes."""
+        """Return which shard has other instances than its type needs on this many nodes."""
         wanted = min(self.load.instances, len(working))
         for shard, rows in rows_of(ruler).items():
             if sorted(rows) != list(range(1, wanted + 1)):

@@ -1,14 +1,14 @@
 """Splits: the network falls into sides, with nodes and clients on each, in one of these shapes.
 
     two       nothing passes between two sides
-    one-way   what the first side sends does not arrive at the second
+    one-way   the first side's messages do not arrive at the second
     three     three sides
     alone     one node reaches no other node; a client is with it
     bridged   two sides, and one node that reaches both
     flapping  two sides; the wall falls and rises again
     creeping  two sides; their links break one by one, and return one by one
 
-Half of the time the sides differ by one node at most. Walls swallow what they stop.
+Half of the time the sides differ by one node at most. Walls swallow the messages that they stop.
 
 Source: docs/simulation.md.
 """

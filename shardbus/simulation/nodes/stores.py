@@ -284,8 +284,8 @@ class SimStore:
         self._executed.update(dict.fromkeys(entities, number))
 
     def _order_of(self, journals: Sequence[tuple[str, str]]) -> Callable[[], None]:
-        """Return what is called when the server carries out a request of these journals that is
-        sent now; it raises as `_pass` does."""
+        """Return the function to call when the server carries out a request of these journals that
+        is sent now; it raises as `_pass` does."""
         number = next(self._numbers)
         return lambda: self._pass([(f"journal {kind}", name) for kind, name in journals], number)
 

@@ -2,8 +2,8 @@
 
 A cluster that cannot converge, because members are unreachable, lets no leader act. The messages of
 the application go on. So an ask between two healthy nodes is answered within `ANSWERED_WITHIN_S`,
-if its sender knows the home of the shard and the shard stays there. What has no home yet, or moves,
-may wait for a coordinator in trouble.
+if its sender has the home of the shard and the shard stays there. A shard that has no home yet, or
+moves, may wait for a coordinator in trouble.
 
 A coordinator that alone has lost the store must not keep shards without a home, though it is a
 member like all others. Where nodes have lost the store, or are restarted, and have no other
@@ -55,8 +55,8 @@ class Undisturbed:
         self._asks: deque[WatchedAsk] = deque()
         self._homes_come = {one.kind for one in troubles} <= {"no-store", "restarts"}
         self._homeless: dict[tuple[SimNode, str, str], tuple[float, float]] = {}
-        """By healthy sender, type and shard: when it first and last sent an ask there, while it
-        knew no home."""
+        """By healthy sender, type and shard: when it first and last sent an ask there, while it had
+        no home for it."""
 
     def on_ask(self, message: SentMessage, by: SimProcess) -> None:
         """Watch an ask that is sent now, if both ends are healthy and the home is known."""
@@ -101,7 +101,7 @@ class Undisturbed:
                 raise Violation("homes", f"{sender.name} finds no home of shard {shard} of {name}")
 
     def _stands(self, ask: WatchedAsk) -> bool:
-        """True if the sender knows that home, and the shard runs there."""
+        """True if the sender has that home, and the shard runs there."""
         name = ask.message.line[1]
         home = self._world.sim_nodes.get(ask.home.node.host)
         if ask.sender.ended_at is not None or home is None or home.ended_at is not None:

@@ -2,13 +2,13 @@
 
 A process here has a `VirtualLoop`, the connections of a `SimExchange`, the store of a
 `StoreServer`, and a `ClusterMembership` machine that the world keeps, as a node's cluster thread
-keeps one. All else is what runs in production: node, links, sessions, regions, coordinators,
+keeps one. All else is the code of production: node, links, sessions, regions, coordinators,
 singletons, hosts, entities, shutdown, and the client.
 
     start ──> the node listens and waits ──enter──> it joins ──leave──> it hands off and leaves
                                                        └──kill, downed──> its process ends
 
-Not here: the messages (`application`), what must hold (`checker`), which faults happen (`faults`).
+Not here: the messages (`application`), the invariants (`checker`), which faults happen (`faults`).
 
 Source: docs/simulation.md.
 """
@@ -48,7 +48,7 @@ POST_S = 0.00005
 
 
 class SimMembership:
-    """What a node has in place of its cluster thread."""
+    """The substitute for a node's cluster thread."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SimMembership:
 
 
 class SimProcess:
-    """A process: its loop and its tasks. `ended_badly`: it ended without order, so what it held may
+    """A process: its loop and its tasks. `ended_badly`: it ended without order, so its messages may
     be lost."""
 
     def __init__(self, world: NodeWorld, name: str, rate: float) -> None:
@@ -117,7 +117,7 @@ class SimProcess:
         self.ended_at: float | None = None
         self.ended_badly = False
         self.known = False
-        """True once all members know that it has ended."""
+        """True once all members have noticed its end."""
         self.hosts = False
         """True for a node."""
 
@@ -128,8 +128,8 @@ class SimProcess:
 
     @property
     def refused_tells(self) -> int:
-        """The tells of this process of which it knows that they were dropped, or may be lost. For a
-        node: at most that number."""
+        """The number of tells of this process that were reported to it as dropped, or as possibly
+        lost. For a node: at most that number."""
         raise NotImplementedError
 
     @property
@@ -155,7 +155,7 @@ class SimProcess:
 
 
 class SimNode(SimProcess):
-    """A process with a node. `types`: its entity types, by default those of the world."""
+    """A process with a node. `types`: its entity types, by default the world's."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class SimClient(SimProcess):
         self.client: AsyncClient | None = None
 
     def waiting(self) -> str:
-        """Return what the client still holds. Empty if it is at rest."""
+        """Return the client's unfinished work. Empty if it is at rest."""
         if self.client is None:
             return ""
         if buffered := self.client.buffered:

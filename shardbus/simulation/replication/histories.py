@@ -1,4 +1,4 @@
-"""Random calls on one key, and what each of them says about the others.
+"""Random calls on one key, and the meaning of each for the others.
 
 A `Recorder` makes a history for the judge: each call with its start, its end, and its effect on a
 small model of the value. A call without an answer may have had its effect, at any time after its
@@ -93,8 +93,8 @@ class Recorder:
         timeout: float | None = None,
         end: Callable[[Outcome], None] = lambda _: None,
     ) -> None:
-        """Make a call. `effect`: that of one whose result is not known. `judged`: from the result
-        to its effect. `outdated`: what a refusal by a fence shows."""
+        """Make a call. `effect`: the effect of a call without a known result. `judged`: from the
+        result to its effect. `outdated`: the step that a refusal by a fence shows."""
         world = self.world
         entry = HistoryEntry(name, world.now, effect)
         self.entries.append(entry)
@@ -127,7 +127,7 @@ class Recorder:
         self.entries.append(HistoryEntry(name, self.world.now, step))
 
     def refused(self, entry: HistoryEntry, step: Step) -> None:
-        """Note that a call was refused, because of what `step` shows."""
+        """Note that a call was refused, because of the fact that `step` shows."""
         shown = HistoryEntry(f"{entry.name} refused", entry.begun, step, self.world.now, must=True)
         self.entries.append(shown)
 
@@ -219,7 +219,7 @@ class StateCalls:
         )
 
     def expire(self, store: SimStoreObject, op: int) -> None:
-        """Remove the state if it is that of the save `op`."""
+        """Remove the state if the save `op` has written it."""
         expiry = self.dice.getrandbits(40) + 1
 
         def function(value: Value) -> Written | Unchanged:
@@ -239,7 +239,7 @@ class StateCalls:
         self.recorder.call(store, f"expire op{op}", work, effect=effect, judged=judged)
 
     def finish(self) -> None:
-        """Read what is stored in the end."""
+        """Read the stored value in the end."""
         for _ in range(3):
             self.read(self.recorder.world.store_object(), FINAL_TIMEOUT_S)
 
@@ -331,7 +331,7 @@ class TableCalls:
         )
 
     def finish(self) -> None:
-        """Read what is stored in the end."""
+        """Read the stored value in the end."""
         for _ in range(2):
             self.read(self.recorder.world.store_object(), FINAL_TIMEOUT_S)
 
@@ -391,14 +391,14 @@ class ListCalls:
         )
 
     def finish(self) -> None:
-        """Read what is stored in the end."""
+        """Read the stored value in the end."""
         for _ in range(2):
             self.read(self.recorder.world.store_object(), FINAL_TIMEOUT_S)
 
 
 @dataclass(slots=True)
 class Holder:
-    """What an owner holds: the counter, and until when, by its own clock."""
+    """An owner's lease: the counter, and its end by the owner's clock."""
 
     counter: int
     until: float
@@ -510,4 +510,4 @@ KINDS: dict[str, type[StateCalls] | type[TableCalls] | type[ListCalls] | type[Le
 
 USED = (STATE_KEY, TABLE_KEY, LIST_KEY, LEASE_KEY)
 PARTITIONS_USED = sorted({partition_of(key) for key in USED})
-"""The partitions of these keys; 0 is that of the keys of the store itself, too."""
+"""The partitions of these keys; 0 is also the partition of the store's own keys."""

@@ -5,8 +5,8 @@ state that is an immutable value: the state after it, or None if the operation c
 as it did in this state. An operation that may have had no effect (`must` is False) may be left out;
 one without an answer ends never.
 
-The search is that of Wing and Gong, with the memory of Lowe: a set of operations that were ordered,
-with the state that they left, is tried once.
+The search is by Wing and Gong, with the memory of Lowe: a set of operations that were ordered, with
+the state that they left, is tried once.
 
 Source: Wing and Gong, "Testing and verifying concurrent objects"; Lowe, "Testing for
 linearizability".

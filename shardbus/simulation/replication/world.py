@@ -1,16 +1,16 @@
 """Disks and store objects in virtual time. One seed decides all that happens.
 
 Messages are lost, doubled and late; a late one may come after the operation that sent it, and after
-others. A disk has its log: what is synced stays, an answer leaves after the sync. A disk
+others. A disk has its log: synced records stay, an answer leaves after the sync. A disk
 
-    crashes   and loses what is not synced; of that, the first records may have reached the disk
+    crashes   and loses unsynced records; the first of them may have reached the disk
     stalls    so that nothing is synced for a while, and no answer leaves
     is full   so that it stores nothing, and answers nothing that it would have to store
     is lost   for ever; an operator replaces it in the ring
     is set back   to an older copy of its log; the others must notice, and it is lost, too
 
 **Operators** change the ring: they replace a lost disk, or any, add one and remove one. Each asks
-the disks that it reaches what they are, makes one step, and goes; several may work at a time.
+the disks that it reaches for their reports, makes one step, and goes; several may work at a time.
 
 `ReplicaFaults` has the rates. They end with `heal`.
 
@@ -268,7 +268,7 @@ class SimReplica:
             action()
 
     def crash(self) -> None:
-        """Lose what is not synced, but perhaps its first part, and every answer under way."""
+        """Lose unsynced records, except perhaps the first of them, and every answer under way."""
         self.up = self._syncing = False
         self._starts += 1
         self.log += self._unsynced[: self.world.dice.randint(0, len(self._unsynced))]
@@ -454,7 +454,7 @@ class ReplicationWorld(Timeline):
         self.dice.choice(reached).repair()
 
     def push(self, ring: ReplicaRing) -> None:
-        """Send a ring to its disks, and to those of the ring before."""
+        """Send a ring to its disks, and to the disks of the ring before."""
         for disk in sorted(ring.disks | ring.former.disks):
             replica = self.replicas[disk]
             self.carry(replica, partial(replica.receive, AdoptRing(ring), lambda _: None))
