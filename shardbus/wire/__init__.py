@@ -1,3 +1,3 @@
 """Messages as bytes, without input or output: `batch` frames, `schema` the types of handlers,
-`control` the messages of machines, `gossip` and `state` those of membership.
+`control` the messages of machines, `gossip` and `state` the messages of membership.
 """

@@ -61,7 +61,8 @@ DROP_REPORTS = "drop_reports"
 ENTITY_HOLDS = "entity_holds"
 """A receiver without room for an entity holds back the messages for this entity only."""
 SESSION_FEATURES: tuple[str, ...] = (DROP_REPORTS, ENTITY_HOLDS)
-"""What this build speaks in a session and a neighbouring one may not: docs/upgrading.md."""
+"""The features of a session that this build speaks and a neighbouring one may not:
+docs/upgrading.md."""
 BODY_BYTES_MAX = 16 * 1024 * 1024
 """Limit of a frame's body. ZeroMQ ends the connection of a peer that sends more."""
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
@@ -161,8 +162,8 @@ class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False)
 
 class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
     """A failed ask: the name of an error class of `shardbus.errors`, its text, and further
-    arguments of the class. `fields`: those of a rejection (`wire.rejections`). `begun`: a handler
-    has begun, although errors of this class are definite."""
+    arguments of the class. `fields`: a rejection's (`wire.rejections`). `begun`: a handler has
+    begun, although errors of this class are definite."""
 
     corr: Uid
     error: Id
@@ -211,7 +212,7 @@ class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
 
 class Hold(msgspec.Struct, array_like=True, tag_field="op", tag=7, gc=False):
     """The receiver has no room for these entities (`begins`), or has room again: the other side
-    holds back what it sends to them."""
+    holds back its messages to them."""
 
     type: Id
     ids: Ids
@@ -274,13 +275,13 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """Grows with every session that the sender opens to the receiver; the same number resumes the
     session."""
     listens: bool = False
-    """True if the sender wants reports of dropped tells. Builds without such reports leave it
+    """True if the sender takes reports of dropped tells. Builds without such reports leave it
     out."""
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)] = b""
     """Proves the sender's uid, which is a hash of it (`transport.permissions`)."""
     versions: SessionVersions = SessionVersions()
     features: Features = ()
-    """What the sender speaks. Builds before these fields leave them out."""
+    """The sender's features. Builds before these fields leave them out."""
 
 
 class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
@@ -291,7 +292,7 @@ class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
     fresh: bool
     versions: SessionVersions = SessionVersions()
     features: Features = ()
-    """What the node speaks, as in a HELLO."""
+    """The node's features, as in a HELLO."""
 
 
 class MembershipFrame(msgspec.Struct, array_like=True, frozen=True):
@@ -308,7 +309,7 @@ class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
     stale: bool
     """The wanted process is gone: another one answers at its address."""
     busy: bool = False
-    """The node has no room for another session now. Builds that do not know this end there."""
+    """The node has no room for another session now. Builds without this field end there."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

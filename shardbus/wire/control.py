@@ -1,5 +1,4 @@
-"""Control messages as bytes: those of sharding and of the singletons, and a few between node and
-client.
+"""Control messages as bytes: for sharding and the singletons, and a few between node and client.
 
 The tag is the name of the class. The body is the dataclass as a MessagePack map, so a newer node
 may add a field that an older one ignores. Only the classes listed here can be decoded.
@@ -38,10 +37,9 @@ class TypeInfo:
     """Lets a client compute the shard of an entity. `shards` 0: the type has its own shard
     function, for which the client needs its class. `known` False: the node has no such type.
     `router` is how senders choose among the instances of an entity, empty if the type has none;
-    `instances` is their number as far as the node knows. `within`: the
-    types that it lives within, the nearest first. If `known` is False, `elsewhere` are members that
-    seem to have the type, the oldest first, and `similar` is the type with the most similar name,
-    empty if none is."""
+    `instances` is their number as the node has it. `within`: the types that it lives within, the
+    nearest first. If `known` is False, `elsewhere` are members that seem to have the type, the
+    oldest first, and `similar` is the type with the most similar name, empty if none is."""
 
     known: bool
     layout: str
@@ -65,7 +63,7 @@ class Members:
 @dataclass(frozen=True, slots=True)
 class Refusals:
     """Tells that came by this session, were acknowledged, and then dropped: entity type, reason and
-    number. Sent to processes that want such reports. `forwarded`: those of them that the receiver
+    number. Sent to processes that take such reports. `forwarded`: those of them that the receiver
     had forwarded, with its mark of their sender (`Relayed.via`)."""
 
     counts: Annotated[

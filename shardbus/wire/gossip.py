@@ -1,7 +1,7 @@
 """Membership messages as bytes.
 
     byte 0      version of this format
-    byte 1      0: what follows is plain; 1: it is compressed by zlib
+    byte 1      0: the rest is plain; 1: it is compressed by zlib
     the rest    one msgpack array: a tag that names the message, then its fields in order
 
 Decoding is schema-first: every field has a type and a bound, undeclared fields are refused, and a

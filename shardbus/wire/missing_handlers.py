@@ -5,7 +5,7 @@
     ref.refresh()   Counter.refresh has no @handler: write it over def refresh
     ref.whatever()  it has add, total
 
-References say this before anything is sent, and the host says it of a call by name.
+References report this before anything is sent, and the host reports it for a call by name.
 
 Source: docs/how-to/send.md.
 """

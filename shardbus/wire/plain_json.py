@@ -1,5 +1,5 @@
-"""Plain values of MessagePack as JSON, without a loss: what `state show` prints and `state set`
-reads, and the states of an export.
+"""Plain values of MessagePack as JSON, without a loss: the output of `state show`, the input of
+`state set`, and the states of an export.
 
     bytes                     {"$bytes": "base64"}
     a timestamp               {"$time": "2026-01-02T03:04:05.000006Z"}
@@ -28,7 +28,7 @@ MARKS = ("$bytes", "$time", "$ext", "$float", "$map")
 
 
 def to_json(value: Any) -> Any:
-    """Return a plain value in what JSON has."""
+    """Return a plain value in the types of JSON."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -1,9 +1,9 @@
 """Values without a declared type: which of them arrive as they are.
 
-Without a declared type the receiver makes what MessagePack has: None, bool, int, float, str, bytes,
-a list, a dict, an aware datetime as its moment in UTC. Everything else would arrive as one of these
-without notice, a tuple or a set as a list, a UUID as a text, a dataclass as a dict, so it is
-refused; but a tuple that is a key arrives as such. A subclass counts as another class.
+Without a declared type the receiver makes the types of MessagePack: None, bool, int, float, str,
+bytes, a list, a dict, an aware datetime as its moment in UTC. Everything else would arrive as one
+of these without notice, a tuple or a set as a list, a UUID as a text, a dataclass as a dict, so it
+is refused; but a tuple that is a key arrives as such. A subclass counts as another class.
 
 The check goes level by level, and looks at the classes of all values of a level at once, because
 this runs in C. Only a value that is not plain is looked at piece by piece, to name the place.

@@ -1,6 +1,6 @@
 """Values that are shown by their classes alone to come back as they are.
 
-To read back what is stored takes four times as long as to write it. For the most common states it
+To read a stored value back takes four times as long as to write it. For the most common states it
 is not needed: a dataclass or a Struct without code of its own, whose fields are None, bool, int,
 float, str or bytes without a constraint, or collections of these, comes back as it is if each value
 has the very class that is declared. A proof looks at the classes. Where there is none, or it does

@@ -8,11 +8,11 @@ fields of the dataclass as a map. The receiver looks for the class among the sub
 
 The second step serves a module with two names, as `__main__` has. A class that was defined again,
 as in a notebook, replaces its predecessor. The receiver reads the fields with their declared types
-and calls the class. A field that it does not know is ignored, and one that is missing gets its
-default, so a class may change as a message may.
+and calls the class. An unknown field is ignored, and one that is missing gets its default, so a
+class may change as a message may.
 
 Without a class, and where the fields do not fit, the receiver makes a plain `Rejection` with the
-last name and the text. It keeps what it received, so that a process which passes it on loses
+last name and the text. It keeps the received fields, so that a process which passes it on loses
 nothing. No other class is ever called, and nothing is imported for a name that arrives.
 
 Source: docs/how-to/define-entities.md.

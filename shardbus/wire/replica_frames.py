@@ -1,4 +1,4 @@
-"""What a store object and a replica send each other, and the lines of a replica's log, as bytes.
+"""The frames between store objects and replicas, and the lines of a replica's log, as bytes.
 
 A frame has a head of fixed length and a body of MessagePack. The head names the version, the kind
 of the frame and the cluster, so that a store of another cluster changes nothing by mistake. In a
@@ -10,7 +10,7 @@ store object makes one request at a time on a key.
     CALL     requests                      a store object
     REPLY    answers                       a replica, after the sync
     REFUSED  a text                        a replica that does not serve
-    REPORT   what the disk is              a replica to another, and as the answer to it
+    REPORT   the facts of the disk         a replica to another, and as the answer to it
     HELLO    nothing                       a store object
     WELCOME  the disk and its ring         a replica, as the answer to it
     GOODBYE  nothing                       a store object that ends
@@ -308,7 +308,7 @@ def decode_reply(body: bytes) -> Reply:
 
 
 class DiskState(msgspec.Struct, array_like=True, frozen=True):
-    """What a disk is to its store, as its log has it."""
+    """The facts of a disk for its store, as its log has them."""
 
     starts: int = 0
     ring: ReplicaRing = NO_RING
@@ -324,7 +324,7 @@ class _Turn(msgspec.Struct, array_like=True):
 
 
 class LogTurn(NamedTuple):
-    """What one turn of a replica writes. `compacted`: every row was written anew in this segment
+    """The records of one turn of a replica. `compacted`: every row was written anew in this segment
     and later ones."""
 
     records: Sequence[Record]
@@ -354,7 +354,7 @@ def encode_turn(turn: LogTurn) -> bytes:
 
 
 def decode_turn(body: bytes | memoryview) -> LogTurn:
-    """Return what a turn has written. Values stand before the changes of them.
+    """Return the records of a turn. Values stand before the changes of them.
 
     Raises:
         msgspec.MsgspecError: the log is of a version that this one does not read.
@@ -375,7 +375,7 @@ def decode_turn(body: bytes | memoryview) -> LogTurn:
 
 
 class ReportBody(msgspec.Struct, array_like=True, frozen=True):
-    """A report of a replica, with the address that the others know it by."""
+    """A report of a replica, with the address by which the others reach it."""
 
     sender: str
     disk: int
@@ -404,8 +404,8 @@ def decode_report(body: bytes) -> ReportBody:
 
 
 class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
-    """What a replica is. `waits_for`: the replicas for which it waits before it
-    serves, and why; empty if it serves."""
+    """The facts of a replica. `waits_for`: the replicas for which it waits before it serves, and
+    why; empty if it serves."""
 
     disk: int
     ring: ReplicaRing
@@ -421,7 +421,7 @@ def encode_welcome(welcome: WelcomeBody) -> bytes:
 
 
 def decode_welcome(body: bytes) -> WelcomeBody:
-    """Return what the replica is.
+    """Return the facts of the replica.
 
     Raises:
         msgspec.MsgspecError: it is none.

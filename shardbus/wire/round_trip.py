@@ -1,8 +1,8 @@
-"""What was read, compared with what was written.
+"""The value that was read, compared with the written one.
 
 The comparison goes by fields and elements, and does not ask a class of the application's whether
 two objects are equal. Two values are the same if they have one type and one value. A declared type
-decides what arrives, so these are the same, too, unless `exact`:
+decides the arriving value, so these are the same, too, unless `exact`:
 
     an int where a float is declared         the float of that value
     a subclass of a plain class              the plain value, which is equal

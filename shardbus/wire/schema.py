@@ -8,8 +8,8 @@ MessagePack array, so its first byte gives their number, and trailing defaults m
 Values that can be sent: None, bool, int of 64 bits, float, str, bytes, list, tuple, dict, and
 dataclasses, `msgspec.Struct` and pydantic models. A type that cannot be sent is refused when the
 class is declared, with the path of the field. A value that would arrive as something else is
-refused when it is sent (`shapes`). A sender that knows a handler by its name alone sends plain
-forms, and the receiver's types decide.
+refused when it is sent (`shapes`). A sender that has only a handler's name sends plain forms, and
+the receiver's types decide.
 
 Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140.
 """
@@ -53,8 +53,8 @@ _ANY = (Any, object, inspect.Parameter.empty, inspect.Signature.empty)
 
 
 def encode_value(value: object) -> bytes:
-    """Encode an answer or a state, each value by its own class. What arrives is decided by the
-    receiver: without a declared type there, a set is a list and a dataclass a dict.
+    """Encode an answer or a state, each value by its own class. The receiver decides the arriving
+    types: without a declared type there, a set is a list and a dataclass a dict.
 
     Raises:
         SchemaError: a value cannot be sent. Nothing was sent.
@@ -69,8 +69,8 @@ def encode_value(value: object) -> bytes:
 
 
 def encode_arguments(args: tuple[Any, ...]) -> bytes:
-    """Encode the arguments of a handler that is known by its name alone: its annotations decide
-    what arrives.
+    """Encode the arguments of a handler that is known by its name alone: its annotations decide the
+    arriving types.
 
     Raises:
         SchemaError: a value cannot be sent. Nothing was sent.
@@ -89,7 +89,7 @@ def encode_arguments(args: tuple[Any, ...]) -> bytes:
 
 def _check_objects(value: Any) -> None:
     """Check the objects in a value without a declared type, each by its own class. Raises Misfit,
-    or what a class raises."""
+    or a class's own error."""
     kind = type(value)
     if kind in SCALARS:
         return
@@ -120,7 +120,7 @@ def decode_value(payload: bytes) -> Any:
 
 def decoder(wanted: Any) -> Decode:
     """Return a function from bytes to `wanted`. It raises `msgspec.ValidationError` with the path
-    of the value that does not fit, and SchemaError for what the code of a class raises."""
+    of the value that does not fit, and SchemaError for an error in the code of a class."""
     if wanted in _ANY:
         return decode_any
     if wanted is None:
@@ -208,7 +208,7 @@ def argument_packer(names: Sequence[str], shapes: Sequence[Shape], required: int
 
 
 def answer_encoder(shape: Shape) -> Pack:
-    """Return the function that encodes what a handler returns, or raises SchemaError."""
+    """Return the function that encodes a handler's result, or raises SchemaError."""
     pack, taken = packer(shape, pack_whole), taken_classes(shape.check)
     if not taken:
         return encoder("the answer", pack)
@@ -363,7 +363,7 @@ class Method:
     pack: Pack
     """Encodes the arguments of a call, as many as there may be, or raises anything."""
     encode_result: Pack
-    """Encodes what the handler returns, or raises SchemaError."""
+    """Encodes the handler's result, or raises SchemaError."""
     read_all: ReadAll | None = None
     """Decodes the only argument of many calls, where that is faster than one by one."""
 
@@ -380,7 +380,7 @@ class Method:
 
     def encode_positional(self, args: tuple[Any, ...]) -> bytes:
         """Encode the arguments of a call of the handler by its name. If they are too few or too
-        many, its node says so.
+        many, its node reports that.
 
         Raises:
             SchemaError: a value cannot be sent.
@@ -461,7 +461,7 @@ class Interface:
     shards: int
     layout: str
     """Name of the shard function: `crc32/<shards>`, or `<function>:<number>/<shards>` for a type's
-    own, where the number stands for what the function computes."""
+    own, where the number stands for the function's results."""
     methods: dict[str, Method] = field(default_factory=dict)
     messages: dict[str, Decode] = field(default_factory=dict)
     """Method of `receive` to the function that decodes its message."""

@@ -1,10 +1,9 @@
-"""Declared types: what cannot be declared, and what is checked of a value before it is sent.
+"""Declared types: which types cannot be declared, and the checks of a value before it is sent.
 
 The receiver decodes by the declared types, and refuses a value that does not fit. That is enough
 for texts, numbers and the like. It is not for values that look the same on the wire: there a list,
 a tuple and a set are one array, and a dict, a dataclass and its subclass one map, and the receiver
-ignores a field that it does not know. So each declared type gets a *shape*, once, with a check for
-these:
+ignores an unknown field. So each declared type gets a *shape*, once, with a check for these:
 
     a dataclass, a Struct, an attrs class, a model   the very class, else fields would be lost
     a list, tuple, set, dict, TypedDict              the kind of collection, then its elements
@@ -42,7 +41,7 @@ Check = Callable[[Any], None]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is known of a declared type."""
+    """The facts about a declared type."""
 
     check: Check | None
     """None: the receiver's decoder decides alone."""
@@ -75,7 +74,7 @@ def shape_of(where: str, declared: Any) -> Shape:
 
 
 class _Survey:
-    """Looks at every part of a declared type, and refuses what cannot be one."""
+    """Looks at every part of a declared type, and refuses the parts that cannot be declared."""
 
     def __init__(self) -> None:
         self.nests = self.runs_code = False

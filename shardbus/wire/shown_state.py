@@ -20,7 +20,7 @@ from shardbus.wire.stored_state import revision_of, split
 
 
 def shown(data: bytes | None, most: int | None = None) -> dict[str, Any]:
-    """Return `version`, `bytes`, `revision` and `state` of what is stored, and `unreadable` with
+    """Return `version`, `bytes`, `revision` and `state` of a stored value, and `unreadable` with
     the reason if it has a value that is not in `state`. `most` bounds the bytes of the value."""
     row: dict[str, Any] = {
         "version": None,
@@ -44,7 +44,8 @@ def shown(data: bytes | None, most: int | None = None) -> dict[str, Any]:
 
 def as_text(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row with the JSON itself, indented, as `text` in the place of `state`. A browser
-    reads numbers with 53 bits only, and writes 1.0 as 1: it must not read what it sends back."""
+    reads numbers with 53 bits only, and writes 1.0 as 1: it must not parse a state that it sends
+    back."""
     state = row.pop("state")
     known = row["version"] is not None and "unreadable" not in row
     return {**row, "text": json.dumps(state, ensure_ascii=False, indent=2) if known else None}

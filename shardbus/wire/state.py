@@ -1,7 +1,7 @@
 """The gossip state as plain values for MessagePack.
 
 A state has a table with each node once; everything else refers to a node by its place in the table.
-Members come first in the table, so that one comparison tells whether a seen node, observer, subject
+Members come first in the table, so that one comparison shows whether a seen node, observer, subject
 or counter is a member.
 
 A state that is small on the wire may be large in memory. So a state that lists a node twice where
@@ -45,7 +45,7 @@ Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
 Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
 Counters = Annotated[list[tuple[Place, Version]], Meta(max_length=NODES_MAX)]
 GOSSIP_HOST = "gossip_host="
-"""What a feature begins with that carries a member's `gossip_host`. Builds that do not know it keep
+"""The beginning of a feature that carries a member's `gossip_host`. Builds that do not know it keep
 it in the list and pass it on; a field of its own would make their states unreadable."""
 Flags = Annotated[
     list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)

@@ -1,11 +1,11 @@
-"""The stored form of events: what an entry of an entity's journal holds.
+"""The stored form of events: the contents of an entry in an entity's journal.
 
     93 <name> <version> <event>      a msgpack array: text, number, the fields of the event
 
-`name` is that of the event's class, unless its fold names another. A fold (`@event`) takes events
-of one class at one version. An older version is read as a plain value, goes through the upcasters
-from each version to the next, and is decoded then. A field that is added with a default, or
-removed, needs no version.
+`name` is the event class's, unless its fold names another. A fold (`@event`) takes events of one
+class at one version. An older version is read as a plain value, goes through the upcasters from
+each version to the next, and is decoded then. A field that is added with a default, or removed,
+needs no version.
 
 An event whose name no fold has, or that does not fit, is StateUnreadable: a state without it would
 be wrong.
@@ -32,7 +32,7 @@ from shardbus.wire.values import Pack, pack_whole
 
 EVENT_VERSION_MAX = 65_535
 Upcaster = Callable[[Any], Any]
-"""Turns the plain value of one version of an event into that of the next."""
+"""Turns the plain value of one version of an event into the plain value of the next."""
 _HEAD = msgspec.msgpack.Decoder(tuple[str, int, msgspec.Raw])
 
 
@@ -57,7 +57,7 @@ class EventForm:
     pack: Pack = field(init=False, repr=False)
     proof: Proof = field(init=False, repr=False)
     head: bytes = field(init=False, repr=False)
-    """What precedes the fields in the stored form."""
+    """The part before the fields in the stored form."""
 
     def __post_init__(self) -> None:
         self.decode = decoder(self.cls)
@@ -120,7 +120,7 @@ class EventCodec:
         return form.write(event)
 
     def apply(self, entity: Any, event: object) -> None:
-        """Fold an event into the state of an entity. Raises what the fold raises."""
+        """Fold an event into the state of an entity. Raises the fold's own errors."""
         state = self._by_class[type(event)].fold(entity, event)
         if state is not None:
             entity.state = state

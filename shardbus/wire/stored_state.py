@@ -6,21 +6,21 @@
     with a record      the same with 65535 as n; 2; the record's length in four bytes; the record;
                        one of the above, or nothing if the entity has no state
 
-A record is what shardbus itself keeps with the state and writes by the same save: the deliveries
+A record is shardbus's own data, kept with the state and written by the same save: the deliveries
 that are in the state (`deliveries.record`). It is opaque here.
 
 A class declares its version (`state_version`). A value of an older version goes, as plain dicts and
 lists, through one migration for each version between (`bus.migrate`), and is then decoded as the
 class of today. It is written in the version of the class with its next save, not before.
 
-A field that is added with a default, or removed, needs no version: the decoder fills in what is
-missing and ignores what it does not know.
+A field that is added with a default, or removed, needs no version: the decoder fills in missing
+fields and ignores unknown ones.
 
-A reader that knows no compression, or no records, takes such a state for one of a newer version,
-and refuses it. What is inflated has a bound, for a few bytes may stand for gigabytes.
+A reader without compression, or without records, takes such a state for one of a newer version, and
+refuses it. An inflated value has a bound, for a few bytes may stand for gigabytes.
 
-What cannot be read is StateUnreadable, with the entity, the version and the field: it has a newer
-version, or needs a migration that is not declared or raises, or does not fit the class.
+A state that cannot be read is StateUnreadable, with the entity, the version and the field: it has a
+newer version, or needs a migration that is not declared or raises, or does not fit the class.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -65,7 +65,7 @@ the snapshot of an event-sourced entity, with the number of its last event."""
 NO_STATE = "none"
 """The revision of an entity without a stored state."""
 Migration = Callable[[Any], Any]
-"""Turns the plain value of one version into that of the next."""
+"""Turns the plain value of one version into the plain value of the next."""
 
 _HEAD = struct.Struct(">BH")
 _COMPRESSED_HEAD = _HEAD.pack(VERSIONED, COMPRESSED) + bytes((ZLIB,))
@@ -78,7 +78,7 @@ _FIELD = re.compile(r"at `\$\.?([^`]*)`")
 
 
 class NoStates:
-    """Stands in the place of a codec where a class declares no state: a save says so."""
+    """Stands in the place of a codec where a class declares no state: a save raises an error."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -209,7 +209,7 @@ def _unknown(given: object, read: object, path: str) -> str:
 
 
 def revision_of(data: bytes | None) -> str:
-    """Return a short text for what is stored: another state has another one. An operator who
+    """Return a short text for a stored state: another state has another one. An operator who
     changes a state names the revision that was read, so that no save in between is undone."""
     return NO_STATE if data is None else hashlib.sha256(data).hexdigest()[:32]
 

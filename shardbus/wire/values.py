@@ -2,13 +2,13 @@
 
 msgspec writes all classes but pydantic's by itself. A model travels as the map of its fields, by
 their names and with the values that it has in memory: aliases, serializers, `exclude` and computed
-fields shape what a model looks like elsewhere, and lose or change something here. A model is read
-by its own validators, by the names of the fields or by their aliases, and as from JSON where it is
+fields shape the look of a model elsewhere, and lose or change something here. A model is read by
+its own validators, by the names of the fields or by their aliases, and as from JSON where it is
 strict, because a set or a Decimal is a list or a text by then.
 
-Only the model itself knows whether its validators give back what they are given. So each model is
-read back when it is written, and compared. One that would not come back as it is, for its private
-attributes, a validator that changes it twice, an assignment that no validator saw, is refused.
+Only the model itself shows whether its validators give back their input. So each model is read back
+when it is written, and compared. One that would not come back as it is, for its private attributes,
+a validator that changes it twice, an assignment that no validator saw, is refused.
 
 Two ways of writing differ in the fields that were never set: an argument leaves out those that have
 their default, so that `model_fields_set` arrives; an answer and a state have all fields, because
@@ -41,7 +41,7 @@ def is_model(cls: object) -> bool:
 
 
 class _Model:
-    """What is needed of a model class to write and read its objects."""
+    """The parts of a model class that are needed to write and read its objects."""
 
     def __init__(self, cls: Any) -> None:
         fields = cls.model_fields
@@ -103,7 +103,7 @@ class _Model:
             raise
 
     def _typed(self, value: object) -> object:
-        """Return the value with fields of their declared types, which a strict model wants."""
+        """Return the value with fields of their declared types, which a strict model requires."""
         if self.is_root:
             return _converted(value, self.types["root"])
         if not isinstance(value, dict):
@@ -163,7 +163,7 @@ def _is_default(defaults: tuple[Any, ...], value: object) -> bool:
 
 
 def from_wire(wanted: Any, value: object) -> object:
-    """Read a value of a class that msgspec does not know.
+    """Read a value of a class that is unknown to msgspec.
 
     Raises:
         ValueError: it does not fit. msgspec adds its place.
