@@ -45,7 +45,7 @@ def create_app(
     others: Sequence[Route] = (),
 ) -> Starlette:
     """Return the application of these pages. `advertised`: the host for other nodes; `others`:
-    routes for what no page answers."""
+    routes for requests that no page answers."""
     streams = EventStreams()
     by_path: dict[tuple[str, str], list[AnyPage]] = {}
     for page in pages.values():

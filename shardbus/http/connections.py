@@ -6,11 +6,11 @@ byte, keeps a descriptor and a place. Here a request, with all its headers, must
 may last.
 
 There are `CONNECTIONS_MAX` places, fewer if descriptors are few. When all are taken, a new
-connection takes the place of the one that has waited longest for a request, so that a probe is
+connection takes the place of the connection with the longest wait for a request, so that a probe is
 answered however many clients are silent.
 
 The class builds on uvicorn's `H11Protocol`, whose attributes and hooks are not a public interface:
-pyproject.toml bounds uvicorn's version, and docs/dependencies.md names what is used.
+pyproject.toml bounds uvicorn's version, and docs/dependencies.md names the used parts.
 
 Source: docs/reference/http.md.
 """
@@ -45,7 +45,7 @@ class BoundedConnections(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a connection; end the one that waits longest if there are too many."""
+        """Accept a connection; end the longest waiting one if there are too many."""
         others = [other for other in self.connections if isinstance(other, BoundedConnections)]
         super().connection_made(transport)
         if len(others) >= min(CONNECTIONS_MAX, connections_for(DESCRIPTORS)):
@@ -78,8 +78,8 @@ class BoundedConnections(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the common form of errors, and end the connection. If an
-        answer has begun already, it is cut off."""
+        """Refuse bytes that are no HTTP, in the common form of errors, and end the connection. If
+        an answer has begun already, it is cut off."""
         content = msgspec.json.encode(body("bad_request", NO_HTTP, NO_HTTP_HINT))
         headers = [
             (b"content-type", b"application/json"),

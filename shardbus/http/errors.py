@@ -93,4 +93,4 @@ HANDLERS: dict[Any, Any] = {
     HTTPException: on_http_error,
     Exception: on_defect,
 }
-"""What an application needs for `exception_handlers=`."""
+"""An application's `exception_handlers=`."""

@@ -53,7 +53,7 @@ PROBES = ("/livez", "/readyz", "/startupz")
 
 class Guard:
     """Refuses foreign Host headers and readers without a token, and adds the safe headers to every
-    answer. `advertised`: the host under which other nodes know this one."""
+    answer. `advertised`: the host under which other nodes reach this one."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, advertised: str = "") -> None:
         self.app, self.settings = app, settings

@@ -58,12 +58,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T", bound="Declaration")
 Json = dict[str, object]
-"""An answer in the shape of the public JSON: the command line prints what HTTP sent."""
+"""An answer in the shape of the public JSON: the command line prints it as HTTP sent it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `detail` is for people: the state, and what is missing."""
+    """The result of one check. `detail` is for people: the state, and the missing parts."""
 
     ok: bool
     detail: str = ""

@@ -1,4 +1,4 @@
-"""What clients send, as text and as JSON. Anything malformed is refused with its place.
+"""The input of clients, as text and as JSON. Anything malformed is refused with its place.
 
     path and query    percent-encoded UTF-8 without control characters; checked for every page
                       before it runs, so that no page gets text with replacement characters
@@ -24,8 +24,8 @@ from shardbus.http.errors import error
 from shardbus.wire.nesting import NESTING_MAX
 
 DEPTH_MAX = NESTING_MAX + 2
-"""Levels of lists and objects in a body: those of a state, whose innermost may be an object that
-stands for what JSON lacks (`plain_json`). The owner of the state checks it exactly."""
+"""Levels of lists and objects in a body: a state's levels, whose innermost may be an object that
+stands for a value that JSON lacks (`plain_json`). The owner of the state checks it exactly."""
 INT_LOW, INT_HIGH = -(2**63), 2**64 - 1
 UTF8_HINT = "send UTF-8; percent-encode what is not ASCII"
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")

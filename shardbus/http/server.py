@@ -2,8 +2,9 @@
 
 uvicorn does HTTP. It runs with these differences: it does not touch the process's signals (it would
 raise them again when it stops); the port is bound here, so that a taken port is one clear error;
-`start` returns when connections are accepted; `connections` bounds connections; what clients make
-uvicorn log is limited in rate; and a request that the end of the server cuts off is answered.
+`start` returns when connections are accepted; `connections` bounds connections; uvicorn's log lines
+that clients cause are limited in rate; and a request that the end of the server cuts off is
+answered.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Embedded(uvicorn.Server):
 
 def answering_when_cut(app: ASGIApp) -> ASGIApp:
     """Return the application, which answers 503 to a request that is cancelled before its answer
-    has begun. uvicorn cancels what is under way `SHUTDOWN_GRACE_S` after its end began."""
+    has begun. uvicorn cancels open requests `SHUTDOWN_GRACE_S` after its end began."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
