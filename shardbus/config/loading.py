@@ -108,7 +108,7 @@ def for_types(layers: Sequence[Layer], types: Iterable[str]) -> list[Layer]:
 
     Raises:
         ConfigError: a layer has settings for an unknown type, or for one of several types that a
-            variable cannot tell apart.
+            variable cannot distinguish.
     """
     known = list(types)
     return [(origin, _renamed(origin, values, known)) for origin, values in layers]

@@ -14,8 +14,8 @@ and the reference page all read that one declaration.
     names     ["a", "b"], "a,b"                               tuple of str
     counts    {a = 1}, "a=1,b=2"                              dict of str to int
 
-If zero turns a setting off, "off" may be written instead. `parse` raises a `ConfigError` that says
-what is wrong with the value; `read` adds the key and the origin in front.
+If zero turns a setting off, "off" may be written instead. `parse` raises a `ConfigError` that names
+the fault of the value; `read` adds the key and the origin in front.
 """
 
 from __future__ import annotations

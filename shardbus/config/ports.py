@@ -1,7 +1,7 @@
 """The ports of a process, or of several on one machine: no two may be the same.
 
 The port of gossip is the port of messages + 1 unless it is set, so a collision may be with a number
-that the user has never written. An error names both ports by what they are, and both flags.
+that the user has never written. An error names both ports by their purpose, and both flags.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     cluster://                 each of node.seeds, a port apart      if it is a seed, or has no seed
     cluster://HOST:PORT,...    these addresses                       if one of these is its own
 
-A replica listens at `store.port`, by default the first port after those of its node: node.port + 2,
-and with `--workers N` node.port + 2 N. A seed names a node, so its replica's port is as far from
-the seed's port as it is here. All replicas of a store are started with the same addresses.
+A replica listens at `store.port`, by default the first port after its node's: node.port + 2, and
+with `--workers N` node.port + 2 N. A seed names a node, so its replica's port is as far from the
+seed's port as it is here. All replicas of a store are started with the same addresses.
 
 Source: docs/how-to/keep-state.md; S2.32.
 """
@@ -32,8 +32,8 @@ PORTS_EACH = 2
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """The replicas of a store. `me`: the address of the one that belongs to this node, None if
-    there is none. `port`: where it listens."""
+    """The replicas of a store. `me`: the address of this node's replica, None if there is none.
+    `port`: where it listens."""
 
     peers: tuple[Address, ...]
     me: Address | None

@@ -16,8 +16,8 @@ Kubernetes gives each pod variables for every Service of its namespace, unless t
 
 Name and value must both have the form: `SHARDBUS_NODE_PORT=7355` is a mistyped setting.
 
-Source: the documentation of Kubernetes, "Accessing the Service"; that of Docker, "Legacy container
-links".
+Source: the documentation of Kubernetes, "Accessing the Service"; Docker's documentation, "Legacy
+container links".
 """
 
 from __future__ import annotations

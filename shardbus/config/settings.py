@@ -34,7 +34,7 @@ STRATEGIES = (
 )
 
 HOMES = ("ask", "gossip")
-"""How nodes learn where shards live."""
+"""How nodes get the homes of shards."""
 HANDOFFS = (
     "buffer",
     "ordered",
@@ -124,7 +124,7 @@ class FailureDetectorSettings:
 
 @dataclass(frozen=True, slots=True)
 class DowningSettings:
-    """What happens to members that stay unreachable."""
+    """The decision about members that stay unreachable."""
 
     strategy: str = text(
         "keep-majority", "which side stays after a split", choices=STRATEGIES, named=True
@@ -617,7 +617,7 @@ class TracingSettings:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSettings:
-    """What a node does at the API server of Kubernetes: by default nothing."""
+    """A node's use of the API server of Kubernetes: by default none."""
 
     deletion_costs: int = count(
         0,

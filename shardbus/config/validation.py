@@ -190,7 +190,7 @@ def _check_suspension(cluster: ClusterSettings) -> None:
 
 
 def _check_kubernetes(kubernetes: KubernetesSettings) -> None:
-    """Check that a node that asks the API server about its pod knows which one that is."""
+    """Check that a node that asks the API server about its pod has the pod's name."""
     for name in ("deletion_costs", "revision"):
         if getattr(kubernetes, name) and not kubernetes.pod:
             raise ConfigError(
