@@ -7,15 +7,15 @@
         await cluster.advance(30)
         assert await counter.total() == 2
 
-**What is real.** Everything that a node runs, unchanged: sessions, regions, coordinators, hosts,
+**Real parts.** Everything that a node runs, unchanged: sessions, regions, coordinators, hosts,
 supervision, hand-off, saves, membership machines, downing, the phases of leaving, the callbacks of
 the application; the wire formats; the client; and the application's own classes with `async def`
 handlers, `asyncio.sleep`, `asyncio.timeout`, timers, piped work and references to other entities.
 
-**What is replaced**, always at an interface that production has, too:
+**Replaced parts**, always at an interface that production has, too:
 
 - *The event loop.* Each node has a `simulation.virtual_loop.VirtualLoop`, all on one `Timeline`. A
-  sleep of an hour takes no time, and what happens at the same moment has one order.
+  sleep of an hour takes no time, and events of the same moment have one order.
 - *ZeroMQ and gossip sockets*, by the simulator's network in memory, with seeded delays, walls, and
   connections that break. Nothing is encrypted, and no port is opened. HTTP is not served.
 - *The store*, by the store in memory behind seeded latency and failures. Its rules are unchanged.
@@ -23,9 +23,9 @@ handlers, `asyncio.sleep`, `asyncio.timeout`, timers, piped work and references 
 - *Signals*: `leave` is SIGTERM, `kill` is SIGKILL, `pause` and `resume` are SIGSTOP and SIGCONT.
 
 A handler that is declared `thread=True` runs in a real thread. Virtual time stands still until it
-returns. A virtual loop has no sockets and starts no process: an entity that asks it for one gets
-`NotImplementedError`. `time.time` is the real one. Hand an entity what reaches out of its process,
-and a test hands it something else.
+returns. A virtual loop has no sockets and starts no process: an entity that requests one gets
+`NotImplementedError`. `time.time` is the real one. Hand an entity the objects that reach out of its
+process, and a test hands it others.
 
 **Where the test runs.** In any loop of asyncio, or in none. Time passes in the cluster only while
 the test awaits something of it; then the kit runs the cluster's callbacks within the test's loop.
@@ -44,9 +44,9 @@ order of a set, or dice of its own. A failure names the seed.
     cluster           `TestCluster` and `TestNode`
     store             `cluster.store`: read it, break it
     probe             `EntityProbe`: one entity
-    store_suite       `StoreSuite`: what every store must do
-    journal_suite     `JournalSuite`: what the journals of a store must do
-    allocation_suite  `AllocationSuite`: what every allocation strategy must do
+    store_suite       `StoreSuite`: the laws of every store
+    journal_suite     `JournalSuite`: the laws of a store's journals
+    allocation_suite  `AllocationSuite`: the laws of every allocation strategy
 
 Source: docs/simulation.md.
 """

@@ -1,4 +1,4 @@
-"""`AllocationSuite`: what every allocation strategy must do, as a class of tests for an own one.
+"""`AllocationSuite`: the laws of every allocation strategy, as a class of tests for an own one.
 
     class TestMyStrategy(AllocationSuite):
         @pytest.fixture
@@ -6,11 +6,11 @@
             return MyStrategy()
 
 A coordinator survives a strategy that breaks these laws: it checks every answer, and puts a shard
-where it is not told otherwise to the region with the fewest. The shards are then not where the
-strategy wants them. A strategy that never comes to rest moves shards for ever.
+without a valid answer to the region with the fewest. The shards are then not at the strategy's
+homes. A strategy that never comes to rest moves shards for ever.
 
-The tables are drawn from fixed seeds. Some have regions that are no candidates, as those of nodes
-that leave; some have shards without a home, and moves under way.
+The tables are drawn from fixed seeds. Some have regions that are no candidates, as on nodes that
+leave; some have shards without a home, and moves under way.
 
 Source: docs/how-to/tune.md; `shardbus.sharding.allocation.strategies`.
 """

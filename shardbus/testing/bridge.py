@@ -1,9 +1,9 @@
 """A client, or a reference of one, that a test may use from any loop.
 
 The client and its references run in the virtual loop of the test. A `Bridge` around one of them
-makes the call in that loop, and returns what the test can await in its own: a `Pending` in place of
-a future or a coroutine, a `Bridge` in place of a reference. Called from the virtual loop itself it
-returns the very objects.
+makes the call in that loop, and returns an object that the test can await in its own: a `Pending`
+in place of a future or a coroutine, a `Bridge` in place of a reference. Called from the virtual
+loop itself it returns the very objects.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Bridge:
 
 
 def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in the virtual loop; return what the caller's loop can use."""
+    """Call a function in the virtual loop; return an object that the caller's loop can use."""
     if running_loop() is loop:
         return function(*args, **kwargs)
     with time.entered(loop):

@@ -1,5 +1,5 @@
-"""`TestCluster`: a cluster of whole nodes inside a test, in virtual time. The package says what is
-real in it and what is replaced."""
+"""`TestCluster`: a cluster of whole nodes inside a test, in virtual time. The package names its
+real and its replaced parts."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ class TestCluster:
         Args:
             name: the name of a node whose process has ended, to start one at its address.
             bus: another application, as in a rolling upgrade: the types may differ.
-            settings: settings beyond those of the cluster, as `{"node.roles": ["gpu"]}`.
+            settings: settings beyond the cluster's, as `{"node.roles": ["gpu"]}`.
 
         Raises:
             ConfigError: the settings do not fit the application.
@@ -316,7 +316,7 @@ class TestCluster:
         self.world.hold(node.name)
 
     async def resume(self, node: TestNode) -> None:
-        """Let a paused process continue. What was due happens now."""
+        """Let a paused process continue. Overdue actions happen now."""
         self._process(node)
         self._mark(node, "continues")
         self.world.release(node.name)
@@ -343,7 +343,7 @@ class TestCluster:
 
         Args:
             node: the node in trouble.
-            kind: `mute`: what it sends is lost; `deaf`: what the others send to it is lost;
+            kind: `mute`: its messages are lost; `deaf`: the others' messages to it are lost;
             `cannot-connect`: connections that it opens to them are dead; `cannot-accept`:
             connections that they open to it are dead.
             others: the nodes concerned; all others if none is given.
@@ -407,7 +407,7 @@ class TestCluster:
 
     @property
     def wall_clock(self) -> datetime:
-        """What `self.context.now()` returns in every entity. A cluster begins on 1 January 2026,
+        """The result of `self.context.now()` in every entity. A cluster begins on 1 January 2026,
         0:00 UTC."""
         return datetime.fromtimestamp(self.world.wall_clock(), UTC)
 
@@ -492,7 +492,7 @@ class TestCluster:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> Pending[T]:
         """Run a coroutine in virtual time beside the test: in it, `asyncio.sleep` is virtual.
-        Await what this returns for its result. An error of one that was never awaited is raised
+        Await the returned object for its result. An error of one that was never awaited is raised
         when the cluster ends."""
         pending = Pending(self._time, self._time.begin(work))
         self._spawned.append(pending)

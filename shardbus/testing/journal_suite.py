@@ -1,4 +1,4 @@
-"""`JournalSuite`: what the journals of a state store must do, as a class of tests.
+"""`JournalSuite`: the laws of a state store's journals, as a class of tests.
 
     class TestMyJournals(JournalSuite):
         @pytest.fixture
@@ -6,7 +6,7 @@
             path = tmp_path / "store"
             return lambda: MyStore(path)
 
-`store_factory` is that of `StoreSuite`: all stores that it makes in one test have the same data,
+`store_factory` is as in `StoreSuite`: all stores that it makes in one test have the same data,
 which is empty at first. The stores have `journals`.
 
 Source: docs/how-to/own-store.md; `shardbus.store.journal_protocol`.
@@ -33,7 +33,7 @@ from shardbus.store.protocol import Save
 from shardbus.testing.store_suite import HUGE, NASTY_IDS, StoreFactory
 
 HIGH = 2**62
-"""A fence above those of the tests."""
+"""A fence above the tests' fences."""
 
 
 def append(
@@ -47,7 +47,7 @@ def append(
 async def put(
     journals: JournalStore, name: str, after: int, *entries: bytes, fence: int = 1
 ) -> None:
-    """Append, and raise what refuses it."""
+    """Append, and raise the error of a refusal."""
     [refused] = await journals.append([append(name, after, *entries, fence=fence)])
     if refused is not None:
         raise refused
@@ -107,7 +107,7 @@ class JournalSuite:
 
     @pytest_asyncio.fixture
     async def others(self, store_factory: StoreFactory) -> AsyncIterator[JournalStore]:
-        """Return those of another one with the same data."""
+        """Return the journals of another store with the same data."""
         store = store_factory()
         await store.start()
         found = journals_of(store)

@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 class EntityProbe(Generic[E]):
-    """One entity and what is needed to test it; use it by `async with`, or by `with`.
+    """One entity and the means to test it; use it by `async with`, or by `with`.
 
     Args:
         kind: the class of the entity. One without `@bus.entity` is declared with the defaults.
         entity_id: its id.
-        state: what is stored for it before it starts; by default nothing.
+        state: its stored state before it starts; by default nothing.
         fakes: classes in place of other entity types, as `{Stock: FakeStock}`.
         settings: settings by their dotted names, as for `TestCluster`.
         seed: draws every delay.
@@ -106,8 +106,8 @@ class EntityProbe(Generic[E]):
         await self.cluster.advance(seconds)
 
     async def crash(self) -> None:
-        """End the process as SIGKILL does, and start another one. What was not saved is gone; the
-        next message starts the entity."""
+        """End the process as SIGKILL does, and start another one. Unsaved data is gone; the next
+        message starts the entity."""
         [node] = self.cluster.nodes
         await self.cluster.kill(node)
         await self.cluster.add(node.name)

@@ -1,13 +1,13 @@
 """The store of a test cluster: a test may read it, write it, and break it.
 
-    store.state(Counter, "page-7")      what is stored, as the type's state; None if nothing is
+    store.state(Counter, "page-7")      the stored state, as the type's; None if there is none
     store.put(Counter, "page-7", ...)   store a state before the entity starts
     store.next_save(Counter, "page-7")  await the moment between the next save and its answer
     store.stop(), store.start()         no request is answered; all are again
     store.fail(0.3), store.slow(1.0)    requests fail, or take long
     store.lose()                        everything is gone, as after a restart without a disk
 
-Behind it is the simulator's store, whose rules are those of every store.
+Behind it is the simulator's store, whose rules are the same as every store's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ClusterStore:
 
     def put(self, kind: type | str, entity_id: str, state: object) -> None:
         """Store a state, as if an earlier activation had saved it. An activation that runs keeps
-        what it has, and its next save replaces this one."""
+        its own, and its next save replaces this one."""
         known, server = self._type(kind), self._server
         key = (known.name, check_id("an entity id", entity_id))
         shard = shard_function_of(known.interface)(entity_id)
@@ -92,7 +92,7 @@ class ClusterStore:
 
     def next_save(self, kind: type | str, entity_id: str) -> Pending[None]:
         """Return an awaitable of the next save from now on. It is done when the store has the new
-        state, and before the node learns it."""
+        state, and before the node gets the answer."""
         with self._time.entered():
             future: asyncio.Future[None] = self._time.loop.create_future()
         self._server.expect((self._type(kind).name, entity_id), future)
@@ -101,7 +101,7 @@ class ClusterStore:
     # ---- breaking
 
     def stop(self) -> None:
-        """Answer no request from now on, as a server that is away. What is stored stays."""
+        """Answer no request from now on, as a server that is away. Stored data stays."""
         self._mark("stops")
         self._server.up = False
 

@@ -1,4 +1,4 @@
-"""`StoreSuite`: what every state store must do, as a class of tests for a plugged-in store.
+"""`StoreSuite`: the laws of every state store, as a class of tests for a plugged-in store.
 
     class TestMyStore(StoreSuite):
         @pytest.fixture
@@ -6,7 +6,7 @@
             path = tmp_path / "store"
             return lambda: MyStore(path)
 
-The suite asks for two fixtures. `store_factory` is a function that makes a store which is not yet
+The suite needs two fixtures. `store_factory` is a function that makes a store which is not yet
 started; all stores that it makes in one test have the same data, which is empty at first.
 `pass_time` is a function that moves the clock of the leases. The default does nothing, as for a
 store whose clock cannot be moved: the tests wait for leases to expire.
@@ -398,7 +398,7 @@ class StoreSuite:
         assert await store.load_state("counter", "7", "a", 2) == b"one"
 
     async def test_a_load_comes_after_a_save_that_was_given_up(self, store: StateStore) -> None:
-        """What the load returns is what stays, whenever the server executes the save."""
+        """The loaded state stays, whenever the server executes the save."""
         long = bytes(range(256)) * 1024
         found: dict[str, bytes | None] = {}
         for n in range(40):
@@ -508,7 +508,7 @@ class StoreSuite:
         assert found.pop("e-5") is None
         assert found == {name: name.encode() for name in found}
 
-    # What is stored
+    # Stored data
 
     @pytest.mark.parametrize("limit", [1, 7, 100])
     async def test_stored_ids_come_in_pages(

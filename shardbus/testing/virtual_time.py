@@ -11,7 +11,7 @@ that the test continues at the very moment at which its future was done.
 
 Code that runs in `loop`, a virtual loop for the test's own coroutines, needs no pump.
 
-Not here: what a test waits for (`cluster`).
+Not here: the events that a test waits for (`cluster`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class VirtualTime:
         self.loop = VirtualLoop(timeline, log_failure)  # type: ignore[abstract]
         """Runs the test's own coroutines in virtual time, and the clients of the test."""
         self._waiting: dict[asyncio.Future[None], float] = {}
-        """What waits in the test's loop, each with the virtual time at which it gives up."""
+        """The waiting futures of the test's loop, each with the virtual time at which it gives
+        up."""
         self._pumps = self._steps = self._fired = False
 
     @contextmanager
@@ -178,7 +179,7 @@ class VirtualTime:
         self.timeline.step()
 
     def _give_up(self, error: Exception, limit: float) -> None:
-        """Fail what should have been done before `limit`."""
+        """Fail all waits that should have ended before `limit`."""
         for waiter, until in list(self._waiting.items()):
             if until <= limit and not waiter.done():
                 waiter.set_exception(error)
@@ -199,7 +200,7 @@ class VirtualTime:
             raise RuntimeError("this runs in virtual time already: await it instead")
 
     def close(self) -> None:
-        """End what still runs in virtual time."""
+        """End all that still runs in virtual time."""
         self.loop.kill()
         self.loop.discard()
         self._give_up(RuntimeError("the test cluster has ended"), inf)
@@ -252,7 +253,7 @@ def _left(outer: asyncio.AbstractEventLoop | None) -> Iterator[None]:
 
 
 def _has_work(loop: asyncio.AbstractEventLoop, turns: int) -> bool:
-    """True if callbacks of the loop are ready to run, behind the one that asks."""
+    """True if callbacks of the loop are ready to run, behind the asking one."""
     ready = getattr(loop, READY, None)
     if ready is None:
         return turns < TURNS_BLIND

@@ -40,13 +40,13 @@ from shardbus.testing.virtual_time import log_failure
 LINES_MAX = 10_000
 """Lines that a transcript keeps."""
 WALL_BEGINNING = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-"""What the wall clock shows when a test cluster begins, as seconds since 1970."""
+"""The time of the wall clock when a test cluster begins, as seconds since 1970."""
 FOREVER_S = 1e9
 """Seconds for which a process is paused until it is resumed."""
 
 
 class Transcript(Trace):
-    """What happened, a line each. Messages of membership are left out."""
+    """The events, a line each. Messages of membership are left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Transcript(Trace):
 
 
 class NodeHere:
-    """The node on whose loop the caller runs: what a `ShardBus` is attached to."""
+    """The node on whose loop the caller runs: a `ShardBus` is attached to it."""
 
     def __init__(self) -> None:
         self.nodes: dict[asyncio.AbstractEventLoop | None, Node] = {}
@@ -162,7 +162,7 @@ class ClusterWorld(NodeWorld):
         self.trace.mark(self.now, name, "starts")
         node = AppNode(self, replace(settings, node=own), bus, types)
         if node.life.done():
-            node.life.result()  # raises what kept it from starting
+            node.life.result()  # raises the error that kept it from starting
         self.sim_nodes[name] = node
         self.enter(node.process, *(running or [name]))
         return node
@@ -175,7 +175,7 @@ class ClusterWorld(NodeWorld):
         self.pause(name, FOREVER_S)
 
     def release(self, name: str) -> None:
-        """Let a paused process continue. What waited for it happens now."""
+        """Let a paused process continue. Delayed events happen now."""
         process, node = self.nodes[name], self.sim_nodes[name]
         held = self._held.pop(process.id, [])
         process.paused_until = self.now
