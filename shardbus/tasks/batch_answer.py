@@ -2,9 +2,9 @@
 
 asyncio calls each waiter of a future back in a callback of its own, which takes the loop longer
 than some waiters go on for. A batch settles its answers in one callback of the loop instead: each
-answer calls its first waiter itself, in the context in which that one wants to be called, as the
-loop would. Most waiters of a batch want the same one, so the callback runs in that of the first.
-Further waiters, and what cancels an answer, take the loop's way.
+answer calls its first waiter itself, in that waiter's own context, as the loop would. Most waiters
+of a batch have the same context, so the callback runs in the first one's. Further waiters, and the
+cancellation of an answer, take the loop's way.
 
 Source: `asyncio.Future`, whose rules for callbacks it follows.
 """

@@ -90,10 +90,10 @@ class OpenGate:
 class EagerTask(LightFuture):
     """A coroutine that is stepped on `runner`'s loop, without a task.
 
-    The owner of the runner notes here what the task is for, once it is known: the activation and
-    its message, or what else it is `doing` and the `chain` of entities that wait for that; and what
-    it asks. `EagerRunner.unused` makes one: what tasks need is in slots, which are quick; code that
-    runs in a task may set attributes of its own."""
+    The owner of the runner notes here the purpose of the task, once it is known: the activation and
+    its message, or its other work (`doing`) and the `chain` of entities that wait for it; and its
+    asks (`call_chain`). `EagerRunner.unused` makes one: the fields of tasks are in slots, which are
+    quick; code that runs in a task may set attributes of its own."""
 
     __slots__ = (
         "__dict__",
@@ -154,7 +154,7 @@ class EagerTask(LightFuture):
         """The owner of the runner."""
         return self.runner.owner
 
-    # ---- what a task of asyncio has
+    # ---- the interface of a task of asyncio
 
     def cancel(self, msg: Any = None) -> bool:
         """Request that CancelledError is raised in the coroutine, as `asyncio.Task.cancel`."""
@@ -190,8 +190,8 @@ class EagerTask(LightFuture):
         return id(self)
 
     def requested(self, error: BaseException | None = None) -> BaseException | None:
-        """Return what the coroutine gets next instead of `error`: CancelledError if the task was
-        cancelled while it waited for no future."""
+        """Return the error that the coroutine gets next instead of `error`: CancelledError if the
+        task was cancelled while it waited for no future."""
         if not self._must_cancel:
             return error
         self._must_cancel = False
@@ -224,7 +224,7 @@ class EagerTask(LightFuture):
     # ---- steps
 
     def wait_for(self, waits_for: Any) -> None:
-        """Step again once what the coroutine has yielded is done."""
+        """Step again once the future that the coroutine has yielded is done."""
         runner = self.runner
         blocking = getattr(waits_for, "_asyncio_future_blocking", None)
         if blocking and waits_for.get_loop() is runner.loop and waits_for is not self:
@@ -318,7 +318,7 @@ class EagerRunner:
     ) -> None:
         self.loop, self.owner, self.gate = loop, owner, gate or OpenGate()
         self.adopt: Callable[[EagerTask], object] | None = getattr(loop, "adopt", None)
-        """A simulated loop must know the coroutines that stand in it when its process is killed."""
+        """A simulated loop must have the coroutines that stand in it when its process is killed."""
         self.outside = copy_context()
         """The context of callbacks."""
         self.base = copy_context()
@@ -371,7 +371,7 @@ class EagerRunner:
         return outer, interrupted
 
     def leave(self, entered: Entered) -> None:
-        """End what `enter` began."""
+        """Undo `enter`."""
         outer, interrupted = entered
         self.depth -= 1
         leave_task(self.loop, self.task)

@@ -23,7 +23,7 @@ else:
 enter_task: Callable[[AbstractEventLoop, Any], None] = tasks._enter_task
 """Make a task the current one of a loop. There must be none."""
 leave_task: Callable[[AbstractEventLoop, Any], None] = tasks._leave_task
-"""End what `enter_task` began."""
+"""Undo `enter_task`."""
 register_task: Callable[[Any], None] = tasks._register_task
 """Add a task to `asyncio.all_tasks`."""
 

@@ -2,8 +2,8 @@
 
 It behaves as `asyncio.Future` and is none: to make one, to settle it and to ask for its outcome
 takes asyncio longer than all that a save needs. Tasks await it, and `gather`, `wait`, `wait_for`
-and `shield` take it: they know a future by an attribute. Its owner may read and set the outcome in
-attributes. An error that is never asked for is not logged.
+and `shield` take it: they recognize a future by an attribute. Its owner may read and set the
+outcome in attributes. An error that is never read is not logged.
 
 Source: `asyncio.Future` of Python 3.11 to 3.14, whose rules for callbacks it follows.
 """
@@ -25,7 +25,7 @@ class LightFuture:
     __slots__ = ("_callbacks", "_loop", "error", "settled", "value")
     _loop: asyncio.AbstractEventLoop
     _callbacks: list[tuple[Callback, Context]] | None
-    """What the loop calls once there is an outcome, each in its context."""
+    """The callbacks of the loop once there is an outcome, each in its context."""
     settled: bool
     """There is an outcome: `error`, or `value` without one."""
     error: BaseException | None
@@ -36,7 +36,7 @@ class LightFuture:
 
     @property
     def _asyncio_future_blocking(self) -> bool:
-        """By this asyncio knows a future, and that the one which a task gets was awaited."""
+        """By this asyncio recognizes a future, and that a task's future was awaited."""
         return True
 
     @_asyncio_future_blocking.setter
@@ -105,7 +105,7 @@ class LightFuture:
 
     @property
     def _cancel_message(self) -> Any | None:
-        """For `gather`, which asks what a future was cancelled with."""
+        """For `gather`, which asks for the message of a cancelled future."""
         return self.error.args[0] if self.error is not None and self.error.args else None
 
     def _make_cancelled_error(self) -> BaseException:

@@ -1,12 +1,12 @@
 """Which handler waits for a task, however indirectly.
 
-**Why callbacks are read.** Who waits for a task is known by the callbacks of that task, and nowhere
-else. A context variable knows who *made* it. Whatever it holds, also a token that ends with the
-message, it refuses the asks of a task that a handler starts and does not wait for. Such an ask is
-answered once the handler returns, so its refusal is an error. A cycle that is not found ends by
-AskTimeout, as without this module. So each doubt is decided for "does not wait": an unknown form of
-waiting, callbacks that another loop hides, a search over FUTURES_MAX futures. The search runs only
-for an ask of a task that is not the handler's own, and changes nothing.
+**Why callbacks are read.** Only the callbacks of a task show who waits for it. A context variable
+shows who *made* it. Whatever it holds, also a token that ends with the message, it refuses the asks
+of a task that a handler starts and does not wait for. Such an ask is answered once the handler
+returns, so its refusal is an error. A cycle that is not found ends by AskTimeout, as without this
+module. So each doubt is decided for "does not wait": an unknown form of waiting, callbacks that
+another loop hides, a search over FUTURES_MAX futures. The search runs only for an ask of a task
+that is not the handler's own, and changes nothing.
 
 Source: docs/guarantees.md; `gather`, `wait`, `wait_for`, `shield` and `TaskGroup` of asyncio.
 """
@@ -41,7 +41,7 @@ def eager_task_waiting_for(task: asyncio.Task[Any]) -> EagerTask | None:
 def _waiters(future: Any) -> Iterator[Any]:
     """Yield the tasks and futures that go on when this one is done, as asyncio's own callbacks show
     them: a task that awaits it is the callback's `self`, the future of `gather`, `wait` or `shield`
-    is in its closure, and that of `wait_for` is among its arguments."""
+    is in its closure, and the future of `wait_for` is among its arguments."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         known = [getattr(callback, "__self__", None)]
         if isinstance(callback, partial):
