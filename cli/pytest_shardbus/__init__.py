@@ -9,8 +9,8 @@
 
     shardbus_bus      the application: `app` of `[tool.shardbus]` in pyproject.toml; a project may
                       override it in its conftest.py
-    shardbus_cluster  a `TestCluster` of three nodes; the arguments of the mark `shardbus` are those
-                      of `TestCluster`
+    shardbus_cluster  a `TestCluster` of three nodes; the arguments of the mark `shardbus` are as
+                      for `TestCluster`
     shardbus_client   its client
 
 An async test that uses one of them runs in virtual time itself, any other one in a loop of asyncio,

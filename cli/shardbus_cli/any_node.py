@@ -25,7 +25,7 @@ class AnyNode:
         """Return what `read` reads from the node, or from the first other one that answers.
 
         Raises:
-            CommandFailure: no node answers; the failure is that of the node asked first.
+            CommandFailure: no node answers; it is the failure of the node asked first.
         """
         try:
             return read(NodeHttp(self.url))

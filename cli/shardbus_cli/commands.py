@@ -1,8 +1,8 @@
 """The commands of `shardbus`, as typer parses them.
 
 `command_line` makes the parser: of the one command that is called, or of all of them, whose places
-are in `command_table`. Commands import what they need when they run. Every failure ends in `run`:
-one line on standard error, and the exit code of that kind of failure.
+are in `command_table`. Commands do their imports when they run. Every failure ends in `run`: one
+line on standard error, and the exit code of that kind of failure.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def root(
 def run(
     arguments: list[str], *, debug: bool = False, failing: Callable[[int], object] = int
 ) -> int:
-    """Run one command and return its exit code. `failing` is called with that of a failure before
-    it is printed."""
+    """Run one command and return its exit code. `failing` is called with the code of a failure
+    before it is printed."""
     called = named_in(arguments)
 
     def failed(failure: CommandFailure) -> int:

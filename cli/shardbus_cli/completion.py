@@ -2,7 +2,7 @@
 
     shardbus --install-completion [SHELL]    writes the script below and lets the shell read it
     shardbus --show-completion [SHELL]       prints the script
-    shardbus --complete SHELL WORD...        what the script calls at each Tab: one candidate a line
+    shardbus --complete SHELL WORD...        called by the script at each Tab: one candidate a line
 
 Commands, options and their values come from the pages of `help.json`, which takes a tenth of the
 time of the parser. The names of types and nodes come from the node that `--node` or
@@ -30,7 +30,7 @@ OPTION = re.compile(
 COMMAND = re.compile(r"  (?P<name>[\w-]+)  +(?P<help>.*)")
 ARGUMENT = re.compile(r"  (?P<name>\S.*?) <(?:str|path|list\[\w+\])>")
 BREAKS = "=:"
-"""Where bash begins a new word, so that a candidate must lack what is before it."""
+"""Where bash begins a new word, so that a candidate must lack the text before it."""
 FILE_VALUES = ("FILE", "APP", "DIR")
 WORDS = {
     "LEVEL": ("debug", "info", "warning", "error"),
@@ -38,7 +38,7 @@ WORDS = {
     "SHELL": SHELLS,
 }
 Candidate = tuple[str, str]
-"""A word, and what it means."""
+"""A word, and its meaning."""
 
 BASH = """\
 _shardbus() {
@@ -173,7 +173,7 @@ def _words(line: str) -> list[str]:
 
 
 def candidates(before: list[str], word: str) -> list[Candidate] | None:
-    """Return what `word` may become after these words; None if it names a file."""
+    """Return the completions of `word` after these words; None if it names a file."""
     known, path, rest = pages(), "", list(before)
     page = HelpPage(HEAD)
     awaited, places = "", 0

@@ -81,7 +81,7 @@ def described(interface: Interface) -> str:
 
 
 def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]:
-    """Return the checks before a node starts, by name. A check returns what it found, or raises
+    """Return the checks before a node starts, by name. A check returns its finding, or raises
     ConfigError."""
     from shardbus.config.validation import check_exposure
     from shardbus.entities.type_settings import settings_by_type

@@ -1,12 +1,13 @@
-"""`data show`, `data remove`, `data repair` and `data migrate`: what a stopped cluster has stored.
+"""`data show`, `data remove`, `data repair` and `data migrate`: the stored data of a stopped
+cluster.
 
 After the table of a type is removed, the next start allocates its shards anew, as a change of the
-number of shards requires. A repair puts right what no node can have written (`store.repair`); with
-`--dry-run` it only reports, and may run beside nodes. Otherwise both are refused while nodes run,
-because they would go on with what was stored before. `data migrate` moves states to the places
-where this release and the application look for them (`store.migration`). A node runs if its HTTP
-answers for this cluster, or if a process listens at an address in the store: that of a home in
-these tables, or one in the node registry, which has every node from its start to its end.
+number of shards requires. A repair puts right rows that no node can have written (`store.repair`);
+with `--dry-run` it only reports, and may run beside nodes. Otherwise both are refused while nodes
+run, because they would go on with the former data. `data migrate` moves states to the places where
+this release and the application look for them (`store.migration`). A node runs if its HTTP answers
+for this cluster, or if a process listens at an address in the store: of a home in these tables, or
+in the node registry, which has every node from its start to its end.
 
 Source: S2.53, S2.54; N.6.
 """
@@ -231,7 +232,7 @@ async def refuse_if_running(
 
 
 async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> dict[str, list[str]]:
-    """Return what is wrong with each type, one line each; repair it with `write`, unless a node
+    """Return the faults of each type, one line each; repair them with `write`, unless a node
     runs."""
     from shardbus.store import node_registry
     from shardbus.store.repair import repair as repair_type

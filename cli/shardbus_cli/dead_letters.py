@@ -114,7 +114,7 @@ def _table(letters: list[dict[str, Any]]) -> None:
 
 
 def _report(answer: dict[str, Any]) -> None:
-    """Print what was, or would be, sent."""
+    """Print the letters that were, or would be, sent."""
     if answer["dry_run"]:
         _table(answer["letters"])
         output.note(f"{len(answer['letters'])} would be sent: repeat with --yes")

@@ -1,8 +1,8 @@
-"""`doctor`: find what is wrong with a cluster, or soon will be, and what to do about it.
+"""`doctor`: find the present and coming faults of a cluster, and their remedies.
 
 The node that is asked examines the cluster (`/v1/findings`); this command prints its answer. It
-asks twice, a few seconds apart, and reports what was found both times, because some findings are
-only passing states. If the first examination finds nothing, it is the last.
+asks twice, a few seconds apart, and reports findings of both times, because some findings are only
+passing states. If the first examination finds nothing, it is the last.
 
 Source: N.6.
 """
@@ -90,7 +90,7 @@ def examine(node: NodeHttp, types: list[str] | None) -> Answer:
     them here.
 
     Raises:
-        CommandFailure: the node does not answer at all, or knows no type of that name.
+        CommandFailure: the node does not answer at all, or has no type of that name.
     """
     if types:
         _check_types(types, [row["type"] for row in node.read("v1", "types").get("types", ())])
@@ -192,7 +192,7 @@ async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, lis
 
 
 def _print(url: str, answer: Answer, found: list[Finding], as_json: bool) -> None:
-    # A node of a later release may advise on what this command does not know.
+    # A node of a later release may advise on checks that this command does not have.
     advice = ADVICE | {group["check"]: group["advice"] for group in answer.get("findings", ())}
     groups = grouped(found, advice)
     lost = answer.get("lost", ())

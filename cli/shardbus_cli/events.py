@@ -1,15 +1,15 @@
-"""`events`: what has happened in the cluster, and with `--follow` what happens, in order of time.
+"""`events`: the past events of the cluster, and with `--follow` the new ones, in order of time.
 
 Each node keeps its last events; one node asks all and sorts them by its own clock, so the clocks of
-the others do not matter. The command asks that node again and again, and prints what is new: an
-event is known by the node that has seen it and its number there. What is younger than `HOLD_S` is
-held back, because a member's answer may still bring something older.
+the others do not matter. The command asks that node again and again, and prints new events: an
+event is identified by the node that has seen it and its number there. Events younger than `HOLD_S`
+are held back, because a member's answer may still bring something older.
 
 If no node answers, the command asks again, `RETRIES` times at most, with growing pauses. Once one
-answers, it asks for everything since the last answer, so that nothing is missed but what the nodes
+answers, it requests everything since the last answer, so that it misses only events that the nodes
 keep no longer.
 
-`NewEvents` decides what is printed and is pure.
+`NewEvents` chooses the events to print and is pure.
 
 Source: docs/reference/cli.md; N.21.
 """
@@ -37,7 +37,8 @@ from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
 EVERY_S, EVERY_LEAST_S = 1.0, 0.2
 HOLD_S = 1.0
 OVERLAP_S = 10.0
-"""Events that are asked for once more, because their node may not have answered before."""
+"""Seconds of events that are requested once more, because their node may not have answered
+before."""
 LAST, LAST_MOST = 50, 1000
 LEARN_EVERY = 10
 """Looks between two in which the other nodes are looked up."""
@@ -49,7 +50,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Which events are printed. Empty fields want all."""
+    """Which events are printed. An empty field admits all."""
 
     names: frozenset[str] = frozenset()
     entity_type: str = ""
@@ -67,7 +68,7 @@ class EventFilter:
 
 
 class NewEvents:
-    """What of each answer is new. `every`: also what another node has told already."""
+    """The new events of each answer. `every`: repetitions by another node, too."""
 
     def __init__(self, wanted: EventFilter, *, every: bool) -> None:
         self._wanted, self._every = wanted, every
@@ -91,7 +92,7 @@ class NewEvents:
         return found
 
     def _is_news(self, row: Row, at: float) -> bool:
-        """True unless it is an event of membership that another node has told."""
+        """True unless it is an event of membership that another node has reported."""
         if self._every or self._wanted.seen_by or row.get("type"):
             return True
         told = row.get("event"), row.get("node"), row.get("text")
@@ -144,12 +145,12 @@ def events(
             _follow(nodes, new, every, as_json=as_json)
     except KeyboardInterrupt:
         return
-    except BrokenPipeError:  # what reads it has enough
+    except BrokenPipeError:  # its reader has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _follow(nodes: AnyNode, new: NewEvents, every: float, *, as_json: bool) -> None:
-    """Print what is new, again and again.
+    """Print new events, again and again.
 
     Raises:
         CommandFailure: no node has answered `RETRIES` times.

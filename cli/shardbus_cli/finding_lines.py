@@ -20,7 +20,7 @@ def finding_line(group: Mapping[str, Any], most: int) -> str:
 
 
 def lost_line(row: Mapping[str, Any]) -> str:
-    """Return what is known of a lost node in one line."""
+    """Return the facts about a lost node in one line."""
     by = f" by {row['by']}: {row['why']}" if row.get("by") else ""
     moved = "".join(
         f"; {counts['homed']} of its {counts['freed']} shards of {kind} have a home again"

@@ -2,8 +2,8 @@
 
 The application is the module `template.app`, which `shardbus dev --demo` runs; the other files are
 in `template/files`, each with the suffix `.txt`. Only the name of the cluster, `demo`, is replaced
-by that of the directory. No file is ever replaced. The folder `wheels` gets a wheel of shardbus
-itself (`own_wheel`), for the image of the Dockerfile.
+by the directory's. No file is ever replaced. The folder `wheels` gets a wheel of shardbus itself
+(`own_wheel`), for the image of the Dockerfile.
 
 Source: docs/how-to/develop.md; docs/reference/cli.md.
 """
@@ -43,7 +43,7 @@ def init(
 
 
 def cluster_name(directory: str) -> str:
-    """Return a name for the cluster, from that of the directory: letters, digits and hyphens."""
+    """Return a name for the cluster, from the directory's: letters, digits and hyphens."""
     name = re.sub(r"[^a-z0-9]+", "-", directory.lower()).strip("-")
     return name or "demo"
 

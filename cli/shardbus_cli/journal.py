@@ -140,7 +140,7 @@ def import_(
 
 
 def _run(url: str, cluster: str, step: Callable[[StateStore, JournalStore], Awaitable[T]]) -> T:
-    """Return what a step makes of a store with journals."""
+    """Return the result of a step with a store that has journals."""
     import asyncio
 
     from shardbus.store.journal_protocol import journals_of

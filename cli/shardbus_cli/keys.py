@@ -1,7 +1,7 @@
 """`keys new`, `keys show`, `keys rotate`: the file with a cluster's secret.
 
     shardbus keys new cluster.secret          make one; copy it to every machine
-    shardbus keys show cluster.secret         what may be shown of it
+    shardbus keys show cluster.secret         print its public parts
     shardbus keys rotate cluster.secret       put a new secret in front of the present one
     shardbus keys reload                      every node reads its file again
     shardbus keys rotate cluster.secret --finish

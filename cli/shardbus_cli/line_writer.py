@@ -1,11 +1,11 @@
-"""Writes lines to a descriptor without ever waiting for what reads it.
+"""Writes lines to a descriptor without ever waiting for its reader.
 
 A process whose output goes to a pipe stands still with the reader of that pipe: a write to a full
 pipe blocks, and with it the event loop and every entity. So lines go into a queue, and a thread
 writes them. The queue is bounded, in lines and in bytes. A line that finds no room is dropped and
 counted; once there is room again, a line says how many were.
 
-At the end of the process what is queued is written for `FLUSH_S` at most. Then it is left: a
+At the end of the process queued lines are written for `FLUSH_S` at most. Then they are left: a
 process must not wait for its reader to end.
 
     LogWriter    the lines of `logging`
@@ -34,7 +34,7 @@ from shardbus_cli.output import escape
 
 LINES_MAX = 10_000
 BYTES_MAX = 4 * 1024 * 1024
-"""What waits, at most."""
+"""The bounds of the queue."""
 FLUSH_S = 1.0
 """Seconds in which the end of the process waits for the reader."""
 DROPPED = "%d lines of the log were dropped: what reads it stood still"
@@ -46,7 +46,7 @@ class LineWriter:
 
     def __init__(self, fd: int, of_dropped: Callable[[int], bytes]) -> None:
         self.dropped = 0
-        """Lines dropped since the last that says so."""
+        """Lines dropped since the last report of them."""
         self._fd, self._of_dropped = fd, of_dropped
         self._lines: deque[bytes] = deque()
         self._bytes = 0
@@ -89,7 +89,7 @@ class LineWriter:
                 self._room.wait(left)
 
     def close(self) -> None:
-        """Write what is queued, if its reader takes it, and end the thread."""
+        """Write queued lines, if their reader takes them, and end the thread."""
         self.flush()
         with self._room:
             self._closed = True

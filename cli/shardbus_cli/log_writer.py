@@ -1,4 +1,4 @@
-"""The lines of `logging`, written without waiting for what reads them (`line_writer`).
+"""The lines of `logging`, written without waiting for their reader (`line_writer`).
 
 Source: docs/reference/logs.md.
 """
@@ -20,7 +20,7 @@ class LogWriter(logging.Handler):
 
     @property
     def dropped(self) -> int:
-        """Lines dropped since the last that says so."""
+        """Lines dropped since the last report of them."""
         return self._writer.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -44,6 +44,6 @@ class LogWriter(logging.Handler):
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is queued, if its reader takes it, and end the thread."""
+        """Write queued lines, if their reader takes them, and end the thread."""
         self._writer.close()
         super().close()

@@ -38,14 +38,14 @@ def extras(record: logging.LogRecord) -> dict[str, object]:
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields of a line: its event, the event's arguments, and those of the caller."""
+    """Return the fields of a line: its event, the event's arguments, and the caller's."""
     event = event_of(record)
     named = {} if event is None else {"event": event.name, **fields_of(record, event)}
     return {**named, **extras(record)}
 
 
 class OwnLines(LogRateLimiter):
-    """Limits the lines of shardbus, and leaves those of the application alone."""
+    """Limits the lines of shardbus, and leaves the application's alone."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.name.startswith("shardbus.") or super().filter(record)
@@ -53,7 +53,7 @@ class OwnLines(LogRateLimiter):
 
 class Place(logging.Filter):
     """Adds the node's name, and the trace of the handler that logs, to each line; to a line of the
-    application also the entity whose handler logs. Those of shardbus name their entities."""
+    application also the entity whose handler logs. Lines of shardbus name their entities."""
 
     def __init__(self, node: str) -> None:
         super().__init__()
@@ -153,8 +153,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def unblock_handlers() -> None:
-    """Let no handler of `logging` that the application has made wait for what reads standard output
-    or standard error. Called once the application is loaded."""
+    """Let no handler of `logging` that the application has made wait for the reader of standard
+    output or standard error. Called once the application is loaded."""
     loggers = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
     for logger in loggers:
         for handler in getattr(logger, "handlers", ()):
@@ -167,8 +167,8 @@ def unblock_handlers() -> None:
 
 
 def configure(level: str, form: str, stream: TextIO | None = None, node: str = "") -> None:
-    """Send logs to `stream` (standard error): those of shardbus from `level` on, others' warnings.
-    Nothing waits for what reads the stream (`log_writer`).
+    """Send logs to `stream` (standard error): lines of shardbus from `level` on, others' warnings.
+    Nothing waits for the reader of the stream (`log_writer`).
 
     `form` is auto, pretty or json. `node` is the name of this node, a field of each line.
     """

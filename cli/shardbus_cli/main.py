@@ -56,8 +56,8 @@ def _command_of(arguments: list[str]) -> str:
 def run(
     arguments: list[str], *, debug: bool = False, failing: Callable[[int], object] = int
 ) -> int:
-    """Run one command and return its exit code. `failing` is called with that of a failure before
-    it is printed."""
+    """Run one command and return its exit code. `failing` is called with the code of a failure
+    before it is printed."""
     if not arguments or arguments[0] in ("-h", "--help"):
         from shardbus_cli.command_table import help_of_all
 

@@ -198,7 +198,7 @@ def _run(
     rejoins_by: list[str],
     turn: int,
 ) -> int:
-    """Run the node. What the system refuses (a port, a directory) is a failure, not wrong usage."""
+    """Run the node. A refusal of the system (a port, a directory) is a failure, not wrong usage."""
     from functools import partial
 
     from shardbus.admin.page_table import administer

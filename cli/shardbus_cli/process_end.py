@@ -3,20 +3,20 @@
 **The beginning.** Process 1 of a container gets no signal that it has no handler for, and imports
 take a second: a SIGTERM in that time would be lost. So the first thing that such a command does is
 to handle SIGTERM and SIGINT. Until the node handles them itself there is nothing to leave: the
-process ends with 0, by SystemExit, so that `finally` and `atexit` end what the application has
-begun. Code that catches SystemExit, or does not return, has `EARLY_S`; a second signal ends the
-process at once. A thread sees that signal: Python calls handlers only between two instructions of
-the main thread, which may be in a call of the system that began just before the signal came. Other
-commands end as by the signal's default.
+process ends with 0, by SystemExit, so that `finally` and `atexit` end the application's work. Code
+that catches SystemExit, or does not return, has `EARLY_S`; a second signal ends the process at
+once. A thread sees that signal: Python calls handlers only between two instructions of the main
+thread, which may be in a call of the system that began just before the signal came. Other commands
+end as by the signal's default.
 
 **The end.** Threads of the application that are no daemons, `atexit`, and standard output with a
 reader that stands still can each keep a process whose work is done. They have `END_S`.
 
-After these the interpreter takes itself apart, which is not safe beside other threads: those of
-ZeroMQ, and daemon threads, which run on into it. A node may have some then: the writers of lines,
-its deadline and the link to its supervisor, a look-up of a name, a store or a strategy that did not
-return, and those of other libraries. So `finish` joins threads and calls what `atexit` has while
-the interpreter is whole. All that is left for `atexit` is to flush open files and to end the
+After these the interpreter takes itself apart, which is not safe beside other threads: ZeroMQ's,
+and daemon threads, which run on into it. A node may have some then: the writers of lines, its
+deadline and the link to its supervisor, a look-up of a name, a store or a strategy that did not
+return, and other libraries' threads. So `finish` joins threads and calls the functions of `atexit`
+while the interpreter is whole. All that is left for `atexit` is to flush open files and to end the
 process by `os._exit`, with all of its threads at once and with the right code. No `__del__` runs.
 
 Help and `health` do not import this module.
@@ -82,9 +82,9 @@ class ProcessEnd:
             _thread.start_new_thread(_exit_after, (longest, code, _next_signal()))
 
     def finish(self, code: int) -> None:
-        """Do what an interpreter does before its end, and let it end with this code in its next
-        step; a further signal ends it at once. Nothing for a command that does not run for long:
-        it ends as any program, and waits for its readers."""
+        """Do an interpreter's last steps, and let it end with this code in its next step; a further
+        signal ends it at once. Nothing for a command that does not run for long: it ends as any
+        program, and waits for its readers."""
         if not self._lasts:
             return
         self.within(code)
@@ -111,18 +111,18 @@ def join_threads() -> None:
 
 
 def call_atexit() -> None:
-    """Call what `atexit` has; an error is printed, and the next function is called."""
+    """Call the functions of `atexit`; an error is printed, and the next function is called."""
     atexit._run_exitfuncs()
 
 
 def open_files() -> list[Any]:
     """Return every file that this process has open to write: an application may leave some."""
-    gc.unfreeze()  # a node has frozen what its application has opened
+    gc.unfreeze()  # a node has frozen its application's open files
     return [one for one in gc.get_objects() if issubclass(type(one), FILES)]
 
 
 def flush(files: Iterable[Any]) -> None:
-    """Write what files hold back."""
+    """Write the buffers of files."""
     for file in files:
         with suppress(OSError, ValueError, AttributeError):  # without a reader, closed, or None
             file.flush()

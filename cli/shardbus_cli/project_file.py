@@ -25,7 +25,7 @@ KEYS = ("app", "cluster")
 
 @dataclass(frozen=True, slots=True)
 class ProjectFile:
-    """What a project names; empty texts for what it does not."""
+    """The names in a project's file; empty texts for missing ones."""
 
     path: Path
     app: str

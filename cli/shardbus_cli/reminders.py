@@ -1,4 +1,4 @@
-"""`reminders list`, `reminders show` and `reminders cancel`: what entities are called for later.
+"""`reminders list`, `reminders show` and `reminders cancel`: the later calls of entities.
 
 A cancellation needs the operator's token.
 

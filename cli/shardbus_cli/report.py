@@ -1,15 +1,14 @@
 """`report`: one file with everything that others need to find a fault.
 
     cluster/   the pages that one node has for the whole cluster, and of each type its shards
-    nodes/     of each member its settings, metrics, health, membership, tasks, log: what only it
-               knows
-    doctor     what the doctor found, and what explains the entities and shards that it names
+    nodes/     of each member its settings, metrics, health, membership, tasks, log: its own pages
+    doctor     the doctor's findings, and the explanations of the entities and shards in them
     versions   of this command and of every member
 
 Members are asked side by side. One that does not answer a page in time is asked for no other, so it
 costs `TIMEOUT_S` of `node_http`, however many pages there are. After `DEADLINE_S` nothing more is
-read. Whatever cannot be read is said in
-the report; it is written all the same, as long as one node answers.
+read. The report names all that cannot be read; it is written all the same, as long as one node
+answers.
 
 `report_bundle` bounds, masks and packs the files.
 
@@ -207,7 +206,7 @@ def _keep(bundle: ReportBundle, texts: Texts) -> None:
 
 
 def _collect_members(bundle: ReportBundle, asked: NodeHttp, picture: Picture, until: float) -> int:
-    """Add what only the members themselves know. Returns how many answered."""
+    """Add the pages that only the members themselves have. Returns how many answered."""
     urls = http_urls(asked.url, picture.nodes)[:MEMBERS]
     reached = {node for node, _ in urls}
     for row in picture.members:

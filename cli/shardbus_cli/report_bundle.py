@@ -1,11 +1,11 @@
-"""The files of a report: bounded in size, without secrets, with a list of what is missing.
+"""The files of a report: bounded in size, without secrets, with a list of missing parts.
 
 **Secrets.** Pages come from the nodes with their secrets masked. Here every text passes a second
 net: a URL with a user gets the project's one mask (`store.urls.mask_url`), and the token of the
 command itself is masked wherever it stands.
 
 **Bounds.** A file is cut at `FILE_BYTES`; once the bundle has `BUNDLE_BYTES`, further files are
-left out. `missing.json` names what was cut, left out or unreadable.
+left out. `missing.json` names the parts that were cut, left out or unreadable.
 
 **A zip, not a tar.gz**: each file can be read without unpacking the others, every desktop opens it,
 and a bundle that was cut on its way is noticed by the sums of its files.
@@ -38,7 +38,7 @@ class ReportBundle:
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self.files: dict[str, bytes] = {}
         self.missing: dict[str, str] = {}
-        """What could not be read, was cut or left out, and why."""
+        """The parts that could not be read, were cut or left out, and why."""
         self.size = 0
         self._secrets = tuple(secret for secret in secrets if secret)
 
@@ -71,7 +71,7 @@ class ReportBundle:
         return _URL.sub(lambda found: mask_url(found.group()), text)
 
     def zipped(self) -> bytes:
-        """Return the bundle as a zip file, with the list of what is missing."""
+        """Return the bundle as a zip file, with the list of missing parts."""
         buffer = BytesIO()
         with ZipFile(buffer, "w", ZIP_DEFLATED) as archive:
             for name, data in self.files.items():

@@ -226,7 +226,7 @@ def _with_client(
 
 def _kind(url: str, name: str, entity_id: str) -> str | type:
     """Return how a client names the type. A type with its own shard function needs a class; the
-    command has none, but a node knows the shard of this entity, so a class is made for it."""
+    command has none, but a node has the shard of this entity, so a class is made for it."""
     node = NodeHttp(url)
     rows = node.read("v1", "types").get("types", ())
     layout = next((str(r.get("layout", CRC32)) for r in rows if r.get("type") == name), CRC32)

@@ -170,7 +170,7 @@ def _check_kind(load: str | None, *, sharding: bool, discovery: bool, claims: bo
 
 
 def _report(drawn: list[Options | NodeOptions], jobs: int, as_json: bool) -> None:
-    """Run these options and print what broke a rule, or every run as JSON."""
+    """Run these options and print the runs that broke a rule, or every run as JSON."""
     began, outcomes = perf_counter(), []
     for outcome in _run_all(drawn, jobs):
         outcomes.append(outcome)

@@ -1,6 +1,6 @@
-"""`state list`, `state show` and `state check`: what entities have saved, read from the store, or
-by a node. Nothing is written, so they may run beside nodes. `state_changes` has the commands that
-write.
+"""`state list`, `state show` and `state check`: the saved states of entities, read from the store,
+or by a node. Nothing is written, so they may run beside nodes. `state_changes` has the commands
+that write.
 
 `state check` reads every stored state by the classes of an application, as its nodes would: run it
 with the new version before it is rolled out. Exit code 5 if one cannot be read.
@@ -238,7 +238,7 @@ def _list_by_node(node: str, kind: str, as_json: bool, **query: object) -> None:
 
 
 async def _with_store(url: str, cluster: str, read: Callable[[StateStore], Awaitable[T]]) -> T:
-    """Return what is read from the opened store."""
+    """Return the result of reading the opened store."""
     store = await opened(url, cluster)
     try:
         return await read(store)

@@ -260,7 +260,7 @@ class ShardFinder:
         """Return the shard.
 
         Raises:
-            ConfigError: neither knows it, or the stored states are placed by another layout.
+            ConfigError: neither has it, or the stored states are placed by another layout.
         """
         if entity_type not in self._known:
             self._known[entity_type] = await self._function(entity_type)
@@ -274,7 +274,7 @@ class ShardFinder:
         return function(entity_id)
 
     def find(self, entity_type: str, entity_id: str) -> str:
-        """Return the shard of a type that was learned, empty if it is not known."""
+        """Return the shard of a type passed to `learn` before, empty if it is not known."""
         function = self._known.get(entity_type)
         return "" if function is None else function(entity_id)
 

@@ -96,7 +96,7 @@ class Watched:
         """Return the pages of the node, or of the first other one that answers.
 
         Raises:
-            CommandFailure: no node answers; the failure is that of the node asked first.
+            CommandFailure: no node answers; it is the failure of the node asked first.
         """
         return self._nodes.read(self._read)
 

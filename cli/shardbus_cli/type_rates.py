@@ -1,7 +1,7 @@
-"""What the entity types of a cluster do, from the counters in its overview. Pure.
+"""The work of a cluster's entity types, from the counters in its overview. Pure.
 
-Counters grow since the start of each node. Two overviews give what happened in between; one alone
-gives what happened since the start.
+Counters grow since the start of each node. Two overviews give the work in between; one alone gives
+the work since the start.
 
 Source: docs/reference/http.md.
 """

@@ -1,4 +1,4 @@
-"""Errors of usage on one line: the command, the option, what is wrong, and what to do.
+"""Errors of usage on one line: the command, the option, the fault, and the remedy.
 
 The library that parses the command line would print four lines. Its suggestion of a similar name is
 kept; otherwise the hint is the command's help.

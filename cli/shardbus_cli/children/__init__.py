@@ -7,7 +7,7 @@
                                    workers.worker_group
 
 The two commands differ in the machine that decides (`ChildGroup`), in how a child is started
-(`ChildKind`), and in what they print about an effect.
+(`ChildKind`), and in their lines about an effect.
 
     group            events, effects, and the protocol of the machines; pure
     process          one process, with its socket and pipes

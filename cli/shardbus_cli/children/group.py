@@ -229,7 +229,7 @@ class ChildGroup(Protocol):
 
     @property
     def ending(self) -> list[int]:
-        """The numbers of the children that have been told to end and still run."""
+        """The numbers of the children that have got the command to end and still run."""
         ...
 
     @property

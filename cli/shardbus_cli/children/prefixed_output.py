@@ -6,8 +6,8 @@
 For standard output and for standard error a thread of its own reads the pipes of all workers and
 writes whole lines, so that lines are never mixed, a stopped terminal does not stop the supervisor,
 and a reader of one of the two that stands still does not stop the other. Workers whose pipes are
-full wait, as a single node waits for its terminal: what shardbus itself writes there never
-waits (`line_writer`). A line longer than 64 KiB is cut into several.
+full wait, as a single node waits for its terminal: shardbus's own lines never wait there
+(`line_writer`). A line longer than 64 KiB is cut into several.
 
 Source: docs/reference/cli.md.
 """

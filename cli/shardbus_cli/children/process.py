@@ -67,7 +67,7 @@ class ChildProcess:
             self._link.send(f"{word.value}\n".encode("ascii"))
 
     def kill(self) -> None:
-        """Kill the process, and its group if the kind of child says so."""
+        """Kill the process, and its group if the kind of child requires it."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 self._end(self.pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ class ChildProcess:
         self, on_report: Callable[[Report], object], on_exited: Callable[[int], object]
     ) -> None:
         reading = _in_thread(self._read_reports, on_report)
-        # The process has its number, which is that of its group, until it is waited for.
+        # The process has its number, which is also its group's, until it is waited for.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.kill()
         code = self._process.wait()
@@ -97,7 +97,7 @@ def start_child(
     output: PrefixedOutput,
 ) -> ChildProcess:
     """Start the process of a child. `arguments` returns its arguments for the descriptor of its end
-    of the socket; `output` prints what it writes.
+    of the socket; `output` prints its output.
 
     Raises:
         OSError: the system cannot start a process. Nothing is left open.

@@ -64,8 +64,8 @@ class ChildSupervisor:
     async def run(self, *signals: signal.Signals) -> int:
         """Run until the last process has ended; these signals end them. Returns the exit code.
 
-        The handlers stay until the process ends, unlike those of asyncio, so that no signal changes
-        the exit code.
+        The handlers stay until the process ends, unlike asyncio's, so that no signal changes the
+        exit code.
         """
         for number in signals:
             signal.signal(number, lambda *_: self.post(group.Interrupt()))

@@ -26,10 +26,10 @@ kills its own process group, and so every process that the application started i
 
     cluster         the life of the nodes: a pure state machine
     layout          addresses, folder and settings of the nodes
-    node_main       what runs in a node's process
+    node_main       the program of a node's process
     source_files    notices changes of source files
-    guide           what is printed: addresses, next commands
-    runner          settings of the nodes, and what is printed about them
+    guide           the printed guide: addresses, next commands
+    runner          settings of the nodes, and the lines about them
     command         the options
 
 `shardbus_cli.children` starts and follows the processes.

@@ -1,4 +1,4 @@
-"""`shardbus dev`: its options, and what is checked before a process starts."""
+"""`shardbus dev`: its options, and the checks before a process starts."""
 
 from __future__ import annotations
 

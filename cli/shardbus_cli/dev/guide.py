@@ -1,4 +1,4 @@
-"""What `shardbus dev` prints: the addresses of the nodes, and commands to try next. Pure.
+"""The output of `shardbus dev`: the addresses of the nodes, and commands to try next. Pure.
 
 The commands are complete: they work as they stand, in another terminal in the same directory.
 """
@@ -67,7 +67,7 @@ def banner(
 
 
 def ways_to_other_shards(kind: str, cluster: str, store: str) -> str:
-    """Return what to do if the stored table of a type is for other shards than it declares now.
+    """Return the remedy if the stored table of a type is for other shards than it declares now.
     `store` is the URL."""
     options = ["--store", store, "--cluster", cluster]
     removal = f"`{shlex.join(['shardbus', 'data', 'remove', kind, *options])}`, which keeps states"

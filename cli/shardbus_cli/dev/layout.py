@@ -6,9 +6,9 @@ Everything stays on the loopback. `.shardbus` in the current directory has the S
 state, the token for writes over HTTP, and a lock. Each node holds the lock too, so it is free only
 when no process of an earlier `dev` is left.
 
-The settings here are weaker than those of the user's file, of the environment and of `--set`; only
-addresses, ports and the store are not, because nodes of one machine must not share the former and
-must share the latter.
+The settings here are weaker than the user's file, the environment and `--set`; only addresses,
+ports and the store are not, because nodes of one machine must not share the former and must share
+the latter.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NodePlace:
         return f"http://{HOST}:{self.http_port}"
 
     def ports(self) -> dict[str, int]:
-        """Return each port, by what it is for."""
+        """Return each port, by its purpose."""
         own = {"messages": self.port, "gossip": self.port + 1, "HTTP": self.http_port}
         return {f"{what} of node {self.number}": port for what, port in own.items()}
 

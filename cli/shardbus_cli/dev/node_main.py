@@ -1,4 +1,4 @@
-"""What runs in the process of a node of `shardbus dev`.
+"""The program of a node's process of `shardbus dev`.
 
     dev sends   load   load the application; report `loaded`, or end with exit code 3
                 run    start the node; it reports `serves` and `ready`

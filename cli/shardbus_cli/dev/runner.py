@@ -1,4 +1,4 @@
-"""The nodes of `shardbus dev` under one supervisor: their settings, and what is printed."""
+"""The nodes of `shardbus dev` under one supervisor: their settings, and their output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ START = "from shardbus_cli.dev.node_main import main; main()"
 
 @dataclass(frozen=True, slots=True)
 class DevOptions:
-    """What the user asked for. `app` is None for the one of `pyproject.toml`; `store` is a URL;
-    `file` and `sets` are for the nodes."""
+    """The user's choices. `app` is None for the one of `pyproject.toml`; `store` is a URL; `file`
+    and `sets` are for the nodes."""
 
     app: str | None
     store: str
@@ -52,7 +52,7 @@ async def run_dev(nodes: Sequence[NodePlace], folder: DevFolder, options: DevOpt
 
 
 class DevRunner:
-    """The nodes: how each is started, and what is printed. Made in the loop that runs them."""
+    """The nodes: how each is started, and their output. Made in the loop that runs them."""
 
     def __init__(self, nodes: Sequence[NodePlace], folder: DevFolder, options: DevOptions) -> None:
         self._places = {place.number: place for place in nodes}
@@ -73,7 +73,7 @@ class DevRunner:
         self._changed_at = time.monotonic()
         self.children.post(group.SourceChanged())
 
-    # ---- what the supervisor calls
+    # ---- the supervisor's calls
 
     def _arguments(self, spawn: group.SpawnChild, fd: int) -> list[str]:
         """Return the description of a node for its process."""

@@ -91,7 +91,8 @@ class SourceFiles:
         self._thread.join()
 
     def look(self) -> list[str]:
-        """Take a picture; return what changed since the last change, if nothing changes now."""
+        """Take a picture; return the files changed since the last change, if nothing changes
+        now."""
         before, self._last = self._last, picture(self._folder, self._more)
         if self._last != before or self._last == self._known:
             return []

@@ -26,10 +26,10 @@ ends with 0, left by order and is not restarted. A worker that cannot start at a
 3) ends the unit. The code of a worker that was ready never does: a handler may have chosen it.
 
 Leave. All workers leave, so no shard should move from one to another. First the supervisor closes
-each worker: the worker is cordoned, and reports when the whole cluster knows. Then the supervisor
-sends all of them `leave` at the same time, and each leaves as any node does. The unit ends with its
-last worker, with the highest of their exit codes. A worker that exceeds its own deadline by a
-margin is killed, which counts as exit code 7.
+each worker: the worker is cordoned, and reports when the whole cluster has seen that. Then the
+supervisor sends all of them `leave` at the same time, and each leaves as any node does. The unit
+ends with its last worker, with the highest of their exit codes. A worker that exceeds its own
+deadline by a margin is killed, which counts as exit code 7.
 
 Each worker holds a socket to the supervisor. If that closes, the worker leaves the cluster as after
 SIGTERM (`shardbus.node.supervisor_link`).

@@ -107,7 +107,7 @@ async def livez(front: Front) -> Checks:
 
 @page("GET", "/readyz")
 async def readyz(front: Front) -> Checks:
-    """Every worker is ready, except the ones that left by command, and the unit is not leaving;
+    """Every worker is ready, except workers that left by command, and the unit is not leaving;
     checks are named `worker N: ...`."""
     unit, checks = front.unit, dict[str, Check]()
     stages = {row["worker"]: row["stage"] for row in unit.rows()}

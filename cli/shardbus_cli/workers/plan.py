@@ -26,8 +26,8 @@ APART = "choose node.port (--port), node.gossip_port (--gossip-port) and http.po
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """The ports of one worker, and the addresses by which other nodes reach it. `gossip`: that of
-    its gossip, None if it is not advertised by itself."""
+    """The ports of one worker, and the addresses by which other nodes reach it. `gossip`: the
+    address of its gossip, None if it is not advertised by itself."""
 
     number: int
     address: Address

@@ -115,7 +115,7 @@ class Unit:
             "starts": state.starts,
         }
 
-    # ---- what the supervisor calls
+    # ---- the supervisor's calls
 
     def _arguments(self, spawn: group.SpawnChild, fd: int) -> list[str]:
         """Return the arguments of `shardbus` for a worker."""

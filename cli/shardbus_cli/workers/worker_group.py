@@ -21,9 +21,10 @@ end, up to 30 s, and is 0.5 s again after a worker was READY for a minute. Resta
 other workers serve, and readiness names the missing one.
 
 When the unit leaves, every worker first receives `close`: it takes no more shards, and reports when
-the whole cluster knows. When all have reported, or after 5 s, all receive `leave` at the same time.
-If a worker handed off shards before that, other workers of the unit would get them. A worker that
-has not ended by the deadline is killed; workers state that deadline when they start to serve.
+the whole cluster has seen that. When all have reported, or after 5 s, all receive `leave` at the
+same time. If a worker handed off shards before that, other workers of the unit would get them. A
+worker that has not ended by the deadline is killed; workers state that deadline when they start to
+serve.
 """
 
 from __future__ import annotations
