@@ -122,6 +122,8 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         (b"/v1/state" + of_entity, b"text=true"),
         (b"/v1/where" + of_entity, b""),
         (b"/v1/explain" + of_entity, b""),
+        (b"/v1/reminders" + of_type, b"limit=5"),
+        (b"/v1/reminders" + of_entity, b""),
         (b"/v1/explain" + of_type, b"shard=1"),
         (b"/ui", b""),
         (b"/ui/style.css", b""),
@@ -146,6 +148,7 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         PageRequest("POST", state, b"revision=1", STATE),
         PageRequest("POST", b"/v1/send" + of_entity, b"handler=add&tell=false&within=500", b"[1]"),
         PageRequest("DELETE", state, b"revision=1"),
+        PageRequest("DELETE", b"/v1/reminders" + of_entity, b"name=due"),
     ]
 
 

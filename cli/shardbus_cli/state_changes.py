@@ -245,10 +245,10 @@ class ShardFinder:
     """Finds the shard of an entity: by the class of an application, or by the stored table."""
 
     def __init__(self, store: StateStore, bus: ShardBus | None) -> None:
-        from shardbus.store.placement import placing
+        from shardbus.store.placement import RecordingStore, placing
 
-        self._store, self._bus = store, bus
-        self._placing = placing(store)
+        self._store, self._bus, self._placing = store, bus, placing(store)
+        self._records = store if isinstance(store, RecordingStore) else None
         self._known: dict[str, Callable[[str], str] | None] = {}
 
     @property
@@ -288,7 +288,7 @@ class ShardFinder:
             layout, function = interface.layout, place_function_of(interface)
         else:
             table = await self._store.load_table(entity_type)
-            layout = await self._placing.placement(entity_type) if self._placing else ""
+            layout = await self._records.placement(entity_type) if self._records else ""
             layout = layout or (table.layout if table is not None else "")
             known = shard_function(layout)
             if known is None:

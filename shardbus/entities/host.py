@@ -16,6 +16,7 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -652,7 +653,9 @@ class Host:
         """Save the state of an entity that does not run. Messages wait for it meanwhile."""
         activation = self.activate(hosted, entity_id, "operator", begins=False)
         try:
-            self.deliveries.loaded(activation, await self._load_stored(activation))
+            stored = await self._load_stored(activation)
+            with contextlib.suppress(ValueError):  # a damaged record is replaced with its state
+                self.deliveries.loaded(activation, stored)
             await change.save(activation)
         except StaleActivation:
             text = f"shard {hosted.shard!r:.100} of {self.name} has moved meanwhile"

@@ -39,7 +39,7 @@ from shardbus.ids import NodeId
 from shardbus.store.guarded_journals import GuardedJournals
 from shardbus.store.journal_protocol import HasJournals
 from shardbus.store.outage import Outage
-from shardbus.store.placement import PlacingStore
+from shardbus.store.placement import PlacingStore, RecordingStore
 from shardbus.store.protocol import (
     Due,
     HasLanes,
@@ -111,7 +111,9 @@ class GuardedStore:
         if isinstance(store, HasLanes):
             self.lane = self._lane_of
         if isinstance(store, PlacingStore):
-            self.placed, self.placement = self._placed, self._placement
+            self.placed = self._placed
+        if isinstance(store, RecordingStore):
+            self.placement = self._placement
         if reminder_store(store) is not None:
             self.load_reminders = self._load_reminders
             self.page_due, self.due_shards = self._page_due, self._due_shards

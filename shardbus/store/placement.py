@@ -44,6 +44,11 @@ class PlacingStore(Protocol):
         given."""
         ...
 
+
+@runtime_checkable
+class RecordingStore(Protocol):
+    """A `PlacingStore` that also shows its records."""
+
     async def placement(self, entity_type: str) -> str:
         """Return the recorded layout, empty if there is none."""
         ...

@@ -448,7 +448,11 @@ class Guarding:
         data = found.data if found is not None else None
         if self.loaded and self.loaded != [data]:
             return f"{self.loaded} was loaded, and then {data!r} is stored"
-        return "saves are noted" if self.guarded._saving or self.guarded._awaited else ""
+        return (
+            "saves are noted"
+            if self.guarded._writes._writes or self.guarded._writes._awaited
+            else ""
+        )
 
     def left(self) -> str:
         return f"{len(self.tasks)} callers" if self.tasks else ""

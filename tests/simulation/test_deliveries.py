@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from shardbus.entities.deliveries import EntityDeliveries
 from shardbus.entities.entity_sends import EntitySends
 from shardbus.simulation.nodes.options import draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
-from tests.markers import long_only
 
 Patch = pytest.MonkeyPatch
 
@@ -39,15 +39,19 @@ def test_the_command_replays_a_run_with_deliveries() -> None:
     assert not draw_node_options(3).deliveries
 
 
+def long(seed: int, handoff: str, kill_at: str) -> Any:
+    return pytest.param(seed, handoff, kill_at, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("seed", "handoff", "kill_at"),
     [
         (0, "buffer", ""),
         (100, "ordered", "any"),
-        *long_only(*((seed, "buffer", "") for seed in range(1, 30))),
-        *long_only(*((seed, "ordered", "any") for seed in range(101, 130))),
-        *long_only(*((seed, "drop", "any") for seed in range(200, 215))),
-        *long_only(*((seed, "forward", "any") for seed in range(300, 315))),
+        *(long(seed, "buffer", "") for seed in range(1, 30)),
+        *(long(seed, "ordered", "any") for seed in range(101, 130)),
+        *(long(seed, "drop", "any") for seed in range(200, 215)),
+        *(long(seed, "forward", "any") for seed in range(300, 315)),
     ],
 )
 def test_effects_happen_once_and_in_order(seed: int, handoff: str, kill_at: str) -> None:

@@ -43,12 +43,18 @@ BY_APP = {
     "state remove": ("counter", "a", *STORE),
     "state export": ("counter", *STORE),
     "state import": STORE,
+    "journal show": ("account", "a", *STORE),
+    "journal export": ("account", "a", *STORE),
+    "journal import": STORE,
     "data migrate": STORE,
 }
 """Those that work by the application."""
+OF_REPLICAS = {"store serve", "store status"}
+"""Those that find the replicas of `cluster://`, and open no store."""
 STOPPED = {
     *("data remove", "data repair", "data migrate"),
     *("state set", "state remove", "state import"),
+    "journal import",
 }
 """Those that no node of the cluster may run beside."""
 
@@ -77,8 +83,8 @@ def having(option: str) -> set[str]:
 
 def test_each_command_with_an_application_or_a_cluster_is_in_these_tables() -> None:
     assert having("[APP]") == set(TAKES_APP)
-    assert having("--cluster") == {*BY_NODE, *BY_APP}
-    assert having("--app") == {*TAKES_APP, *BY_NODE, *BY_APP}
+    assert having("--cluster") == {*BY_NODE, *BY_APP, *OF_REPLICAS}
+    assert having("--app") == {*TAKES_APP, *BY_NODE, *BY_APP, *OF_REPLICAS}
 
 
 class Types(dict[str, Any]):

@@ -165,6 +165,7 @@ class FakeEndpoint:
         **others: Any,
     ) -> None:
         self.world, self.cluster, self.receiver = world, cluster, receiver
+        self.name = name
         self.events = events
         self.send_buffer_limit = others["send_buffer_limit"]
         self.clock = CoarseClock()

@@ -159,8 +159,8 @@ async def test_it_waits_for_its_store_as_long_as_for_the_members(
 ) -> None:
     asked, pauses, clock = [], list[float](), [0.0]
 
-    async def ask(url: str, name: str, timeout: float) -> None:
-        asked.append((url, name, timeout))
+    async def ask(url: str, name: str, settings: Settings) -> None:
+        asked.append((url, name, settings.store.timeout))
         if len(asked) < answers_at:
             raise StoreUnavailable("no answer")
 

@@ -31,8 +31,12 @@ def test_the_table_and_each_lease_have_slots_of_their_own() -> None:
 
 def test_the_key_of_an_entity_says_whose_it_is() -> None:
     for name in NASTY_IDS:
-        assert KEYS.parse(KEYS.entity(name, name, name)) == (name, name, name)
-    assert KEYS.parse("shardbus:shop:{a%2Fb}:entity:c") == ("a/b", None, "c")
+        key = KEYS.parse(KEYS.entity(name, name, name))
+        assert key is not None
+        assert (key[:3], key.journal) == ((name, name, name), False)
+    key = KEYS.parse("shardbus:shop:{a%2Fb}:entity:c")
+    assert key is not None
+    assert key[:3] == ("a/b", None, "c")
     for other in (
         *KEYS.table("cart"),
         *KEYS.remembered("cart", "7"),

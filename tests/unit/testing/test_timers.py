@@ -42,6 +42,8 @@ class Clockwork(Entity):
                 self.context.schedule_once(DELAY_S, "ring")
             case "piped":
                 self.context.pipe_to_self(asyncio.sleep(DELAY_S, "piped"))
+            case "reminder":
+                await self.context.remind("ring", handler="ring_reminded", after=DELAY_S)
             case "task":
                 self.task = asyncio.create_task(self.later())
             case "state":
@@ -61,6 +63,10 @@ class Clockwork(Entity):
     @handler
     def ring(self) -> None:
         fired.append(("timer", "acts"))
+
+    @handler
+    def ring_reminded(self) -> None:
+        fired.append(("reminder", "acts"))
 
     @handler
     def due(self) -> None:
@@ -96,6 +102,7 @@ TABLE: dict[tuple[str, type[Clockwork]], tuple[str, str, str, str]] = {
     ("handler", Plain): (ACTS, ACTS, ACTS, ENDS),
     ("task", Plain): (STALE, STALE, ENDS, ENDS),  # its process ends with the move
     ("state", Plain): (ENDS, ACTS, ENDS, ENDS),
+    ("reminder", Plain): (ACTS, ACTS, ACTS, ACTS),
     ("state", Remembered): (ACTS, ACTS, ACTS, ACTS),
 }
 """What happens by itself, without a further message, if the entity is idle, a handler of it fails,

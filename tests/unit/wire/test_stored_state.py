@@ -154,7 +154,7 @@ def test_a_compressed_state_that_cannot_be_read_says_why() -> None:
     bomb = short[:4] + zlib.compress(bytes(INFLATED_MAX + 1))
     twice = short[:4] + zlib.compress(short)
     for data, why in (
-        (short[:3] + b"\x03" + short[4:], "compressed in way 03, not in way 01"),
+        (short[:3] + b"\x09" + short[4:], "compressed in way 09, not in way 01"),
         (short[:3], "compressed in way none"),
         (short[:-5], f"compressed state over {INFLATED_MAX} bytes, or cut off"),
         (short[:4] + b"nonsense", "malformed compressed state"),
