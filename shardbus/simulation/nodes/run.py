@@ -375,7 +375,8 @@ class NodeRun:
         states = self.world.store.data.states
         for sim_node in working:
             for name, kind in sim_node.node.regions.items():
-                if kind.host.kind.states is None:
+                carried = name == DELIVERED and kind.host.carrying is not None
+                if kind.host.kind.states is None or carried:  # the first save after it is not seen
                     continue
                 for entity_id, activation in kind.host.active.items():
                     state, fence = states.get((name, entity_id)), activation.shard.fence
