@@ -137,8 +137,12 @@ async def test_a_replica_ends_with_its_node_and_comes_back_by_itself(trio: Trio)
 async def test_a_node_shows_its_replicas(trio: Trio) -> None:
     trio.begin()
     await trio.agree()
-    page = await trio.nodes[0].page("/v1/store")
-    assert [row["serves"] for row in page["replicas"]] == [True] * 3
+
+    async def all_serve() -> bool:
+        page = await trio.nodes[0].page("/v1/store")
+        return bool(page) and [row["serves"] for row in page["replicas"]] == [True] * 3
+
+    await until(all_serve, "every replica")
     trio.nodes[1].kill()
 
     async def seen() -> bool:
