@@ -190,7 +190,7 @@ class InstanceSender:
         if self.rows.counted:
             return self._tell_all(key, entity_id, payload)
         message = PendingMessage(key, rows.shard, entity_id, payload)
-        router.hold_uncounted(message, partial(self._tell_all, key, entity_id, payload))
+        router.hold_uncounted(message, partial(self._tell_all_late, key, entity_id, payload))
         return router.done
 
     def _tell_all(self, key: Key, entity_id: str, payload: bytes) -> Any:
@@ -207,6 +207,12 @@ class InstanceSender:
             if room is not router.done:
                 waits.append(room)
         return RoomAtEach(waits) if waits else router.done
+
+    def _tell_all_late(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Tell every instance after the sender's call. A part without room counts as dropped; the
+        others are sent."""
+        for k in range(1, len(self.rows.of(entity_id).routes) + 1):
+            self._post.tell_accepted(key, wire_id(entity_id, k), payload, Binding.PART)
 
     # ---- asking
 
