@@ -511,8 +511,8 @@ class Router:
         return self.done
 
     def deliver_accepted(self, pending: PendingMessage) -> None:
-        """Send a message whose sender's call may be over by its shard's route, or buffer it. Without
-        room it counts as dropped, and the sender of an ask gets the error."""
+        """Send or buffer a message whose sender's call may be over. Without room it counts as
+        dropped, and the sender of an ask gets the error."""
         out = self.route(pending.shard).out
         if out is not None:
             pending.send(out, self._clock)

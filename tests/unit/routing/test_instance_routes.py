@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import AskTimeout, BufferFull, ConfigError, UnknownEntityType
+from shardbus.errors import AskTimeout, BufferFull, ConfigError, NodeLost, UnknownEntityType
 from shardbus.ids import NodeId, shard_of
 from shardbus.routing import instance_routes, instance_sender
 from shardbus.routing.instance_policies import Choice, spread
@@ -205,6 +205,26 @@ async def test_an_ask_of_first_is_not_bound_by_what_another_sender_sent() -> Non
     home(router, 1 + blindly % 3, B, 1)
     await until(lambda: b"any" in owner.outs[B].payloads, "the instance with a home got it")
     ask.cancel()
+    router.close()
+
+
+@pytest.mark.parametrize("blind", [True, False])
+async def test_first_asks_an_instance_that_got_its_home_after_the_first_ask(blind: bool) -> None:
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice("first", after=5))
+    blindly = int(sender.pick("x")[-1])
+    late = 1 + blindly % 3
+    if not blind:
+        home(router, late, B, 1)
+    answer = sender.ask(router.key("get"), "x", b"", 5000, lambda payload: payload)
+    home(router, late, B, 1)
+    await until(lambda: owner.outs[B].asks, "the instance with a home got it")
+    home(router, blindly, A, 2)
+    owner.outs[B].asks[0][1].set_exception(NodeLost("died"))
+    await until(lambda: owner.outs[A].asks, "another instance got it")
+    owner.outs[A].asks[0][1].set_result(7)
+    assert await answer == 7
+    assert (owner.outs[A].sent, owner.outs[B].sent) == ([f"x~{blindly}"], [f"x~{late}"])
     router.close()
 
 
