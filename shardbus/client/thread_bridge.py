@@ -257,6 +257,7 @@ class ThreadBridge:
         """Send what is queued while there is room, TURN_MAX items in one turn."""
         for _ in range(TURN_MAX):
             if not self._taken and not self._take():
+                self._waits_for_room = False
                 return
             item, context = self._taken.popleft()
             if context is None or self.tracer is None:

@@ -2,7 +2,8 @@
 
 `AllAnswers` collects one outcome of each instance. It is done when the last one is there; each part
 has a deadline, so it ends. `FirstAnswer` asks one instance and, after a delay or if that fails, a
-second one. The first reply or rejection counts; the other ask is given up, and its reply, if it
+second one, which is picked then: when the first ask began, no other instance may have had a home.
+The first reply or rejection counts; the other ask is given up, and its reply, if it
 comes, is ignored. An error counts only when no reply can come any more; then the first error that
 is not definite is the outcome, because a handler may have begun, else the first one.
 
@@ -75,8 +76,9 @@ class AllAnswers:
 
 
 class FirstAnswer:
-    """Asks instance `first`, and `second` after `delay` seconds, unless they are the same. `ask(k)`
-    asks instance k. `ends`: the loop's time after which no ask begins."""
+    """Asks instance `first`, and after `delay` seconds, or when that fails, another one. `ask(k)`
+    asks instance k. `other()` returns the instance for the second ask, None if there is none now.
+    `ends`: the loop's time after which no ask begins."""
 
     def __init__(
         self,
@@ -84,18 +86,17 @@ class FirstAnswer:
         answer: asyncio.Future[Any],
         ask: Callable[[int], asyncio.Future[Any]],
         first: int,
-        second: int,
+        other: Callable[[], int | None],
         delay: float,
         ends: float = math.inf,
     ) -> None:
         self._counter, self._answer, self._ask, self._ends = counter, answer, ask, ends
-        self._second: int | None = second if second != first else None
+        self._other = other
+        self._hedged = False
         self._open: set[asyncio.Future[Any]] = set()
         self._error: BaseException | None = None
-        self._timer: asyncio.TimerHandle | None = None
         answer.add_done_callback(self._on_answer)
-        if self._second is not None:
-            self._timer = answer.get_loop().call_later(delay, self._hedge)
+        self._timer = answer.get_loop().call_later(delay, self._hedge)
         self._begin(first)
 
     def _begin(self, instance: int) -> None:
@@ -104,11 +105,14 @@ class FirstAnswer:
         asked.add_done_callback(self._on_outcome)
 
     def _hedge(self) -> None:
-        if self._second is None or self._answer.done():
+        if self._hedged or self._answer.done():
             return
         if self._answer.get_loop().time() >= self._ends:
             return
-        second, self._second = self._second, None
+        second = self._other()
+        if second is None:
+            return
+        self._hedged = True
         self._counter.hedged += 1
         self._begin(second)
 
@@ -130,7 +134,6 @@ class FirstAnswer:
             set_error(self._answer, self._error)
 
     def _on_answer(self, answer: asyncio.Future[Any]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         for asked in list(self._open):
             asked.cancel()

@@ -115,10 +115,8 @@ def distance(
     return SAME_ZONE if zone and zones.get(node) == zone else ELSEWHERE
 
 
-def nearest(
-    ready: Sequence[int], distances: Sequence[float], text: str, count: int
-) -> tuple[int, int]:
-    """Return the nearest instance and the next one after it, the same if there is no other.
+def nearest(ready: Sequence[int], distances: Sequence[float], text: str, count: int) -> int:
+    """Return the nearest instance.
 
     Args:
         ready: the instances with a home.
@@ -127,13 +125,16 @@ def nearest(
         count: the number of instances, of which `text` picks one if none is ready.
     """
     if not ready:
-        one = spread(text, count)
-        return one, one
-    order = sorted(zip(distances, ready, strict=True))
-    equal = [k for far, k in order if far == order[0][0]]
-    first = equal[spread(text, len(equal)) - 1]
-    rest = [k for _, k in order if k != first]
-    return first, rest[0] if rest else first
+        return spread(text, count)
+    least = min(distances)
+    equal = [k for far, k in zip(distances, ready, strict=True) if far == least]
+    return equal[spread(text, len(equal)) - 1]
+
+
+def nearest_other(ready: Sequence[int], distances: Sequence[float], instance: int) -> int | None:
+    """Return the nearest instance with a home besides this one; None if there is none."""
+    others = [(far, k) for far, k in zip(distances, ready, strict=True) if k != instance]
+    return min(others)[1] if others else None
 
 
 def next_in_turn(ready: Sequence[int], turn: int, count: int) -> int:

@@ -36,6 +36,7 @@ from shardbus.routing.instance_policies import (
     any_of,
     least_busy,
     nearest,
+    nearest_other,
     next_in_turn,
     spread,
 )
@@ -44,6 +45,7 @@ from shardbus.routing.pending_message import Binding, PendingMessage
 from shardbus.routing.router import Deliverer, LoopSender, Router
 from shardbus.routing.shard_route import NO_ROUTE, ROUTES_MAX, ShardRoute, check_room
 from shardbus.routing.traced_sending import plain_sender
+from shardbus.sharding.instances import split_row
 from shardbus.sharding.region.route import Absence
 from shardbus.transport.asks import Key, set_error
 from shardbus.wire.schema import Decode, Interface, form_of
@@ -153,9 +155,9 @@ class InstanceSender:
             case instance_policies.HASH:
                 return spread(self.choice.key or known.sender_name, count)
             case _:
-                return self._nearest(entity_id, rows)[0]
+                return self._nearest(entity_id, rows)
 
-    def _nearest(self, entity_id: str, rows: ShardRows) -> tuple[int, int]:
+    def _nearest(self, entity_id: str, rows: ShardRows) -> int:
         text = f"{self.rows.sender_name} {entity_id}"
         return nearest(rows.ready, rows.distances, text, self.rows.count)
 
@@ -190,7 +192,7 @@ class InstanceSender:
         if self.rows.counted:
             return self._tell_all(key, entity_id, payload)
         message = PendingMessage(key, rows.shard, entity_id, payload)
-        router.hold_uncounted(message, partial(self._tell_all, key, entity_id, payload))
+        router.hold_uncounted(message, partial(self._tell_all_late, key, entity_id, payload))
         return router.done
 
     def _tell_all(self, key: Key, entity_id: str, payload: bytes) -> Any:
@@ -207,6 +209,12 @@ class InstanceSender:
             if room is not router.done:
                 waits.append(room)
         return RoomAtEach(waits) if waits else router.done
+
+    def _tell_all_late(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Tell every instance after the sender's call. A part without room counts as dropped; the
+        others are sent."""
+        for k in range(1, len(self.rows.of(entity_id).routes) + 1):
+            self._post.tell_accepted(key, wire_id(entity_id, k), payload, Binding.PART)
 
     # ---- asking
 
@@ -269,11 +277,10 @@ class InstanceSender:
         rows = self.rows.of(entity_id)
         if self.choice.policy == FIRST:
 
-            def ask(instance: int) -> asyncio.Future[Any]:
-                return self._post.ask(key, wire_id(entity_id, instance), payload, left_ms(), decode)
+            def ask(wire: str) -> asyncio.Future[Any]:
+                return self._post.ask(key, wire, payload, left_ms(), decode)
 
-            first, second = self._nearest(entity_id, rows)
-            FirstAnswer(self.rows, answer, ask, first, second, self.choice.after, ends)
+            self._ask_first(answer, entity_id, ask, ends)
             return
         if self.rows.counted:
             self._ask_all(answer, key, entity_id, payload, timeout_ms, decode)
@@ -292,6 +299,32 @@ class InstanceSender:
         text = f"the number of instances of {self.interface.name!r} is not known in time"
         timer = loop.call_later(timeout_ms / 1000, _fail, answer, AskTimeout(text))
         answer.add_done_callback(lambda _: timer.cancel())
+
+    def _ask_first(
+        self,
+        answer: asyncio.Future[Any],
+        entity_id: str,
+        ask_wire: Callable[[str], asyncio.Future[Any]],
+        ends: float,
+    ) -> None:
+        """Ask the nearest instance, and another one if that is late or fails. While none has a home
+        the first ask waits, and the router may pass it to another instance than it was for."""
+        waiting: PendingMessage | None = None
+        first = self._nearest(entity_id, self.rows.of(entity_id))
+
+        def ask(instance: int) -> asyncio.Future[Any]:
+            nonlocal waiting
+            asked = ask_wire(wire_id(entity_id, instance))
+            if instance == first:
+                waiting = self.router.buffered_asks.last_of(asked)
+            return asked
+
+        def other() -> int | None:
+            asked = first if waiting is None else split_row(waiting.entity_id)[1]
+            rows = self.rows.of(entity_id)
+            return nearest_other(rows.ready, rows.distances, asked)
+
+        FirstAnswer(self.rows, answer, ask, first, other, self.choice.after, ends)
 
     def _ask_all(
         self,

@@ -165,6 +165,11 @@ class BufferedAsks:
         if pending.waiter is not None:
             self._asks[pending] = None
 
+    def last_of(self, waiter: Any) -> PendingMessage | None:
+        """Return the ask that began to wait last, if its answer goes to `waiter`."""
+        pending = next(reversed(self._asks), None)
+        return pending if pending is not None and pending.waiter is waiter else None
+
     def discard(self, pending: PendingMessage) -> None:
         """Forget one that waits no more."""
         self._asks.pop(pending, None)

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from shardbus.errors import NodeLost, RequestError
+from shardbus.errors import NodeLost
 from shardbus.histograms import Histogram
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.routing.instance_policies import Choice, without_instances
@@ -376,6 +375,11 @@ class Router:
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
 
+    def tell_accepted(self, key: Key, entity_id: str, payload: bytes, binding: Binding) -> None:
+        """Send a tell whose sender's call is over. Without room it counts as dropped."""
+        route = self.route_of(entity_id)
+        self.deliver_accepted(self.pending(key, route, entity_id, payload, binding))
+
     def tell_nowait(
         self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY
     ) -> None:
@@ -497,15 +501,24 @@ class Router:
             if pending.waiter is None:
                 raise self.refused
             return self.done
-        self._waits(pending)
         pending.called = True
         try:
-            self.handle(events.Deliver(pending.shard, pending))
+            self.deliver_accepted(pending)
         finally:
             pending.called = False
         if pending.error is not None and pending.waiter is None:
             raise pending.error
         return self.done
+
+    def deliver_accepted(self, pending: PendingMessage) -> None:
+        """Send or buffer a message whose sender's call may be over. Without room it counts as
+        dropped, and the sender of an ask gets the error."""
+        out = self.route(pending.shard).out
+        if out is not None:
+            pending.send(out, self._clock)
+            return
+        self._waits(pending)
+        self.handle(events.Deliver(pending.shard, pending))
 
     def arrived(self, pending: PendingMessage, via: NodeId | None) -> None:
         """Route a message that came over a session for a shard that does not run here."""
@@ -797,8 +810,7 @@ class Router:
         if rows.counted:
             for message, send in rows.uncounted.take():
                 if not message.abandoned:
-                    with suppress(RequestError):  # the buffer is full, which is counted already
-                        send()
+                    send()
         while rows.homeless:
             homeless, rows.homeless = rows.homeless, []
             for pending in homeless:
@@ -816,8 +828,7 @@ class Router:
             return
         pending.entity_id, pending.shard = rows.instead_of(pending.entity_id)
         self.left += 1
-        with suppress(RequestError):  # the buffer is full, which is counted already
-            self.deliver(pending)
+        self.deliver_accepted(pending)
 
     def close(self) -> None:
         """Stop the timer."""

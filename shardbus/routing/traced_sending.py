@@ -74,6 +74,14 @@ class TracedSender:
             return self._tell(key, entity_id, payload, binding)
         return self._tell_traced(key, entity_id, payload, context, binding)
 
+    def tell_accepted(self, key: Key, entity_id: str, payload: bytes, binding: Binding) -> None:
+        """As `Router.tell_accepted`, with a span if it is traced."""
+        context = self._parent()
+        if context is None:
+            self._router.tell_accepted(key, entity_id, payload, binding)
+            return
+        self._tell_traced(key, entity_id, payload, context, binding, accepted=True)
+
     def tell_nowait(
         self, key: Key, entity_id: str, payload: bytes, binding: Binding = Binding.ANY
     ) -> None:
@@ -91,16 +99,26 @@ class TracedSender:
         return self._tell_traced(key, entity_id, payload, context, binding)
 
     def _tell_traced(
-        self, key: Key, entity_id: str, payload: bytes, context: Any, binding: Binding
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        context: Any,
+        binding: Binding,
+        *,
+        accepted: bool = False,
     ) -> Any:
         span = self.tracer.send("tell", key[0], entity_id, key[1], context)
         try:
             route = self._router.route_of(entity_id)
-            if route.out is not None:
+            if route.out is not None and not accepted:
                 route.out.admit(key, entity_id)
             pending = self._router.pending(key, route, entity_id, payload, binding)
             pending.trace = self.tracer.text(span)
-            return self._router.deliver(pending)
+            if not accepted:
+                return self._router.deliver(pending)
+            self._router.deliver_accepted(pending)
+            return self.done
         finally:
             span.end()
 

@@ -156,7 +156,8 @@ class BridgeWorld:
         return (
             self.closed, round(max(min(left, default=0.0), -0.1), 1), len(left),
             self.router.refuses, self.router.room is self.router.done, len(self.bridge._queue),
-            len(self.bridge._taken), age, self.bridge._error is not None, min(self.dropped, 2),
+            len(self.bridge._taken), self.bridge._waits_for_room,
+            age, self.bridge._error is not None, min(self.dropped, 2),
         )  # fmt: skip
 
     def rest(self) -> None:

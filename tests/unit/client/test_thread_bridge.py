@@ -142,6 +142,22 @@ def test_tell_nowait_raises_while_the_loop_waits_for_room(queue: Queue) -> None:
     assert queue.sender.sent == ["first", "yes", "now", "end"]
 
 
+def test_tell_nowait_is_taken_once_there_is_room_again(queue: Queue) -> None:
+    room = queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(PATIENCE_S)
+    queue.free(room)
+
+    async def turn() -> None:
+        pass
+
+    asyncio.run_coroutine_threadsafe(turn(), queue.loop).result(PATIENCE_S)
+    queue.bridge.tell_nowait((queue.sender, KEY, "now", b""))  # type: ignore[arg-type]
+    assert queue.ask("end") == "end"
+    assert queue.sender.sent == ["first", "now", "end"]
+
+
 def test_a_tell_without_a_home_is_retried_and_keeps_its_place(queue: Queue) -> None:
     queue.sender.refusals = [BufferFull("no home")]
     queue.bridge._timeout = 1000.0

@@ -16,12 +16,13 @@ class Asks:
     """A counter of second asks, and the asks of each instance."""
 
     hedged = 0
+    other: int | None = 2
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.open: dict[int, asyncio.Future[Any]] = {}
         self.answer: asyncio.Future[Any] = self.loop.create_future()
-        FirstAnswer(self, self.answer, self.ask, 1, 2, 3600)
+        FirstAnswer(self, self.answer, self.ask, 1, lambda: self.other, 3600)
 
     def ask(self, instance: int) -> asyncio.Future[Any]:
         self.open[instance] = self.loop.create_future()
@@ -43,6 +44,25 @@ async def test_an_error_of_the_first_instance_is_not_while_the_second_may_answer
     assert set(asks.open) == {1, 2}
     asks.open[2].set_result(7)
     assert await asks.answer == 7
+
+
+async def test_the_second_instance_is_picked_when_the_first_one_fails() -> None:
+    asks = Asks()
+    asks.other = 3
+    asks.open[1].set_exception(NodeLost("died"))
+    await asyncio.sleep(0)
+    assert (set(asks.open), asks.hedged) == ({1, 3}, 1)
+    asks.open[3].set_result(7)
+    assert await asks.answer == 7
+
+
+async def test_without_another_instance_the_error_of_the_first_one_is_the_outcome() -> None:
+    asks = Asks()
+    asks.other = None
+    asks.open[1].set_exception(NodeLost("died"))
+    with pytest.raises(NodeLost):
+        await asks.answer
+    assert (set(asks.open), asks.hedged) == ({1}, 0)
 
 
 @pytest.mark.parametrize("errors", [*permutations((MailboxFull("full"), NodeLost("died")))])

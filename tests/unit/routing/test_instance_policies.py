@@ -19,6 +19,7 @@ from shardbus.routing.instance_policies import (
     distance,
     least_busy,
     nearest,
+    nearest_other,
     next_in_turn,
     spread,
 )
@@ -79,30 +80,31 @@ def test_the_own_node_is_nearest_then_the_own_zone() -> None:
     zones = {A: "west", B: "west", C: "east"}
     here = [distance(node, A, "west", zones) for node in (A, B, C)]
     assert here[0] < here[1] < here[2]
-    assert nearest((1, 2, 3), here, "s x", 3) == (1, 2)
+    assert nearest((1, 2, 3), here, "s x", 3) == 1
+    assert nearest_other((1, 2, 3), here, 1) == 2
+    assert nearest_other((1, 2, 3), here, 2) == 1
     zone = [distance(node, None, "east", zones) for node in (A, B, C)]
-    assert nearest((1, 2, 3), zone, "s x", 3)[0] == 3
+    assert nearest((1, 2, 3), zone, "s x", 3) == 3
 
 
 @given(READY, st.text(max_size=9))
 def test_nearest_is_stable_and_ready_and_has_a_second(ready: list[int], text: str) -> None:
     far = [2.0] * len(ready)
-    first, second = nearest(ready, far, text, 9)
-    assert nearest(ready, far, text, 9) == (first, second)
+    first = nearest(ready, far, text, 9)
+    assert nearest(ready, far, text, 9) == first
     assert first in ready
-    assert second in ready
-    assert (first == second) == (len(ready) == 1)
+    assert nearest_other(ready, far, first) in ({*ready} - {first} or {None})
 
 
 def test_senders_that_are_all_far_do_not_use_one_instance() -> None:
-    found = Counter(nearest((1, 2, 3), (2.0, 2.0, 2.0), f"client-{n} x", 3)[0] for n in range(600))
+    found = Counter(nearest((1, 2, 3), (2.0, 2.0, 2.0), f"client-{n} x", 3) for n in range(600))
     assert min(found.values()) > 120
 
 
 def test_without_a_home_every_router_names_an_instance() -> None:
     dice = Random(1)
     for n in range(50):
-        assert nearest((), (), f"{n}", 3)[0] in (1, 2, 3)
+        assert nearest((), (), f"{n}", 3) in (1, 2, 3)
         assert next_in_turn((), n, 3) == n % 3 + 1
         assert any_of((), dice, 3) in (1, 2, 3)
         assert least_busy((), dice, 3, lambda k: 0) in (1, 2, 3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import AskTimeout, BufferFull, ConfigError, UnknownEntityType
+from shardbus.errors import AskTimeout, BufferFull, ConfigError, NodeLost, UnknownEntityType
 from shardbus.ids import NodeId, shard_of
 from shardbus.routing import instance_routes, instance_sender
 from shardbus.routing.instance_policies import Choice, spread
@@ -57,6 +57,7 @@ class Owner:
     def __init__(self) -> None:
         self.outs = {node: Out() for node in (A, B, C)}
         self.drops: list[str] = []
+        self.answered: list[bool] = []
 
     def out_for(self, node: NodeId) -> Any:
         return self.outs[node]
@@ -72,12 +73,13 @@ class Owner:
     def perform(self, effect: object) -> None: ...
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
         self.drops.append(reason)
+        self.answered.append(answered)
 
 
-def router_on(here: NodeId | None = A, **given: Any) -> tuple[Router, Owner]:
+def router_on(here: NodeId | None = A, buffer_size: int = 1000) -> tuple[Router, Owner]:
     interface = Interface("quote", 4, "crc32/4~N", instances=Instances(exact=3), router="nearest")
     owner, loop = Owner(), asyncio.get_running_loop()
-    region = ShardRegion("quote", None, interface.layout, ShardingSettings())
+    region = ShardRegion("quote", None, interface.layout, ShardingSettings(buffer_size=buffer_size))
     router = Router(interface, region, owner, loop, CoarseClock())
     rows_of(router).here, rows_of(router).sender_name = here, str(here)
     router.handle(events.CoordinatorAt(C))
@@ -206,6 +208,26 @@ async def test_an_ask_of_first_is_not_bound_by_what_another_sender_sent() -> Non
     router.close()
 
 
+@pytest.mark.parametrize("blind", [True, False])
+async def test_first_asks_an_instance_that_got_its_home_after_the_first_ask(blind: bool) -> None:
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice("first", after=5))
+    blindly = int(sender.pick("x")[-1])
+    late = 1 + blindly % 3
+    if not blind:
+        home(router, late, B, 1)
+    answer = sender.ask(router.key("get"), "x", b"", 5000, lambda payload: payload)
+    home(router, late, B, 1)
+    await until(lambda: owner.outs[B].asks, "the instance with a home got it")
+    home(router, blindly, A, 2)
+    owner.outs[B].asks[0][1].set_exception(NodeLost("died"))
+    await until(lambda: owner.outs[A].asks, "another instance got it")
+    owner.outs[A].asks[0][1].set_result(7)
+    assert await answer == 7
+    assert (owner.outs[A].sent, owner.outs[B].sent) == ([f"x~{blindly}"], [f"x~{late}"])
+    router.close()
+
+
 async def test_what_a_lost_session_never_sent_goes_to_no_other_instance() -> None:
     """It may be older than messages that its instance has got."""
     router, owner = router_on()
@@ -317,6 +339,46 @@ async def test_messages_of_all_that_wait_for_the_number_are_bounded(
     router.refuse(UnknownEntityType("no such type"), "unknown_type")
     assert owner.drops == ["buffer_full"] * 2 + ["unknown_type"] * 3
     assert router.waiting == 0
+    router.close()
+
+
+async def test_a_tell_of_all_that_waited_is_sent_to_every_instance_with_room() -> None:
+    router, owner = router_on(buffer_size=1)
+    home(router, 3, B, 1)
+    sender = InstanceSender(router, Choice("all"))
+    sender.tell(sender.key("set"), "x", b"")
+    rows_of(router).set_count(3)
+    assert owner.outs[B].sent == ["x~3"]
+    assert (router.waiting, owner.drops, owner.answered) == (1, ["buffer_full"], [False])
+    router.close()
+
+
+async def test_a_tell_of_all_that_waited_is_not_refused_by_a_full_send_buffer() -> None:
+    class Full(Out):
+        def tell(self, key: Any, entity_id: str, payload: bytes, accepted: bool = False) -> None:
+            if not accepted:
+                raise BufferFull("the send buffer is full")
+            super().tell(key, entity_id, payload)
+
+    router, owner = router_on()
+    owner.outs[B] = Full()
+    for instance in (1, 2, 3):
+        home(router, instance, B, 1)
+    sender = InstanceSender(router, Choice("all"))
+    sender.tell(sender.key("set"), "x", b"")
+    rows_of(router).set_count(3)
+    assert owner.outs[B].sent == ["x~1", "x~2", "x~3"]
+    router.close()
+
+
+async def test_a_tell_that_is_routed_anew_without_room_does_not_count_as_answered() -> None:
+    router, owner = router_on(buffer_size=2)
+    key = next(f"{n}" for n in range(100) if spread(f"{n}", 3) == 3)
+    for choice in (Choice("hash", key), Choice("all"), Choice("all")):
+        sender = InstanceSender(router, choice)
+        sender.tell(sender.key("set"), "x", choice.policy.encode())
+    rows_of(router).set_count(1)
+    assert (router.waiting, owner.drops, owner.answered) == (2, ["buffer_full"], [False])
     router.close()
 
 
