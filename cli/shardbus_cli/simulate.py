@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
@@ -200,15 +199,24 @@ def _run_all(drawn: list[Options | NodeOptions], jobs: int) -> Iterator[RunOutco
     if jobs == 1:
         yield from map(_run, drawn)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_run_for, os.getpid()), drawn, chunksize=SEEDS_PER_TURN)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent) as pool:
+        yield from pool.map(_run, drawn, chunksize=SEEDS_PER_TURN)
 
 
-def _run_for(parent: int, drawn: Options | NodeOptions) -> RunOutcome:
-    """Run in a worker, which ends if its parent was killed."""
-    if os.getppid() != parent:
+def _end_with_parent() -> None:
+    """Let this worker end once its parent was killed, also while it waits for its next run."""
+    from multiprocessing import parent_process
+    from threading import Thread
+
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
         os._exit(1)
-    return _run(drawn)
+
+    Thread(target=watch, name="shardbus-parent", daemon=True).start()
 
 
 def _run(drawn: Options | NodeOptions) -> RunOutcome:
