@@ -87,7 +87,7 @@ PLANTED = (
     Planted(
         6,
         defects.a_load_does_not_raise_the_fence,
-        ("I1",),
+        ("I1", "I11"),
         {"every_s": 0.1, "store": "slow", "clients": 2},
         SLEEPS,
         density="thin",
