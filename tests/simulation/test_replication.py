@@ -19,10 +19,17 @@ def check(kind: str, seeds: range) -> None:
         assert not outcome.broken, outcome.report()
 
 
-@pytest.mark.parametrize("seeds", [range(40), *long_only(range(40, 1040))])
+@pytest.mark.parametrize("seeds", [range(20), *long_only(range(20, 140))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_breaks(kind: str, seeds: range) -> None:
     check(kind, seeds)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_breaks_in_many_runs(kind: str) -> None:
+    check(kind, range(140, 1140))
 
 
 def test_a_seed_is_one_history() -> None:

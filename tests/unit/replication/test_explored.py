@@ -230,16 +230,19 @@ def test_a_save_and_a_load_in_every_order(pauses: int) -> None:
     assert Case((SAVE_A,), (LOAD_2,), pauses=pauses).explore(MOST)[1] == ""
 
 
-@pytest.mark.long
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_two_saves_and_a_load_in_every_order() -> None:
     assert Case((SAVE_A, SAVE_B), (LOAD_2,), pauses=0).explore(MOST)[1] == ""
 
 
-@pytest.mark.long
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_a_save_and_two_loads_in_every_order() -> None:
     assert Case((SAVE_A,), (LOAD_2,), (LOAD_3,), pauses=0).explore(MOST)[1] == ""
 
 
-@pytest.mark.long
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
 def test_two_saves_and_two_loads_in_many_orders() -> None:
     assert Case((SAVE_A, SAVE_B), (LOAD_2,), (LOAD_3,), pauses=0).explore(MOST)[1] == ""

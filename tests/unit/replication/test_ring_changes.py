@@ -172,7 +172,8 @@ def test_no_ring_misses_a_write(chain: str) -> None:
     assert Chain(chain).explore(10**6)[1] is False
 
 
-@pytest.mark.long
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("chain", ["123-124-145", "12345-1234-123", "123-1234-124"])
 def test_no_ring_of_a_longer_chain_misses_a_write(chain: str) -> None:
     assert Chain(chain).explore(10**7)[1] is False
