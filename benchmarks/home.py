@@ -78,7 +78,8 @@ def one_at_a_time(call: Callable[..., Awaitable[object]], *args: object) -> Ask:
 
 def from_entity() -> Ask:
     """Return a function that lets an entity ask a slice."""
-    call = bus.ref(Caller, "caller").within(60.0).ask_often
+    caller: Any = bus.ref(Caller, "caller")
+    call = caller.within(60.0).ask_often
 
     async def run() -> list[float]:
         taken: list[float] = await call(SLICE, PAYLOAD)
@@ -128,11 +129,11 @@ async def single(stack: AsyncExitStack) -> None:
 def pykka_actor(stack: AsyncExitStack) -> Callable[..., Awaitable[object]] | None:
     """Start an actor of pykka; return what asks it, None if pykka is not installed."""
     try:
-        import pykka
+        import pykka  # type: ignore[import-not-found]
     except ImportError:
         return None
 
-    class Counter(pykka.ThreadingActor):  # type: ignore[misc,name-defined]
+    class Counter(pykka.ThreadingActor):  # type: ignore[misc]
         count = 0
 
         def on_receive(self, message: Any) -> int:

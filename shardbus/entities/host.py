@@ -152,7 +152,8 @@ class Host:
             self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
             self.runner.carry(self.carrying)
         if kind.reminds and (reminders := reminder_store(store)) is not None:
-            reminding = Reminding(self, store, reminders, self._keeper, self.settings)
+            host: Any = self
+            reminding = Reminding(host, store, reminders, self._keeper, self.settings)
             self.runner.remind(reminding)
 
     def _send_deliveries(

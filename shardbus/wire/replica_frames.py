@@ -259,7 +259,7 @@ def encode_reply(
     disk: int, answers: Iterable[tuple[int, Answer]], full: Sequence[int] = ()
 ) -> bytes:
     """Return the body of a REPLY."""
-    reply = _Reply(disk, [], [], [], [], [], [], list(full))
+    reply: Any = _Reply(disk, [], [], [], [], [], [], list(full))
     for number, answer in answers:
         match answer:
             case Yes():
