@@ -6,7 +6,7 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,10 +16,11 @@ from shardbus.admin.load_history import ClusterHour, LoadHistory
 from shardbus.admin.shard_control import ShardControl
 from shardbus.admin.shard_map import ShardMaps
 from shardbus.admin.shared_answer import SharedAnswer
-from shardbus.errors import BufferFull, ConfigError, RequestError
+from shardbus.errors import BufferFull, ConfigError, Refused, RequestError
 from shardbus.http.page import Json
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
+from shardbus.routing.refs import start_entity
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.shells.coordinator import CoordinatorShell
@@ -27,6 +28,8 @@ from shardbus.shells.region import RegionShell, region_of
 
 LISTS_MAX = 4
 """Lists of entities, at most, that a node makes at once."""
+HOME_WITHIN_MS = 1500
+"""For a shard to get a home, before an operator changes an entity in it."""
 
 
 class Administration:
@@ -77,6 +80,24 @@ class Administration:
             UnknownEntityType: there is none.
         """
         return region_of(self.node.regions, type)
+
+    async def home_of(self, type: str, id: str) -> tuple[str, NodeId]:
+        """Return the shard of an entity and its home. Without a home, a start of the entity
+        allocates one; the start itself may fail.
+
+        Raises:
+            UnknownEntityType: this node has no such type.
+            Refused: the shard has got no home in time.
+        """
+        region = self.region(type)
+        shard, machine = region.router.route_of(id).shard, region.router.region
+        if machine.home_of(shard) is None:
+            with suppress(RequestError):
+                await start_entity(region.router, id, HOME_WITHIN_MS)
+        home = machine.home_of(shard)
+        if home is None:
+            raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
+        return shard, home.node
 
     @property
     def tables(self) -> list[str]:

@@ -9,22 +9,17 @@ Source: docs/how-to/reminders.md; B.119.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
 from shardbus.admin.shard_control import agreed
-from shardbus.errors import ConfigError, Refused, RequestError
+from shardbus.errors import ConfigError
 from shardbus.http.page import PAGE_DEFAULT, EntityId, EntityType, Json, Operator, PageSize, page
 from shardbus.reminders.record import Entry, decoded
-from shardbus.routing.refs import start_entity
 from shardbus.sharding.events import Note
 from shardbus.store.protocol import Due, ReminderStore, reminder_store
-
-HOME_WITHIN_MS = 1500
-"""For a shard to get a home, before a reminder in it is cancelled."""
 
 
 @page("GET", "/v1/reminders/{type}")
@@ -75,22 +70,15 @@ async def cancel_reminders(
 
     `type`, `id`, `shard`, `node` (the owner), `cancelled` (names).
     """
-    region = admin.region(type)
     _store_of(admin, type)
-    shard, machine = region.router.route_of(id).shard, region.router.region
-    if machine.home_of(shard) is None:
-        with suppress(RequestError):
-            await start_entity(region.router, id, HOME_WITHIN_MS)
-    home = machine.home_of(shard)
-    if home is None:
-        raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
+    shard, home = await admin.home_of(type, id)
     arguments = [type, shard, id, name, operator]
-    answer = agreed(await admin.node.rpc.ask(home.node, "cancel_reminders", *arguments, of=type))
+    answer = agreed(await admin.node.rpc.ask(home, "cancel_reminders", *arguments, of=type))
     return {
         "type": type,
         "id": id,
         "shard": shard,
-        "node": str(home.node),
+        "node": str(home),
         "cancelled": answer["cancelled"],
     }
 

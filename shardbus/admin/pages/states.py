@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
 from shardbus.admin.shard_control import agreed
-from shardbus.errors import ConfigError, Refused, RequestError, StoreError, StoreUnavailable
+from shardbus.errors import ConfigError, StoreError, StoreUnavailable
 from shardbus.http.page import (
     PAGE_DEFAULT,
     PAGE_MAX,
@@ -21,7 +20,6 @@ from shardbus.http.page import (
     PageSize,
     page,
 )
-from shardbus.routing.refs import start_entity
 from shardbus.sharding.events import Note
 from shardbus.shells.region import RegionShell
 from shardbus.transport.permissions import LIST_STORED
@@ -30,8 +28,6 @@ from shardbus.wire.schema import decode_value, encode_value
 from shardbus.wire.shown_state import as_text, shown
 from shardbus.wire.stored_state import StateCodec
 
-HOME_WITHIN_MS = 1500
-"""For a shard to get a home, before a state in it is changed."""
 STATE_SHOWN_MAX = 256 * 1024
 """Bytes of the value of a stored state on a page, before it is JSON."""
 
@@ -134,26 +130,18 @@ def _codec(admin: Administration, type: str) -> StateCodec:
 async def _change_state(
     admin: Administration, type: str, id: str, value: bytes | None, operator: str, revision: str
 ) -> Json:
-    """Let the home of an entity change its state. Without a home, a start of the entity
-    allocates one; it may fail, by the very state that is to be replaced."""
-    region = admin.region(type)
-    shard, machine = region.router.route_of(id).shard, region.router.region
-    if machine.home_of(shard) is None:
-        with suppress(RequestError):
-            await start_entity(region.router, id, HOME_WITHIN_MS)
-    home = machine.home_of(shard)
-    if home is None:
-        raise Refused(f"shard {shard!r} of {type!r} has no home yet", hint="try again")
+    """Let the home of an entity change its state."""
+    shard, home = await admin.home_of(type, id)
     arguments = [type, shard, id, value, operator]
     question = "change_state"
     if revision:
         question, arguments = "change_state_if", [*arguments, revision]
-    answer = agreed(await admin.node.rpc.ask(home.node, question, *arguments, of=type))
+    answer = agreed(await admin.node.rpc.ask(home, question, *arguments, of=type))
     return {
         "type": type,
         "id": id,
         "shard": shard,
-        "node": str(home.node),
+        "node": str(home),
         "bytes": answer["bytes"],
         "removed": value is None,
     }
