@@ -322,8 +322,6 @@ class DeliveryFailed(RequestError):
     `entity_type` and `entity_id` name the receiver, `why` has the text of the last error.
     """
 
-    definite = True
-
     def __init__(
         self,
         message: str,
