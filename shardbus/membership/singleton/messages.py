@@ -2,7 +2,7 @@
 
     the next oldest   HandOverToMe ──────────> the leaving oldest   repeated until HandOverDone
     the leaving one   HandOverInProgress ────> the next oldest      its instance is finishing
-    the leaving one   HandOverDone ──────────> the next oldest      its instance has stopped
+    the leaving one   HandOverDone ──────────> the next oldest ones its instance has stopped
     the leaving one   TakeOverFromMe ────────> the next oldest      repeated until HandOverToMe
 
 The names are Akka's. Each message carries the highest epoch that its sender has, so that the next

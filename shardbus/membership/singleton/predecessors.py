@@ -28,6 +28,7 @@ Source: B.97, B.22, B.34.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from shardbus.ids import NodeId
 from shardbus.membership.member import WORKING, Member, Status, age_order
@@ -152,6 +153,10 @@ class Predecessors:
     def successor(self) -> NodeId | None:
         """Return the oldest member that does not leave, by the view and by its own
         announcements."""
+        return next(iter(self.successors(1)), None)
+
+    def successors(self, count: int) -> list[NodeId]:
+        """Return the oldest members that do not leave, by age, at most `count`."""
         up = [
             m
             for m in self.view.members
@@ -160,7 +165,7 @@ class Predecessors:
             and self.may_have_type(m)
             and m.node not in self._announced
         ]
-        return min(up, key=age_order).node if up else None
+        return [m.node for m in nsmallest(count, up, key=age_order)]
 
     def awaited(self) -> list[NodeId]:
         """Return the nodes that must end before this node may start."""

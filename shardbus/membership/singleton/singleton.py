@@ -104,6 +104,8 @@ TRANSITIONS: Mapping[tuple[SingletonState, SingletonTrigger], SingletonState] = 
 
 RULING = (SingletonState.OLDEST, SingletonState.WAS_OLDEST, SingletonState.HANDING_OVER)
 """The states in which an instance works here."""
+SUCCESSORS = 3
+"""How many of the next oldest get HandOverDone: those before the last may leave as well, unseen."""
 
 
 class Singleton:
@@ -343,9 +345,8 @@ class Singleton:
         if trigger is SingletonTrigger.DOWNED:
             return
         receivers = dict(self._requesters)
-        successor = self._predecessors.successor()
-        if before in RULING and successor is not None and not self._preparing:
-            receivers[successor] = None
+        if before in RULING and not self._preparing:
+            receivers |= dict.fromkeys(self._predecessors.successors(SUCCESSORS))
         for node in receivers:
             self._send(node, ho.HandOverDone(self.epoch))
 

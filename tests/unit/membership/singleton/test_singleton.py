@@ -422,6 +422,14 @@ def test_B97_an_instance_that_does_not_finish_is_stopped() -> None:
     assert WAITS.retire_timeout < WAITS.hand_over_timeout
 
 
+def test_the_end_is_announced_to_those_who_follow_if_the_next_oldest_leaves_as_well() -> None:
+    """C may be leaving already, and this node, which is no member any more, cannot see it: D awaits
+    the end of both."""
+    bench = Bench(seen(me=UP, c=UP, d=UP), seen(me=LEAVING, c=UP, d=UP))
+    bench.hear(C, ho.HandOverToMe(7))
+    assert bench.do(ho.InstanceStopped()) == ["HandOverDone C", "HandOverDone D"]
+
+
 def test_B97_one_that_is_never_asked_stops_in_the_end() -> None:
     bench = standing(SingletonState.WAS_OLDEST)
     said = bench.wait(WAITS.hand_over_timeout)
