@@ -11,6 +11,7 @@ import pytest
 from tests.browser.conditions import CONDITIONS, OPERATOR
 from tests.browser.conftest import Serve
 from tests.browser.windows import Windows, shows
+from tests.markers import long_only
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -33,7 +34,9 @@ async def give_token(page: Any) -> None:
     await page.keyboard.press("Enter")
 
 
-@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize(
+    "name", ["loaded", *long_only(*(name for name in CONDITIONS if name != "loaded"))]
+)
 async def test_every_condition_fits_a_telephone_and_speaks_plainly(
     windows: Windows, serve: Serve, name: str
 ) -> None:

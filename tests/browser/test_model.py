@@ -26,6 +26,12 @@ class Model:
         return await self._page.evaluate(text, list(values))
 
 
+async def functions(windows: Windows, fleet: Served) -> Model:
+    """The functions alone, in a window that shows their text: nothing of the page runs."""
+    windows.expects_errors = True  # a text names no icon, so Chromium looks for one
+    return Model(await windows.open(f"{fleet.url}/model.js"))
+
+
 def a_node(name: str, **more: Any) -> dict[str, Any]:
     return {
         "node": name,
@@ -53,7 +59,7 @@ def counted(received: int) -> dict[str, Any]:
 
 
 async def test_texts_are_short_and_show_what_is_invisible(windows: Windows, fleet: Served) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     assert await m("m.visible(a)", "a\u202eb\u0000\ufeff") == "a⟨U+202E⟩b⟨U+0000⟩⟨U+FEFF⟩"
     assert await m("m.visible(a, 3)", "abcdef") == "abc… (6 characters)"
     assert await m("m.visible(null)") == ""
@@ -99,14 +105,14 @@ PHRASES = {
 async def test_a_value_is_written_in_the_unit_that_suits_it_and_a_count_with_its_noun(
     windows: Windows, fleet: Served
 ) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     for writes, texts in WRITTEN.items():
         assert {value: await m(f"m.{writes}(a)", value) for value in texts} == texts, writes
     assert {call: await m(call) for call in PHRASES} == PHRASES
 
 
 async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     # Rates compare each node with itself.
     before = {"nodes": [a_node("a", **counted(100)), a_node("b", **counted(900))]}
     after = {
@@ -182,7 +188,7 @@ def a_map(homes: list[int], version: str, shards: list[str] | None = None, **mor
 async def test_maps_differ_by_moves_and_keep_what_lost_its_home(
     windows: Windows, fleet: Served
 ) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     moved = "m.diffMaps(m.nextMap(null, a), m.nextMap(m.nextMap(null, a), b))"
     first, second = a_map([0, 0, 1], "1"), a_map([0, 1, 1], "2")
     assert await m(moved, first, second) == [{"shard": "1", "from": "a:1#0", "to": "b:1#0"}]
@@ -228,7 +234,7 @@ async def test_maps_differ_by_moves_and_keep_what_lost_its_home(
 
 
 async def test_streams_are_cut_anywhere(windows: Windows, fleet: Served) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     text = 'data: {"event": "a"}\n\n: comment\n\ndata: {"event": "b"}\n\n'
     for cut in range(len(text)):
         parts = """(() => {
@@ -246,7 +252,7 @@ async def test_streams_are_cut_anywhere(windows: Windows, fleet: Served) -> None
 async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_seen(
     windows: Windows, fleet: Served
 ) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     answer = {
         "columns": ["ago", "received", "handled", "store_calls", "store_seconds"],
         "rows": [[3590, 5, 0.5, 10, 1], [10, 7, 0, 0, 0]],
@@ -277,7 +283,7 @@ async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_
 async def test_the_load_of_a_shard_is_a_part_of_that_of_the_one_with_the_most(
     windows: Windows, fleet: Served
 ) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
     levels = {0: 0, 0.1: 1, 24.9: 1, 25: 2, 50: 3, 75: 4, 100: 4}
     assert {value: await m("m.level(a, 100)", value) for value in levels} == levels
     assert await m("m.level(0, 0)") == 0
@@ -286,7 +292,7 @@ async def test_the_load_of_a_shard_is_a_part_of_that_of_the_one_with_the_most(
 async def test_earlier_events_are_told_once_and_by_the_clock_of_the_page(
     windows: Windows, fleet: Served
 ) -> None:
-    m = Model(await windows.open(fleet.url))
+    m = await functions(windows, fleet)
 
     def event(second: int, name: str, type: str = "", node: str = "a:1#1", by: str = "x") -> Any:
         at = f"2026-01-02T03:04:{second:02}.000+00:00"

@@ -185,6 +185,7 @@ async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Ser
     assert await page.locator("img").count() == 0
 
 
+@pytest.mark.long
 async def test_everything_is_reached_by_keys(windows: Windows, fleet: Served) -> None:
     page = await windows.open(fleet.url)
     await live(page)
@@ -232,6 +233,7 @@ async def test_everything_is_reached_by_keys(windows: Windows, fleet: Served) ->
     await shows(page, "#entity-summary", "111 entities in memory")
 
 
+@pytest.mark.long
 async def test_the_map_has_a_table_and_a_choice_of_theme(windows: Windows, fleet: Served) -> None:
     page = await windows.open(fleet.url, color_scheme="dark")
     await live(page)

@@ -15,6 +15,7 @@ from shardbus import AsyncClient, RequestError
 from shardbus.store.journal_protocol import journals_of
 from shardbus.store.opening import open_store
 from shardbus.wire.stored_events import stored_event
+from tests.markers import long_only
 from tests.process.nodes import Processes
 from tests.waiting import PATIENCE_S
 
@@ -48,7 +49,7 @@ async def shardbus(lab: Processes, *command: str) -> str:
     return done.out.read_text()
 
 
-@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+@pytest.mark.parametrize("kind", ["redis", *long_only("sqlite")])
 async def test_accounts_are_exact_after_nodes_were_killed(
     kind: str, tmp_path: Path, redis_url: str
 ) -> None:

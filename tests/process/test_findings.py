@@ -154,6 +154,7 @@ async def test_what_fails_is_named_with_its_cause_wherever_an_operator_looks(
     assert "LookupError: no row for c-1" in explained
 
 
+@pytest.mark.long
 async def test_a_node_that_was_lost_is_named_with_its_shards_and_who_decided(
     lab: Processes,
 ) -> None:

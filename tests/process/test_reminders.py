@@ -29,6 +29,7 @@ def rung(lab: Processes) -> dict[str, list[tuple[str, str]]]:
     return lines
 
 
+@pytest.mark.long
 async def test_they_fire_once_on_another_node_and_after_a_restart_of_all(lab: Processes) -> None:
     first, second = await lab.cluster(2, app=APP, settings=SETTINGS)
     ids = [f"a{n}" for n in range(30)]

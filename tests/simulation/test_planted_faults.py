@@ -406,6 +406,7 @@ def first_broken(seeds: Iterable[int], where: dict[str, Any]) -> Run | None:
 
 
 SLOW_CONFIGURED = (
+    a_lease_won_for_one_split_decides_about_the_next,
     each_side_has_a_lease_of_its_own,
     the_winner_does_not_wait_for_the_losers,
     one_vote_less_is_a_quorum_too,

@@ -29,6 +29,7 @@ from shardbus.membership.messages import (
     HeartbeatReply,
     Join,
 )
+from tests.markers import long_only
 from tests.unit.membership.membership_net import Net, Node, content, cut_off_at_the_decision
 from tests.unit.membership.test_gossip import DOWN, A, B, C, D, E, U, X, state
 
@@ -666,7 +667,7 @@ def check_that_views_agree_in_the_end(seed: int) -> None:
     assert all(content(n.machine.gossip) == content(running[0].machine.gossip) for n in running)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *long_only(*range(4, 12))])
 def test_whatever_happens_views_agree_in_the_end(seed: int) -> None:
     check_that_views_agree_in_the_end(seed)
 
@@ -694,7 +695,7 @@ def check_that_a_split_has_at_most_one_survivor(seed: int) -> None:
     assert net.agreed([node.name for node in members]) or len(members) < len(net.running())
 
 
-@pytest.mark.parametrize("seed", range(190, 205))
+@pytest.mark.parametrize("seed", [*range(190, 195), *long_only(*range(195, 205))])
 def test_a_split_has_at_most_one_survivor(seed: int) -> None:
     check_that_a_split_has_at_most_one_survivor(seed)
 

@@ -150,8 +150,8 @@ class Offer(Entity):
     state: Terms
 
     @handler
-    async def open(self, hours: int) -> datetime:
-        self.state.until = self.context.now() + timedelta(hours=hours)
+    async def open(self, minutes: int) -> datetime:
+        self.state.until = self.context.now() + timedelta(minutes=minutes)
         await self.save()
         return self.state.until
 
@@ -163,9 +163,9 @@ class Offer(Entity):
 async def test_a_deadline_in_the_state_passes_in_virtual_time() -> None:
     async with EntityProbe(Offer, "e") as probe:
         began = probe.cluster.wall_clock
-        until = await probe.ref.open(2)
-        assert timedelta(0) <= until - began - timedelta(hours=2) < timedelta(seconds=1)
-        await probe.advance(7100)
+        until = await probe.ref.open(15)
+        assert timedelta(0) <= until - began - timedelta(minutes=15) < timedelta(seconds=1)
+        await probe.advance(800)
         assert await probe.ask("is_open")
         await probe.crash()
         assert await probe.ask("is_open")
