@@ -124,7 +124,7 @@ docs: .venv-docs/stamp
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 screenshots: .venv/all.stamp
-	PICTURES=docs/images $(PYTEST) -m long tests/browser/test_pictures.py
+	PICTURES=docs/images $(PYTEST) -m soak tests/browser/test_pictures.py
 
 docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_reference.py

@@ -10,3 +10,8 @@ import pytest
 def long_only(*values: Any) -> list[Any]:
     """Return parameters that `make test` leaves to `make test-long`."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]
+
+
+def soak_only(*values: Any) -> list[Any]:
+    """Return parameters that only `-m soak` chooses."""
+    return [pytest.param(value, marks=pytest.mark.soak) for value in values]

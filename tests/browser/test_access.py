@@ -54,8 +54,7 @@ async def stored_state(page: Any, fleet: Fleet) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("width", [1280, 380])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 380)])
 async def test_no_view_is_closed_to_anybody(
     windows: Windows, serve: Serve, scheme: str, width: int
 ) -> None:

@@ -21,7 +21,7 @@ from tests.process import app
 from tests.process.nodes import ROOT, Processes
 from tests.waiting import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.soak]
 
 FOLDER = os.environ.get("PICTURES", "")
 BYTES_MAX = 200_000

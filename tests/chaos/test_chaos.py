@@ -44,9 +44,9 @@ def traces(pid: int) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_some_minutes_of_faults_break_no_rule(tmp_path: Path) -> None:
+async def test_a_minute_of_faults_breaks_no_rule(tmp_path: Path) -> None:
     """The verdict depends on no time: on a slow machine the run does fewer steps."""
-    run = chaos(tmp_path / "log", "--minutes", "2.5", "--seed", "1")
+    run = chaos(tmp_path / "log", "--minutes", "1", "--seed", "1")
     await until(lambda: run.poll() is not None, "the end of the run")
     log = (tmp_path / "log").read_text()
     assert run.returncode == 0, log
