@@ -57,14 +57,14 @@ CHANGES = (
         "shardbus/wire/batch.py",
         "    versions: SessionVersions = SessionVersions()\n"
         "    features: Features = ()\n"
-        '    """What the sender speaks. Builds before these fields leave them out."""\n',
+        '    """The sender\'s features. Builds before these fields leave them out."""\n',
         "",
     ),
     (
         "shardbus/wire/batch.py",
         "    versions: SessionVersions = SessionVersions()\n"
         "    features: Features = ()\n"
-        '    """What the node speaks, as in a HELLO."""\n',
+        '    """The node\'s features, as in a HELLO."""\n',
         "",
     ),
     (
