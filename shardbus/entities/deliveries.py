@@ -69,6 +69,8 @@ RECORDS_MAX = 100_000
 """Records of entities without state that one node keeps for one type."""
 RECORDS_MOVED_MAX = 1000
 """Records of entities without state that go to the next home of one shard: the latest."""
+_SKIP, _HANDLE = int(NumberKind.SKIP), ReceiverDecision.HANDLE
+"""A look-up of a global costs less than one in an enumeration."""
 _Refusal = tuple[str, str, bytes]
 _write_refusal = msgspec.msgpack.Encoder().encode
 _read_refusal = msgspec.msgpack.Decoder(_Refusal).decode
@@ -130,7 +132,7 @@ class EntityDeliveries:
         return invokers
 
     def _delivering(self, name: str, invoker: Invoker) -> Invoker:
-        read = partial(_read, invoker)
+        read = _reader(invoker)
         plain = self._kind.states is None and invoker.never_waits
         handle = self._handle_plain if plain else self._handle
         return Invoker(
@@ -189,10 +191,13 @@ class EntityDeliveries:
         """Handle a delivery to an entity without state, by a function that returns a value."""
         number, arguments = message
         activation: Activation = entity.context._of()
-        answer = self._decide(activation, number)
-        if answer is not None:
-            return answer
-        if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
+        record = record_of(activation)
+        numbered = number.__class__ is DeliveryNumber
+        if not numbered or record.decide(number) is not _HANDLE:  # type: ignore[arg-type]
+            answer = self._decide(activation, number)
+            if answer is not None:
+                return answer
+        if numbered and number.kind == _SKIP:  # type: ignore[union-attr]
             return self._done(activation, number, None)
         try:
             value = invoker.function(entity, *arguments)
@@ -200,7 +205,10 @@ class EntityDeliveries:
             if is_a(error, Rejection):
                 self._refused(activation, number, error)
             raise
-        return self._done(activation, number, (invoker, value))
+        if not numbered:
+            return self._done(activation, number, (invoker, value))
+        self._mark(activation, record, number, int(self._wall_clock()))  # type: ignore[arg-type]
+        return APPLIED
 
     async def _handle(self, invoker: Invoker, entity: Any, message: Message) -> bytes:
         """Handle a delivery in any way that a handler may have."""
@@ -280,9 +288,7 @@ class EntityDeliveries:
     def _mark(
         self, activation: Activation, record: DeliveryRecord, number: DeliveryNumber, now: int
     ) -> None:
-        new = number.producer not in record.done
-        record.mark(number, now)
-        if new:
+        if record.mark(number, now):
             self._age(activation, record, now)
 
     def _age(self, activation: Activation, record: DeliveryRecord, now: int) -> None:
@@ -407,12 +413,19 @@ def _as_it_is(answer: bytes) -> bytes:
     return answer
 
 
-def _read(invoker: Invoker, payload: bytes) -> Message:
-    """Decode a delivery and the arguments of its handler. Raises anything."""
-    number = read_number(payload)
-    body = number.arguments
-    if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
-        return number, ()
-    if invoker.one is not None:
-        return number, (invoker.one(body),)
-    return number, invoker.decoders[body[0]](body)
+def _reader(invoker: Invoker) -> Callable[[bytes], Message]:
+    """Return what decodes a delivery and the arguments of its handler. It may raise anything."""
+    one, single, decoders = invoker.one, invoker.single, invoker.decoders
+
+    def read(payload: bytes) -> Message:
+        number = read_number(payload)
+        if number.__class__ is DeliveryNumber and number.kind == _SKIP:
+            return number, ()
+        body = number.arguments
+        if single is not None:
+            return number, single(body)
+        if one is not None:
+            return number, (one(body),)
+        return number, decoders[body[0]](body)
+
+    return read
