@@ -240,7 +240,7 @@ class Producer:
 
     def send_at_once(self, delivery: Delivery, target: Target) -> int | None:
         """Take a delivery that is to be sent now, in the round of its line, and return its
-        `before`. None: it was not taken; `offer` it."""
+        `before`. None: it was not taken; `offer` it. Where others wait a window is full."""
         lines, limits = self.lines, self.limits
         if self._sweeps_at is None or self.window >= limits.window_all:
             return None
@@ -250,7 +250,7 @@ class Producer:
             window = line.window
         else:
             window = line.window
-            if line.waiting or line.resumes_at is not None or len(window) >= limits.window:
+            if line.resumes_at is not None or len(window) >= limits.window:
                 return None
             if window:
                 before = next(reversed(window))

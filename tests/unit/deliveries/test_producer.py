@@ -362,6 +362,14 @@ class Model:
         self.take(self.bench.outcome(send, outcome, ValueError() if calm else None))
 
 
+def test_the_short_way_is_closed_to_a_skip() -> None:
+    bench = Bench(short=True)
+    send = sends(bench.offer()[1])[0]
+    while not send.skips:
+        send = sends(bench.outcome(send, SendOutcome.FAILED) or bench.wait(30))[0]
+    assert shown(bench.outcome(send, SendOutcome.CONFIRMED)) == [(1, DeliveryEnd.POISON)]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_short_ways_do_as_the_long_ones(seed: int) -> None:
     long, short = (Model(seed, short=which, fails=0.03) for which in (False, True))
