@@ -213,15 +213,16 @@ class EntityDeliveries:
     async def _handle(self, invoker: Invoker, entity: Any, message: Message) -> bytes:
         """Handle a delivery in any way that a handler may have."""
         number, arguments = message
-        context = entity.context
-        activation: Activation = context._of()
-        answer = self._decide(activation, number)
-        if answer is not None:
-            return answer
+        activation: Activation = entity.context._of()
+        numbered = number.__class__ is DeliveryNumber
+        if not numbered or record_of(activation).decide(number) is not _HANDLE:  # type: ignore[arg-type]
+            answer = self._decide(activation, number)
+            if answer is not None:
+                return answer
         if isinstance(number, KeyedAsk):
             keyed, skips, handling = True, False, Handling(activation, None, number.key)
         else:
-            keyed, skips = False, number.kind == NumberKind.SKIP
+            keyed, skips = False, number.kind == _SKIP
             handling = Handling(activation, number, "")
         token = None if self._kind.states is None else HANDLING.set(handling)
         try:
@@ -234,6 +235,8 @@ class EntityDeliveries:
                     value = await finish(value)
                 if activation.extras is not None and activation.extras.stashed:
                     return APPLIED  # not sent: the message is handled, and answered, later
+            if handling.stored and not keyed:
+                return APPLIED
             answer = self._done(activation, number, None if skips else (invoker, value))
             if keyed or not handling.stored:
                 await self._save(entity)
@@ -339,20 +342,16 @@ class EntityDeliveries:
 
     # ---- saves
 
-    async def before_save(self, activation: Activation) -> None:
-        """Prepare what a save needs. Raises StoreUnavailable: nothing was saved."""
-        if self.sends is not None:
-            await self.sends.before_save(activation, activation.shard.records[activation.key])
-
     def begin_save(self, activation: Activation, data: bytes | None) -> tuple[bytes, Saving]:
         """Return the stored form of a state, with the record as it is once this save has ended, and
         what to give `end_save`."""
         record = activation.shard.records[activation.key]
-        handling, now = HANDLING.get(), int(self._wall_clock())
-        if handling is not None and handling.activation is not activation:
-            handling = None
-        number = None if handling is None else handling.number
-        key = "" if handling is None else handling.key
+        handling, number, key, now = HANDLING.get(), None, "", 0
+        if handling is not None:
+            if handling.activation is activation:
+                number, key, now = handling.number, handling.key, int(self._wall_clock())
+            else:
+                handling = None
         stored = with_record(record.stored(number, key, now), data)
         if self.sends is not None:
             self.sends.begins(activation)

@@ -141,13 +141,14 @@ class EntitySends:
 
     # ---- saves
 
-    async def before_save(self, activation: Activation, record: DeliveryRecord) -> None:
+    async def before_save(self, activation: Activation) -> None:
         """Wait until an entity is listed that has pending deliveries to store.
 
         Raises:
             StoreUnavailable: it is not in time. Nothing was saved.
         """
         hosted = activation.shard
+        record = hosted.records[activation.key]
         if not record.pending or self.lists.knows(hosted, activation.key):
             return
         listed: asyncio.Future[None] = self._loop.create_future()
