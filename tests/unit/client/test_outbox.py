@@ -84,11 +84,21 @@ async def test_nodes_die_while_an_outbox_delivers() -> None:
         assert await taken_by(client) == expected(90)
 
 
-async def test_the_next_opener_delivers_what_a_process_left() -> None:
+async def test_the_next_opener_delivers_what_a_process_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with TestCluster(bus, nodes=2, seed=5) as cluster:
         first, second = cluster.client(), cluster.client("second")
         old = await first.outbox("orders").__aenter__()
-        await send(old, first, 1, 20)
+        await send(old, first, 1, 10)
+        outbox: ClientOutbox = old.__dict__["_target"]
+
+        async def keep(number: int, entry: object) -> None:
+            """Deliver nothing: the process dies before."""
+            outbox._pending[number] = None
+
+        monkeypatch.setattr(outbox, "_deliver", keep)
+        await send(old, first, 11, 20)
         end_its_process(old)
         async with second.outbox("orders") as new:
             await send(new, second, 21, 40)
