@@ -418,7 +418,7 @@ def _reader(invoker: Invoker) -> Callable[[bytes], Message]:
 
     def read(payload: bytes) -> Message:
         number = read_number(payload)
-        if number.__class__ is DeliveryNumber and number.kind == _SKIP:
+        if isinstance(number, DeliveryNumber) and number.kind == _SKIP:
             return number, ()
         body = number.arguments
         if single is not None:

@@ -268,9 +268,9 @@ def test_a_delivery_whose_time_is_over_ends_also_behind_the_window() -> None:
         bench.offer()
     bench.offer(until=bench.now + 5)
     assert bench.wait(SWEEP_S) == []
-    for _ in range(4):
-        effects = bench.wait(SWEEP_S)
-    assert shown(effects) == [(4, DeliveryEnd.EXPIRED)]
+    for _ in range(3):
+        bench.wait(SWEEP_S)
+    assert shown(bench.wait(SWEEP_S)) == [(4, DeliveryEnd.EXPIRED)]
     assert bench.producer.unconfirmed == 3
 
 
