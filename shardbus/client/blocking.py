@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, TRACES_A_SECOND, AsyncClient
+from shardbus.client.outbox import ClientOutbox
 from shardbus.client.stored import PAGE, ForEach, call_each_here
 from shardbus.client.thread_bridge import TellItem, ThreadBridge, ThreadSender
 from shardbus.client.towards import Towards
@@ -280,6 +281,15 @@ class Client(BlockingTowards):
 
         return BlockingRegion(self._run, self._run(make))
 
+    def outbox(self, name: str) -> BlockingOutbox:
+        """Return a durable sender, as `AsyncClient.outbox`: `with client.outbox("orders") as
+        outbox: outbox.send(ref.add, 2)`.
+
+        Raises:
+            ConfigError: the name is not valid.
+        """
+        return BlockingOutbox(self._run, self._client.outbox(name))
+
     def stored(
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
     ) -> Iterator[str]:
@@ -365,3 +375,45 @@ class BlockingRegion:
     def ask(self, message: object, timeout: float | None = None) -> Any:
         """Ask the entity that the message names. Raises as `Region.ask`."""
         return self._run(lambda: self._region.ask(message, timeout))
+
+
+class BlockingOutbox:
+    """An outbox of a client, for threads: `with client.outbox("orders") as outbox:
+    outbox.send(ref.add, 2)`. Several threads may use one; what they send meanwhile shares a
+    write."""
+
+    def __init__(
+        self, run: Callable[[Callable[[], Awaitable[Any]]], Any], outbox: ClientOutbox
+    ) -> None:
+        self._run, self._outbox = run, outbox
+
+    def __enter__(self) -> BlockingOutbox:
+        self._run(self._outbox.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Take a message, and return once the store has it. Raises as `ClientOutbox.send`."""
+        self._run(lambda: self._outbox.send(call, *args, **kwargs))
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages that the outbox has taken, and that are not confirmed."""
+        return self._outbox.unconfirmed
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """Deliveries that were given up, by reason."""
+        return dict(self._outbox.failed)
+
+    def close(self) -> None:
+        """Wait, for up to 30 s, until everything is confirmed, and close, as
+        `ClientOutbox.close`."""
+        self._run(self._outbox.close)

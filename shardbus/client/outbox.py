@@ -51,7 +51,7 @@ from shardbus.errors import (
     StoreUnavailable,
 )
 from shardbus.guarded_log import GuardedLog
-from shardbus.routing.delivering import DeliveryCounts, DeliverySender, Letter
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender
 from shardbus.routing.refs import Call
 from shardbus.routing.router import LoopSender
 from shardbus.task_set import TaskSet
@@ -247,7 +247,8 @@ class ClientOutbox:
             await asyncio.sleep(TRIM_S)
         try:
             sender = await self._sender_of(entity_type)
-            letter = Letter(sender, entity_id, method, payload, partial(self._on_end, number))
+            end = partial(self._on_end, number)
+            letter = self._sender.letter(sender, entity_id, method, payload, end)
             self._sender.offer(letter, (entity_type, entity_id), seq=number)
         except ShardBusError as error:
             self._on_end(number, DeliveryEnd.REFUSED, error)

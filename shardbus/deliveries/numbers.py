@@ -101,7 +101,7 @@ APPLIED, REPEATED, STALE, LOST_RESULT = (
     for code in (AnswerCode.APPLIED, AnswerCode.REPEATED, AnswerCode.STALE, AnswerCode.LOST_RESULT)
 )
 _APPLIED = DeliveryAnswer(AnswerCode.APPLIED)
-_KEYED_HEAD = (0x93, int(NumberKind.KEYED))
+_KEYED_HEAD = bytes((0x93, NumberKind.KEYED))
 """The first bytes of a keyed ask."""
 
 
@@ -122,7 +122,7 @@ def read_number(payload: bytes) -> DeliveryNumber | KeyedAsk:
         SchemaError: it is none.
     """
     try:
-        if len(payload) > 1 and (payload[0], payload[1]) == _KEYED_HEAD:
+        if payload[:2] == _KEYED_HEAD:
             return _decode_keyed(payload)
         return _decode_number(payload)
     except UNREADABLE as error:

@@ -32,8 +32,12 @@ instead, with the longest pause, and what follows waits.
 `before` is the previous number of the line without a confirmation. The pairs (line, number) of one
 era are never used again, since numbers only grow.
 
+Most deliveries meet an open line with room, and are confirmed at their first sending. For these
+there are two short ways, `send_at_once` and `confirm`, that make no effects. They change the
+producer as `offer` and `on_outcome` do, or decline, and change nothing.
+
 Bounds: `window` for a line, `window_all` for the producer. What waits behind them is bounded by
-`waiting_max`. A line without deliveries is forgotten within a second.
+`waiting_max`. A line without deliveries is forgotten, and a pause of it with it.
 
 Source: docs/how-to/deliver.md.
 """
@@ -44,16 +48,13 @@ from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heappop, heappush
-from typing import Any
 
 import msgspec
 
 Target = tuple[str, str]
 """Entity type and id."""
 SWEEP_S = 1.0
-"""Between two looks for deliveries whose time is over, and for lines that are idle."""
-LINES_MAX = 1000
-"""Lines without deliveries that are kept until the next look, besides the others."""
+"""Between two looks for deliveries whose time is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +111,39 @@ class DeliveryStage(Enum):
     ENDED = "ended"
 
 
+_SENT, _ENDED = DeliveryStage.SENT, DeliveryStage.ENDED
+"""A look-up of a global costs less than one in an enumeration."""
 IN_WINDOW = (DeliveryStage.READY, DeliveryStage.SENT, DeliveryStage.SKIPPING, DeliveryStage.SKIPPED)
 
 
-class Delivery(msgspec.Struct, eq=False):
-    """One delivery. `letter` is what the shell needs to send it; opaque here."""
+class DeliveryLine(msgspec.Struct, eq=False):
+    """The deliveries to one entity, in order."""
 
-    seq: int
-    line: DeliveryLine
-    letter: Any
+    target: Target
+    window: dict[int, Delivery] = {}
+    """By number."""
+    waiting: deque[Delivery] | tuple[()] = ()
+    """Behind the window. A deque once a delivery has waited: most lines never need it."""
+    round: int = 1
+    resumes_at: float | None = None
+    """While the line is PAUSED."""
+    pauses: int = 0
+    """Pauses in a row without a confirmation."""
+    gaps: int = 0
+    """Gaps in a row without a confirmation."""
+
+    def numbers(self) -> set[int]:
+        """Return the numbers of its deliveries."""
+        return {*self.window, *(delivery.seq for delivery in self.waiting)}
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """One delivery. Its shell adds what it needs to send it, in a subclass."""
+
     until: float
+    seq: int = 0
+    line: DeliveryLine = None  # type: ignore[assignment]
+    """Set when a producer takes it."""
     stage: DeliveryStage = DeliveryStage.WAITING
     failures: int = 0
     """Failures of its handler."""
@@ -129,32 +153,6 @@ class Delivery(msgspec.Struct, eq=False):
     """The round in which it was first sent as SKIP; 0 if it was not."""
     error: BaseException | None = None
     """The last failure."""
-
-
-class DeliveryLine(msgspec.Struct, eq=False):
-    """The deliveries to one entity, in order."""
-
-    target: Target
-    window: dict[int, Delivery] = {}
-    """By number."""
-    waiting: deque[Delivery] = msgspec.field(default_factory=deque)
-    """Behind the window."""
-    round: int = 1
-    resumes_at: float | None = None
-    """While the line is PAUSED."""
-    pauses: int = 0
-    """Pauses in a row without a confirmation."""
-    gaps: int = 0
-    """Gaps in a row without a confirmation."""
-
-    @property
-    def is_idle(self) -> bool:
-        """True if it has no delivery. A pause has no delivery to end for."""
-        return not self.window and not self.waiting
-
-    def numbers(self) -> set[int]:
-        """Return the numbers of its deliveries."""
-        return {*self.window, *(delivery.seq for delivery in self.waiting)}
 
 
 class SendDelivery(msgspec.Struct, frozen=True, eq=False):
@@ -222,23 +220,60 @@ class Producer:
         """True if no more deliveries may wait."""
         return self.waiting >= self.limits.waiting_max
 
-    def offer(
-        self, target: Target, letter: Any, until: float, now: float, seq: int = 0
-    ) -> tuple[Delivery, list[Effect]]:
+    def offer(self, delivery: Delivery, target: Target, now: float, seq: int = 0) -> list[Effect]:
         """Take a delivery. `seq`: the number that it had before, above all others of its line."""
-        seq = seq or self.last + 1
+        seq = delivery.seq = seq or self.last + 1
         self.last = max(self.last, seq)
         line = self.lines.get(target)
         if line is None:
             line = self.lines[target] = DeliveryLine(target)
-        delivery = Delivery(seq, line, letter, until)
+        delivery.line = line
+        if not isinstance(line.waiting, deque):
+            line.waiting = deque()
         line.waiting.append(delivery)
         self.waiting += 1
         if self._sweeps_at is None:
             self._sweeps_at = now + SWEEP_S
         effects: list[Effect] = []
         self._admit(line, effects)
-        return delivery, effects
+        return effects
+
+    def send_at_once(self, delivery: Delivery, target: Target) -> int | None:
+        """Take a delivery that is to be sent now, in the round of its line, and return its
+        `before`. None: it was not taken; `offer` it. Where others wait a window is full."""
+        lines, limits = self.lines, self.limits
+        if self._sweeps_at is None or self.window >= limits.window_all:
+            return None
+        line, before = lines.get(target), 0
+        if line is None:
+            line = lines[target] = DeliveryLine(target)
+            window = line.window
+        else:
+            window = line.window
+            if line.resumes_at is not None or len(window) >= limits.window:
+                return None
+            if window:
+                before = next(reversed(window))
+        seq = delivery.seq = self.last = self.last + 1
+        delivery.line, delivery.stage = line, _SENT
+        window[seq] = delivery
+        self.window += 1
+        return before
+
+    def confirm(self, delivery: Delivery) -> bool:
+        """Forget a delivery whose sending was confirmed, and return True: its end is CONFIRMED.
+        False: nothing has changed; the outcome is for `on_outcome`."""
+        line = delivery.line
+        if delivery.stage is not _SENT or delivery.skipped_from or line.waiting or self._held:
+            return False
+        delivery.stage = _ENDED
+        window = line.window
+        del window[delivery.seq]
+        self.window -= 1
+        line.pauses = line.gaps = 0
+        if not window:
+            del self.lines[line.target]
+        return True
 
     def on_outcome(
         self,
@@ -298,14 +333,12 @@ class Producer:
         ]
         for delivery in late:
             self._end(delivery, DeliveryEnd.EXPIRED, delivery.error, effects)
-        for target in [target for target, line in self.lines.items() if line.is_idle]:
-            del self.lines[target]
         self._sweeps_at = now + SWEEP_S if self.lines else None
 
     def _admit(self, line: DeliveryLine, effects: list[Effect]) -> None:
         """Let deliveries into the window while there is room, and send them if the line is open."""
         limits, waiting = self.limits, line.waiting
-        while waiting and len(line.window) < limits.window:
+        while isinstance(waiting, deque) and waiting and len(line.window) < limits.window:
             if self.window >= limits.window_all:
                 self._held[line] = None
                 return
@@ -336,6 +369,7 @@ class Producer:
     ) -> None:
         line = delivery.line
         if delivery.stage is DeliveryStage.WAITING:
+            assert isinstance(line.waiting, deque)
             line.waiting.remove(delivery)
             self.waiting -= 1
         else:
@@ -347,8 +381,7 @@ class Producer:
             self._admit(line, effects)
         elif not line.window:
             self._held.pop(line, None)
-            if len(self.lines) > LINES_MAX:
-                del self.lines[line.target]
+            del self.lines[line.target]
         while self._held and self.window < self.limits.window_all:
             held = next(iter(self._held))
             del self._held[held]
@@ -417,6 +450,7 @@ class Producer:
         window = waiting = 0
         for target, line in self.lines.items():
             assert line.target == target
+            assert line.window or line.waiting, "an idle line"
             assert [*line.window] == sorted(line.window), "out of order"
             assert all(one.stage in IN_WINDOW for one in line.window.values())
             assert all(one.stage is DeliveryStage.WAITING for one in line.waiting)

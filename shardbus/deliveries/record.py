@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -63,12 +63,16 @@ class ReceiverDecision(Enum):
     STALE = "stale"
 
 
-class DoneRow(NamedTuple):
+_HANDLE, _GAP = ReceiverDecision.HANDLE, ReceiverDecision.GAP
+"""A look-up of a global costs less than one in an enumeration."""
+
+
+class DoneRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What is done of one producer. `used`: seconds since 1970."""
 
-    era: int
-    seq: int
-    used: int
+    era: Uid
+    seq: Uid
+    used: Uid
 
 
 class KeptResult(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -111,7 +115,7 @@ class _Sends(msgspec.Struct, array_like=True, gc=False):
 
 
 class _Stored(msgspec.Struct, array_like=True, gc=False):
-    done: dict[ProducerName, tuple[Uid, Uid, Uid]]
+    done: dict[ProducerName, DoneRow]
     results: dict[Annotated[str, msgspec.Meta(max_length=400)], KeptResult] = {}
     sends: _Sends | None = None
 
@@ -149,23 +153,27 @@ class DeliveryRecord:
     def decide(self, number: DeliveryNumber) -> ReceiverDecision:
         """Return what to do with a delivery. Changes nothing."""
         row = self.done.get(number.producer)
-        era, done = (number.era, 0) if row is None else (row.era, row.seq)
-        if number.era < era:
-            return ReceiverDecision.STALE
+        done = 0
+        if row is not None:
+            if number.era < row.era:
+                return ReceiverDecision.STALE
+            done = row.seq
         if number.seq <= done:
             return ReceiverDecision.REPEATED
-        return ReceiverDecision.GAP if number.before > done else ReceiverDecision.HANDLE
+        return _GAP if number.before > done else _HANDLE
 
     def done_of(self, producer: str) -> int:
         """Return the number of the last delivery of a producer that is done; 0 for none."""
         row = self.done.get(producer)
         return 0 if row is None else row.seq
 
-    def mark(self, number: DeliveryNumber, now: int) -> None:
-        """Note that a delivery is done. It never takes a row back."""
-        row = self.done.pop(number.producer, None)
-        era, seq = (0, 0) if row is None else (row.era, row.seq)
-        self.done[number.producer] = DoneRow(max(era, number.era), max(seq, number.seq), now)
+    def mark(self, number: DeliveryNumber, now: int) -> bool:
+        """Note that a delivery is done. It never takes a row back. Returns True if the row is
+        new."""
+        done, producer = self.done, number.producer
+        row = done.pop(producer, None)
+        done[producer] = _row_after(row, number, now)
+        return row is None
 
     # ---- keyed asks
 
@@ -230,11 +238,10 @@ class DeliveryRecord:
     def stored(self, number: DeliveryNumber | None = None, key: str = "", now: int = 0) -> bytes:
         """Return the record as it is stored; with `number`, as it is once that delivery is done,
         with `key`, once the handler of that keyed ask has saved."""
-        done: dict[str, tuple[int, int, int]] = dict(self.done)
+        done = self.done
         if number is not None:
-            row = self.done.get(number.producer)
-            era, seq = (0, 0) if row is None else (row.era, row.seq)
-            done[number.producer] = (max(era, number.era), max(seq, number.seq), now)
+            row = _row_after(done.get(number.producer), number, now)
+            done = {**done, number.producer: row}
         results = self.results
         if key and key not in results:
             results = {**results, key: KeptResult(now, ResultForm.UNKNOWN, b"")}
@@ -257,11 +264,20 @@ class DeliveryRecord:
             stored = _decode(data)
         except UNREADABLE as error:
             raise ValueError(f"its record of deliveries: {error}") from None
-        ordered = sorted(stored.done.items(), key=lambda item: item[1][2])
-        record.done = {producer: DoneRow(*row) for producer, row in ordered}
+        record.done = stored.done
+        if len(stored.done) > 1:
+            record.done = dict(sorted(stored.done.items(), key=lambda item: item[1].used))
         record.results = stored.results
         if (sends := stored.sends) is not None:
             record.producer, record.last = sends.producer, sends.last
             record.last_stored = sends.last
             record.pending = {one.seq: one for one in sends.pending}
         return record
+
+
+def _row_after(row: DoneRow | None, number: DeliveryNumber, now: int) -> DoneRow:
+    """Return the row of a producer once this delivery is done."""
+    era, seq = number.era, number.seq
+    if row is not None and (row.seq > seq or row.era > era):
+        era, seq = max(row.era, era), max(row.seq, seq)
+    return DoneRow(era, seq, now)

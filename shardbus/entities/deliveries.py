@@ -69,6 +69,8 @@ RECORDS_MAX = 100_000
 """Records of entities without state that one node keeps for one type."""
 RECORDS_MOVED_MAX = 1000
 """Records of entities without state that go to the next home of one shard: the latest."""
+_SKIP, _HANDLE = int(NumberKind.SKIP), ReceiverDecision.HANDLE
+"""A look-up of a global costs less than one in an enumeration."""
 _Refusal = tuple[str, str, bytes]
 _write_refusal = msgspec.msgpack.Encoder().encode
 _read_refusal = msgspec.msgpack.Decoder(_Refusal).decode
@@ -130,7 +132,7 @@ class EntityDeliveries:
         return invokers
 
     def _delivering(self, name: str, invoker: Invoker) -> Invoker:
-        read = partial(_read, invoker)
+        read = _reader(invoker)
         plain = self._kind.states is None and invoker.never_waits
         handle = self._handle_plain if plain else self._handle
         return Invoker(
@@ -189,10 +191,13 @@ class EntityDeliveries:
         """Handle a delivery to an entity without state, by a function that returns a value."""
         number, arguments = message
         activation: Activation = entity.context._of()
-        answer = self._decide(activation, number)
-        if answer is not None:
-            return answer
-        if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
+        record = record_of(activation)
+        numbered = number.__class__ is DeliveryNumber
+        if not numbered or record.decide(number) is not _HANDLE:  # type: ignore[arg-type]
+            answer = self._decide(activation, number)
+            if answer is not None:
+                return answer
+        if numbered and number.kind == _SKIP:  # type: ignore[union-attr]
             return self._done(activation, number, None)
         try:
             value = invoker.function(entity, *arguments)
@@ -200,20 +205,24 @@ class EntityDeliveries:
             if is_a(error, Rejection):
                 self._refused(activation, number, error)
             raise
-        return self._done(activation, number, (invoker, value))
+        if not numbered:
+            return self._done(activation, number, (invoker, value))
+        self._mark(activation, record, number, int(self._wall_clock()))  # type: ignore[arg-type]
+        return APPLIED
 
     async def _handle(self, invoker: Invoker, entity: Any, message: Message) -> bytes:
         """Handle a delivery in any way that a handler may have."""
         number, arguments = message
-        context = entity.context
-        activation: Activation = context._of()
-        answer = self._decide(activation, number)
-        if answer is not None:
-            return answer
+        activation: Activation = entity.context._of()
+        numbered = number.__class__ is DeliveryNumber
+        if not numbered or record_of(activation).decide(number) is not _HANDLE:  # type: ignore[arg-type]
+            answer = self._decide(activation, number)
+            if answer is not None:
+                return answer
         if isinstance(number, KeyedAsk):
             keyed, skips, handling = True, False, Handling(activation, None, number.key)
         else:
-            keyed, skips = False, number.kind == NumberKind.SKIP
+            keyed, skips = False, number.kind == _SKIP
             handling = Handling(activation, number, "")
         token = None if self._kind.states is None else HANDLING.set(handling)
         try:
@@ -226,6 +235,8 @@ class EntityDeliveries:
                     value = await finish(value)
                 if activation.extras is not None and activation.extras.stashed:
                     return APPLIED  # not sent: the message is handled, and answered, later
+            if handling.stored and not keyed:
+                return APPLIED
             answer = self._done(activation, number, None if skips else (invoker, value))
             if keyed or not handling.stored:
                 await self._save(entity)
@@ -280,9 +291,7 @@ class EntityDeliveries:
     def _mark(
         self, activation: Activation, record: DeliveryRecord, number: DeliveryNumber, now: int
     ) -> None:
-        new = number.producer not in record.done
-        record.mark(number, now)
-        if new:
+        if record.mark(number, now):
             self._age(activation, record, now)
 
     def _age(self, activation: Activation, record: DeliveryRecord, now: int) -> None:
@@ -333,20 +342,16 @@ class EntityDeliveries:
 
     # ---- saves
 
-    async def before_save(self, activation: Activation) -> None:
-        """Prepare what a save needs. Raises StoreUnavailable: nothing was saved."""
-        if self.sends is not None:
-            await self.sends.before_save(activation, activation.shard.records[activation.key])
-
     def begin_save(self, activation: Activation, data: bytes | None) -> tuple[bytes, Saving]:
         """Return the stored form of a state, with the record as it is once this save has ended, and
         what to give `end_save`."""
         record = activation.shard.records[activation.key]
-        handling, now = HANDLING.get(), int(self._wall_clock())
-        if handling is not None and handling.activation is not activation:
-            handling = None
-        number = None if handling is None else handling.number
-        key = "" if handling is None else handling.key
+        handling, number, key, now = HANDLING.get(), None, "", 0
+        if handling is not None:
+            if handling.activation is activation:
+                number, key, now = handling.number, handling.key, int(self._wall_clock())
+            else:
+                handling = None
         stored = with_record(record.stored(number, key, now), data)
         if self.sends is not None:
             self.sends.begins(activation)
@@ -407,12 +412,19 @@ def _as_it_is(answer: bytes) -> bytes:
     return answer
 
 
-def _read(invoker: Invoker, payload: bytes) -> Message:
-    """Decode a delivery and the arguments of its handler. Raises anything."""
-    number = read_number(payload)
-    body = number.arguments
-    if isinstance(number, DeliveryNumber) and number.kind == NumberKind.SKIP:
-        return number, ()
-    if invoker.one is not None:
-        return number, (invoker.one(body),)
-    return number, invoker.decoders[body[0]](body)
+def _reader(invoker: Invoker) -> Callable[[bytes], Message]:
+    """Return what decodes a delivery and the arguments of its handler. It may raise anything."""
+    one, single, decoders = invoker.one, invoker.single, invoker.decoders
+
+    def read(payload: bytes) -> Message:
+        number = read_number(payload)
+        if isinstance(number, DeliveryNumber) and number.kind == _SKIP:
+            return number, ()
+        body = number.arguments
+        if single is not None:
+            return number, single(body)
+        if one is not None:
+            return number, (one(body),)
+        return number, decoders[body[0]](body)
+
+    return read

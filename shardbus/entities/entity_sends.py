@@ -39,7 +39,7 @@ from shardbus.entities.remembering import EntityRecovery, EntityRelocation, Reme
 from shardbus.error_text import text_of
 from shardbus.errors import ConfigError, ShardBusError, StoreUnavailable
 from shardbus.guarded_log import GuardedLog
-from shardbus.routing.delivering import DeliveryCounts, DeliverySender, Letter
+from shardbus.routing.delivering import DeliveryCounts, DeliverySender
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 
@@ -141,13 +141,14 @@ class EntitySends:
 
     # ---- saves
 
-    async def before_save(self, activation: Activation, record: DeliveryRecord) -> None:
+    async def before_save(self, activation: Activation) -> None:
         """Wait until an entity is listed that has pending deliveries to store.
 
         Raises:
             StoreUnavailable: it is not in time. Nothing was saved.
         """
         hosted = activation.shard
+        record = hosted.records[activation.key]
         if not record.pending or self.lists.knows(hosted, activation.key):
             return
         listed: asyncio.Future[None] = self._loop.create_future()
@@ -228,13 +229,9 @@ class EntitySends:
                 continue
             try:
                 sender = self._ref(pending.entity_type, pending.entity_id)._sender
-                letter = Letter(
-                    sender,
-                    pending.entity_id,
-                    pending.method,
-                    pending.payload,
-                    partial(self._on_end, activation, pending),
-                )
+                end = partial(self._on_end, activation, pending)
+                method, payload = pending.method, pending.payload
+                letter = outgoing.sender.letter(sender, pending.entity_id, method, payload, end)
                 target = (pending.entity_type, pending.entity_id)
                 outgoing.sender.offer(letter, target, seq=pending.seq)
             except ShardBusError as error:

@@ -590,8 +590,9 @@ class Host:
             data = self._checked(key, data)
         saving, reminding = None, self.runner.reminding
         if not alone and key in activation.shard.records:
-            await self.deliveries.before_save(activation)
-            context._acting("save")
+            if self.deliveries.sends is not None:
+                await self.deliveries.sends.before_save(activation)
+                context._acting("save")
             data, saving = self.deliveries.begin_save(activation, data)
         try:
             if reminding is not None and (alone or reminding.writes(activation, data)):

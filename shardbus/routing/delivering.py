@@ -1,6 +1,6 @@
 """The deliveries of one producer, sent by routers: the shell of `deliveries.producer`.
 
-    deliver(...)  ──offer──> Producer ──Send──> sender.ask_for ──> Attempt ──outcome──┐
+    deliver(...)  ──offer──> Producer ──Send──> sender.ask_for ──> Letter ──outcome───┐
                                  ^                                                    │
                                  └──────────── MachineTimer, `_act` <─────────────────┘
 
@@ -18,13 +18,17 @@ Source: docs/how-to/deliver.md.
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
 from collections import Counter, deque
 from typing import Any, Protocol
+
+import msgspec
 
 from shardbus.config.settings import DeliverySettings
 from shardbus.deliveries.numbers import (
     MARK,
     AnswerCode,
+    DeliveryAnswer,
     DeliveryNumber,
     KeyedAsk,
     NumberKind,
@@ -58,10 +62,10 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.routing.router import LoopSender
-from shardbus.transport.asks import set_error
+from shardbus.transport.asks import Key, set_error
 from shardbus.transport.machine_timer import MachineTimer
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
-from shardbus.wire.schema import Decode
+from shardbus.wire.schema import Decode, check_method
 
 DEFINITE = (SchemaError, UnknownEntityType, MessageTooLarge, StateUnreadable)
 """Errors after which a delivery is not tried again."""
@@ -71,9 +75,16 @@ NOT_READY = frozenset({
 """Failures of an entity that are none of its handler."""
 _DELIVER, _SKIP = int(NumberKind.DELIVER), int(NumberKind.SKIP)
 """A look-up of a global costs less than one in an enumeration."""
-_CONFIRMED = SendOutcome.CONFIRMED
+_CONFIRMED_END, _CONFIRMED_VALUE = DeliveryEnd.CONFIRMED, DeliveryEnd.CONFIRMED.value
+OUTCOMES: dict[int, SendOutcome] = {
+    AnswerCode.REPEATED: SendOutcome.REPEATED,
+    AnswerCode.GAP: SendOutcome.GAP,
+    AnswerCode.STALE: SendOutcome.STALE,
+}
+"""By the code of an answer. Any other one confirms."""
 HEADER_BYTES = 512
 """Bytes, at most, of a delivery besides its arguments."""
+PAYLOAD_MAX = PAYLOAD_BYTES_MAX - HEADER_BYTES
 FOREVER = float("inf")
 
 
@@ -106,25 +117,60 @@ def outcome_of(error: BaseException) -> SendOutcome:
     return SendOutcome.NOT_NOW
 
 
-class Letter:
-    """What it takes to send a delivery. `ended(end, error)` is called once."""
+class _Marked(dict[str, str]):
+    """The names of methods behind `MARK`."""
 
-    __slots__ = ("_end", "entity_id", "key", "payload", "rejection", "sender")
+    def __missing__(self, method: str) -> str:
+        marked = self[check_method(method)] = MARK + method
+        return marked
 
-    def __init__(
-        self, sender: LoopSender, entity_id: str, method: str, payload: bytes, end: Any
-    ) -> None:
-        self.sender, self.entity_id, self.payload = sender, entity_id, payload
-        self.key = sender.key(MARK + method)
-        self._end = end
-        """A future, or what is called."""
-        self.rejection: Rejection | None = None
-        """The answer of a handler that has refused."""
+
+_marked = _Marked()
+
+
+def delivery_key(sender: LoopSender, method: str) -> Key:
+    """Return the key of deliveries to a method."""
+    return sender.key(_marked[method])
+
+
+class Letter(Delivery, kw_only=True, eq=False):
+    """A delivery with all that it takes to send it. It waits for the answer to its first sending,
+    by those methods of a future that an answer uses."""
+
+    sender: LoopSender
+    entity_id: str
+    key: Key
+    """Of its method, as `delivery_key` returns it."""
+    payload: bytes
+    end: Any
+    """A future, or what is called with the end and the error, once."""
+    by: DeliverySender
+    round: int = 0
+    """Of the line when it was first sent."""
+    rejection: Rejection | None = None
+    """The answer of a handler that has refused."""
+    answered: bool = False
+    """There is an outcome of the first sending."""
+
+    def done(self) -> bool:
+        """True if there is an outcome."""
+        return self.answered
+
+    def set_result(self, value: DeliveryAnswer) -> None:
+        """Report an answer."""
+        self.answered = True
+        if value.code or not self.by.confirm(self):
+            self.by.report_answer(self, self.round, value)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Report an error."""
+        self.answered = True
+        self.by.report_error(self, self.round, error)
 
     def ended(self, end: DeliveryEnd, error: BaseException | None) -> None:
         """Give the outcome to the one that waits for it."""
-        answer = self._end
-        if not isinstance(answer, asyncio.Future):
+        answer = self.end
+        if not isinstance(answer, Future):
             answer(end, error)
         elif answer.done():
             return
@@ -135,39 +181,26 @@ class Letter:
             set_error(answer, self.rejection or failure_of(end, target, error))
 
 
-class Attempt:
-    """One sending: has those methods of a future that an answer uses."""
+class Attempt(msgspec.Struct, eq=False):
+    """One later sending of a letter. `round`: of the line when it was sent."""
 
-    __slots__ = ("_deliveries", "_delivery", "_over", "_round")
-
-    def __init__(self, deliveries: DeliverySender, delivery: Delivery, round: int) -> None:
-        self._deliveries, self._delivery, self._round = deliveries, delivery, round
-        self._over = False
+    letter: Letter
+    round: int
+    answered: bool = False
 
     def done(self) -> bool:
         """True if there is an outcome."""
-        return self._over
+        return self.answered
 
-    def set_result(self, value: Any) -> None:
+    def set_result(self, value: DeliveryAnswer) -> None:
         """Report an answer."""
-        self._over = True
-        code, outcome = value.code, _CONFIRMED
-        if not code:
-            pass
-        elif code == AnswerCode.REPEATED:
-            outcome = SendOutcome.REPEATED
-        elif code == AnswerCode.GAP:
-            outcome = SendOutcome.GAP
-        elif code == AnswerCode.STALE:
-            outcome = SendOutcome.STALE
-        self._deliveries.report(self._delivery, self._round, outcome, None)
+        self.answered = True
+        self.letter.by.report_answer(self.letter, self.round, value)
 
     def set_exception(self, error: BaseException) -> None:
         """Report an error."""
-        self._over = True
-        if isinstance(error, Rejection):
-            self._delivery.letter.rejection = error
-        self._deliveries.report(self._delivery, self._round, outcome_of(error), error)
+        self.answered = True
+        self.letter.by.report_error(self.letter, self.round, error)
 
 
 class KeepUndelivered(Protocol):
@@ -211,6 +244,8 @@ class DeliverySender:
     ) -> None:
         self.name, self.era, self.settings, self.counts = name, era, settings, counts
         self.producer = Producer(limits_of(settings), last)
+        self._within = settings.within
+        self._first_timeout_ms = int(self.producer.limits.resend * 1000)
         self._loop = loop
         self._timer = MachineTimer(self.producer.deadline, self._tick)
         self._reports: deque[tuple[Delivery, int, SendOutcome, BaseException | None]] = deque()
@@ -235,17 +270,32 @@ class DeliverySender:
             BufferFull: too many wait, or with `waits` false there is no room in the window.
             MessageTooLarge, LocalProtocolError: the process ends.
         """
-        target = (sender.interface.name, entity_id)
-        sender.route_for(entity_id)  # an invalid id is the caller's error
-        if not waits and not self.producer.has_room(target):
+        loop, producer, key = self._loop, self.producer, sender.key(_marked[method])
+        target = (key[0], entity_id)
+        if target not in producer.lines:
+            sender.route_for(entity_id)  # an invalid id is the caller's error
+        if not waits and not producer.has_room(target):
             raise BufferFull(
                 f"the window of deliveries to {target[0]} {entity_id!r:.100} is full",
                 hint="await deliver(...), which waits for room",
             )
-        future: asyncio.Future[None] = self._loop.create_future()
-        letter = Letter(sender, entity_id, method, payload, future)
-        seconds = self.settings.within if within is None else within
-        self.offer(letter, target, self._loop.time() + seconds if seconds else FOREVER)
+        future: asyncio.Future[None] = loop.create_future()
+        seconds = self._within if within is None else within
+        letter = Letter(
+            loop.time() + seconds if seconds else FOREVER,
+            sender=sender,
+            entity_id=entity_id,
+            key=key,
+            payload=payload,
+            end=future,
+            by=self,
+        )
+        if not self._closed and len(payload) <= PAYLOAD_MAX:
+            before = producer.send_at_once(letter, target)
+            if before is not None:
+                self._send(letter, before, self._first_timeout_ms)
+                return future
+        self.offer(letter, target)
         return future
 
     def ask_once(
@@ -264,18 +314,30 @@ class DeliverySender:
         call = KeyedCall(sender, entity_id, method, payload, once, timeout_ms, decode, settings)
         return call.answer
 
-    def offer(
-        self, letter: Letter, target: tuple[str, str], until: float = FOREVER, seq: int = 0
-    ) -> None:
+    def letter(
+        self, sender: LoopSender, entity_id: str, method: str, payload: bytes, end: Any
+    ) -> Letter:
+        """Return a letter that is tried for ever. `end(end, error)` is called once."""
+        key = delivery_key(sender, method)
+        return Letter(
+            FOREVER,
+            sender=sender,
+            entity_id=entity_id,
+            key=key,
+            payload=payload,
+            end=end,
+            by=self,
+        )
+
+    def offer(self, letter: Letter, target: tuple[str, str], seq: int = 0) -> None:
         """Take a letter. `seq`: the number that it had before. Raises as `deliver`."""
         if self._closed:
             raise LocalProtocolError("this process delivers nothing any more: it ends")
-        if len(letter.payload) > PAYLOAD_BYTES_MAX - HEADER_BYTES:
+        if len(letter.payload) > PAYLOAD_MAX:
             raise MessageTooLarge(f"a delivery of {len(letter.payload)} bytes is too large")
         if self.producer.is_full:
             raise BufferFull(f"{self.producer.waiting} deliveries wait behind their windows")
-        _, effects = self.producer.offer(target, letter, until, self._loop.time(), seq)
-        self._act(effects)
+        self._act(self.producer.offer(letter, target, self._loop.time(), seq))
 
     @property
     def unconfirmed(self) -> int:
@@ -288,7 +350,8 @@ class DeliverySender:
         self._timer.stop()
         for line in list(self.producer.lines.values()):
             for delivery in (*line.window.values(), *line.waiting):
-                delivery.letter.ended(DeliveryEnd.CLOSED, error)
+                assert isinstance(delivery, Letter)
+                delivery.ended(DeliveryEnd.CLOSED, error)
 
     def abandon(self) -> None:
         """Send nothing any more, and report nothing: who goes on has the same numbers."""
@@ -297,14 +360,36 @@ class DeliverySender:
 
     # ---- the machine
 
-    def report(
+    def report_answer(self, letter: Letter, round: int, answer: DeliveryAnswer) -> None:
+        """Take the answer to a sending."""
+        outcome = OUTCOMES.get(answer.code, SendOutcome.CONFIRMED)
+        self._report(letter, round, outcome, None)
+
+    def report_error(self, letter: Letter, round: int, error: BaseException) -> None:
+        """Take the error of a sending."""
+        if isinstance(error, Rejection):
+            letter.rejection = error
+        self._report(letter, round, outcome_of(error), error)
+
+    def _report(
         self, delivery: Delivery, round: int, outcome: SendOutcome, error: BaseException | None
     ) -> None:
-        """Take the outcome of a sending."""
         if self._acting:  # a message may be refused while it is sent
             self._reports.append((delivery, round, outcome, error))
         elif not self._closed:
             self._act(self.producer.on_outcome(delivery, round, outcome, self._loop.time(), error))
+
+    def confirm(self, letter: Letter) -> bool:
+        """End a letter that its entity has confirmed. False: nothing has changed; report it."""
+        if self._acting or self._closed or not self.producer.confirm(letter):
+            return False
+        self.counts.ended[_CONFIRMED_VALUE] += 1
+        answer = letter.end
+        if answer.__class__ is not Future or letter.rejection is not None:
+            letter.ended(_CONFIRMED_END, None)
+        elif not answer.done():
+            answer.set_result(None)
+        return True
 
     def _tick(self) -> None:
         self._act(self.producer.tick(self._loop.time()))
@@ -328,38 +413,44 @@ class DeliverySender:
     def _perform(self, effect: SendDelivery | DeliveryEnded | RoundBegun) -> None:
         kind = effect.__class__  # a `match` costs as much as the rest
         if kind is SendDelivery:
-            self._send(effect)  # type: ignore[arg-type]
+            assert isinstance(effect, SendDelivery)
+            assert isinstance(effect.delivery, Letter)
+            timeout_ms = int(effect.timeout * 1000)
+            self._send(effect.delivery, effect.before, timeout_ms, skips=effect.skips)
         elif kind is DeliveryEnded:
             self._end(effect)  # type: ignore[arg-type]
         else:
             assert isinstance(effect, RoundBegun)
             self.counts.resent[effect.reason] += effect.count
 
-    def _send(self, effect: SendDelivery) -> None:
-        delivery = effect.delivery
-        letter: Letter = delivery.letter
-        kind, body = (_SKIP, b"") if effect.skips else (_DELIVER, letter.payload)
-        number = DeliveryNumber(kind, self.name, self.era, delivery.seq, effect.before, body)
-        attempt = Attempt(self, delivery, effect.round)
+    def _send(self, letter: Letter, before: int, timeout_ms: int, *, skips: bool = False) -> None:
+        """Send a letter in the round that its line is in."""
+        waiter: Letter | Attempt = letter
+        if letter.round:
+            waiter = Attempt(letter, letter.line.round)
+        else:
+            letter.round = letter.line.round
+        kind, body = (_SKIP, b"") if skips else (_DELIVER, letter.payload)
+        number = DeliveryNumber(kind, self.name, self.era, letter.seq, before, body)
         try:
             letter.sender.ask_for(
-                attempt,
+                waiter,
                 letter.key,
                 letter.entity_id,
                 encode_number(number),
-                int(effect.timeout * 1000),
+                timeout_ms,
                 read_answer,
             )
         except Exception as error:
-            if not attempt.done():
-                attempt.set_exception(error)
+            if not waiter.answered:
+                waiter.set_exception(error)
 
     def _end(self, effect: DeliveryEnded) -> None:
-        delivery, end = effect.delivery, effect.end
+        letter, end = effect.delivery, effect.end
+        assert isinstance(letter, Letter)
         self.counts.ended[end.value] += 1
-        letter: Letter = delivery.letter
         if end is not DeliveryEnd.CONFIRMED and self.counts.keep is not None:
-            name, entity_id = delivery.line.target
+            name, entity_id = letter.line.target
             body, reason = letter.payload, end.value
             self.counts.keep(name, reason, entity_id, letter.key[1][1:], body, self.name)
         letter.ended(end, effect.error)
@@ -399,7 +490,7 @@ class KeyedCall:
         settings: DeliverySettings,
     ) -> None:
         self._sender, self._entity_id, self._settings = sender, entity_id, settings
-        self._key = sender.key(MARK + method)
+        self._key = delivery_key(sender, method)
         self._payload = encode_number(KeyedAsk(key, payload))
         self._decode, self._pauses = decode, 0
         loop = self._loop = asyncio.get_running_loop()

@@ -2,8 +2,9 @@
 
 The client and its references run in the virtual loop of the test. A `Bridge` around one of them
 makes the call in that loop, and returns an object that the test can await in its own: a `Pending`
-in place of a future or a coroutine, a `Bridge` in place of a reference. Called from the virtual
-loop itself it returns the very objects.
+in place of a future or a coroutine, a `Bridge` in place of a reference or an outbox. A `Bridge`
+among the arguments stands for its object there. Called from the virtual loop itself it returns the
+very objects.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from shardbus.client.asynchronous import AsyncClient
+from shardbus.client.outbox import ClientOutbox
 from shardbus.client.towards import Towards
 from shardbus.routing.refs import Call, Ref
 from shardbus.routing.region import Region
@@ -21,7 +23,7 @@ from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.tasks.internals import running_loop
 from shardbus.testing.virtual_time import Pending, VirtualTime
 
-BRIDGED = (AsyncClient, Ref, Call, Region, Towards)
+BRIDGED = (AsyncClient, ClientOutbox, Ref, Call, Region, Towards)
 
 
 class Bridge:
@@ -43,6 +45,9 @@ class Bridge:
         return call(own["_time"], own["_loop"], own["_target"], *args, **kwargs)
 
     async def __aenter__(self) -> Bridge:
+        own = self.__dict__
+        if isinstance(own["_target"], ClientOutbox):  # a client of a test cluster is open already
+            await call(own["_time"], own["_loop"], own["_target"].__aenter__)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -68,6 +73,7 @@ class Bridge:
 
 def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function in the virtual loop; return an object that the caller's loop can use."""
+    args = tuple(map(_behind, args))
     if running_loop() is loop:
         return function(*args, **kwargs)
     with time.entered(loop):
@@ -77,6 +83,11 @@ def call(time: VirtualTime, loop: VirtualLoop, function: Any, *args: Any, **kwar
     if inspect.isasyncgen(result):
         return bridged_items(time, loop, result)
     return Pending(time, time.begin(result, loop)) if inspect.isawaitable(result) else result
+
+
+def _behind(value: Any) -> Any:
+    """Return the object that a bridge stands for; any other value as it is."""
+    return value.__dict__["_target"] if isinstance(value, Bridge) else value
 
 
 async def bridged_items(

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from shardbus import Entity, ShardBus, handler
+from shardbus import Client, Entity, ShardBus, handler
+from shardbus.client.blocking import BlockingOutbox
 from shardbus.errors import (
     AskTimeout,
     ConfigError,
+    DeliveryFailed,
     LocalProtocolError,
     MessageTooLarge,
     NodeLost,
@@ -147,3 +149,26 @@ async def test_an_ask_whose_node_dies_has_its_outcome(nodes: Nodes) -> None:
     await until(waiting.is_set, "an ask under way")
     node.endpoint.close()
     assert await outcome in ("NodeLost", "AskTimeout")
+
+
+async def test_threads_share_an_outbox_and_each_keeps_its_order(nodes: Nodes) -> None:
+    bus, page = application()
+    [node] = await nodes.cluster(bus, 1)
+
+    def send(client: Client, outbox: BlockingOutbox, thread: int) -> None:
+        ref: Any = client.ref(page, f"page-{thread}")
+        for n in range(20):
+            outbox.send(ref.add, n)
+
+    def use() -> list[list[int]]:
+        with blocking_client(node) as client:
+            with client.outbox("orders") as outbox, ThreadPoolExecutor() as threads:
+                for sent in [threads.submit(send, client, outbox, n) for n in range(3)]:
+                    sent.result()
+            assert (outbox.unconfirmed, outbox.failed) == (0, {})
+            with pytest.raises(DeliveryFailed):
+                outbox.send(client.ref(page, "page-0").add, 20)
+            refs: list[Any] = [client.ref(page, f"page-{n}") for n in range(3)]
+            return [ref.all() for ref in refs]
+
+    assert await asyncio.to_thread(use) == [list(range(20))] * 3

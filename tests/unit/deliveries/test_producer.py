@@ -29,20 +29,35 @@ SMALL = ProducerLimits(window=3, window_all=4, waiting_max=5, attempts=3)
 
 
 class Bench:
-    """A producer, its clock and its effects."""
+    """A producer, its clock and its effects. `short`: by the short ways, where they are open."""
 
-    def __init__(self, limits: ProducerLimits = SMALL) -> None:
-        self.producer, self.now = Producer(limits), 100.0
+    def __init__(self, limits: ProducerLimits = SMALL, *, short: bool = False) -> None:
+        self.producer, self.now, self.short = Producer(limits), 100.0, short
+        self.shortened = 0
+        """Steps that went a short way."""
 
     def offer(self, target: tuple[str, str] = A, until: float = FOREVER) -> tuple[Delivery, Any]:
-        delivery, effects = self.producer.offer(target, None, until, self.now)
+        delivery, before = Delivery(until), None
+        if self.short:
+            before = self.producer.send_at_once(delivery, target)
+        if before is None:
+            effects = self.producer.offer(delivery, target, self.now)
+        else:
+            self.shortened += 1
+            seconds = self.producer.limits.resend
+            effects = [SendDelivery(delivery, before, delivery.line.round, seconds, False)]
         self.producer.check()
         return delivery, effects
 
     def outcome(
         self, send: SendDelivery, outcome: SendOutcome, error: Exception | None = None
     ) -> list[Effect]:
-        effects = self.producer.on_outcome(send.delivery, send.round, outcome, self.now, error)
+        confirmed = outcome is SendOutcome.CONFIRMED
+        if self.short and confirmed and self.producer.confirm(send.delivery):
+            self.shortened += 1
+            effects: list[Effect] = [DeliveryEnded(send.delivery, DeliveryEnd.CONFIRMED)]
+        else:
+            effects = self.producer.on_outcome(send.delivery, send.round, outcome, self.now, error)
         self.producer.check()
         return effects
 
@@ -253,9 +268,9 @@ def test_a_delivery_whose_time_is_over_ends_also_behind_the_window() -> None:
         bench.offer()
     bench.offer(until=bench.now + 5)
     assert bench.wait(SWEEP_S) == []
-    for _ in range(4):
-        effects = bench.wait(SWEEP_S)
-    assert shown(effects) == [(4, DeliveryEnd.EXPIRED)]
+    for _ in range(3):
+        bench.wait(SWEEP_S)
+    assert shown(bench.wait(SWEEP_S)) == [(4, DeliveryEnd.EXPIRED)]
     assert bench.producer.unconfirmed == 3
 
 
@@ -271,7 +286,7 @@ def test_a_producer_at_rest_has_no_deadline() -> None:
 
 def test_old_numbers_are_kept_and_new_ones_are_above() -> None:
     bench = Bench()
-    _, effects = bench.producer.offer(A, None, FOREVER, bench.now, seq=7)
+    effects = bench.producer.offer(Delivery(FOREVER), A, bench.now, seq=7)
     assert shown(effects) == [(7, 0)]
     assert shown(bench.offer()[1]) == [(8, 7)]
 
@@ -282,9 +297,11 @@ def test_old_numbers_are_kept_and_new_ones_are_above() -> None:
 class Model:
     """One producer, two entities, and links that keep the order while they last."""
 
-    def __init__(self, seed: int) -> None:
-        self.dice = Random(seed)
-        self.bench = Bench(ProducerLimits(window=3, window_all=5, attempts=4, retry=0.5))
+    def __init__(self, seed: int, *, short: bool = False, fails: float = 0.3) -> None:
+        self.dice, self.fails = Random(seed), fails
+        limits = ProducerLimits(window=3, window_all=5, attempts=4, retry=0.5)
+        self.bench = Bench(limits, short=short)
+        self.log: list[Any] = []
         self.links: dict[tuple[str, str], deque[SendDelivery]] = {A: deque(), B: deque()}
         self.stored = {A: DeliveryRecord().stored(), B: DeliveryRecord().stored()}
         self.applied: dict[tuple[str, str], list[int]] = {A: [], B: []}
@@ -305,6 +322,7 @@ class Model:
             self.take(self.bench.wait(dice.choice((0.1, 1.0))))
 
     def take(self, effects: list[Effect]) -> None:
+        self.log += shown(effects)
         for effect in effects:
             match effect:
                 case SendDelivery(delivery=delivery):
@@ -333,15 +351,34 @@ class Model:
             outcome = SendOutcome.REPEATED
         elif decision is ReceiverDecision.GAP:
             outcome = SendOutcome.GAP
-        elif not send.skips and not calm and dice.random() < 0.3:
+        elif not send.skips and not calm and dice.random() < self.fails:
             outcome = SendOutcome.FAILED
         else:
             self.stored[target] = record.stored(number, now=1)
             if not send.skips:
                 self.applied[target].append(delivery.seq)
-        if not calm and dice.random() < 0.15:
+        if not calm and dice.random() < self.fails / 2:
             outcome = SendOutcome.NO_ANSWER
         self.take(self.bench.outcome(send, outcome, ValueError() if calm else None))
+
+
+def test_the_short_way_is_closed_to_a_skip() -> None:
+    bench = Bench(short=True)
+    send = sends(bench.offer()[1])[0]
+    while not send.skips:
+        send = sends(bench.outcome(send, SendOutcome.FAILED) or bench.wait(30))[0]
+    assert shown(bench.outcome(send, SendOutcome.CONFIRMED)) == [(1, DeliveryEnd.POISON)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_ways_do_as_the_long_ones(seed: int) -> None:
+    long, short = (Model(seed, short=which, fails=0.03) for which in (False, True))
+    for _ in range(400):
+        long.step(calm=False)
+        short.step(calm=False)
+    assert short.log == long.log
+    assert short.bench.producer.deadline() == long.bench.producer.deadline()
+    assert short.bench.shortened > 10
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -1,0 +1,89 @@
+"""Measure deliveries beside asks of the same handlers, in turn, at one node.
+
+One producer, 10,000 entities, 256 in flight: of counters without state, and of carts that save each
+change in Redis. The processor time of both processes for one message is measured, too: it does not
+depend on how busy the machine is.
+
+    python -m benchmarks.deliveries [counter] [cart]
+
+BENCH_RUNS (3) and BENCH_SECONDS (4) make it shorter or longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import IDS, IN_FLIGHT, RUNS, SECONDS, Side, asked, emit, median
+from benchmarks.saves import saving
+from benchmarks.sides import Product
+from tests.redis_server import RedisServer
+
+SIZE = 100
+"""Bytes of the state of a cart."""
+
+
+class Delivered(Side):
+    """Deliver to the entities of another side's node."""
+
+    name = "deliver"
+
+    def __init__(self, product: Product) -> None:
+        self._product, self.host = product, product.host
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the node to the other side."""
+
+    def ask(self, entity_id: str) -> Any:
+        """Deliver to one entity."""
+        return self._product._call(entity_id).deliver(self._product.message)
+
+
+async def compare(kind: str, product: Product) -> None:
+    """Measure both sides of one node."""
+    sides: list[Side] = [product, Delivered(product)]
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    costs: dict[str, list[tuple[float, float]]] = {side.name: [] for side in sides}
+    for side in sides:
+        for at in range(0, len(IDS), IN_FLIGHT):
+            await asyncio.gather(*(side.ask(entity_id) for entity_id in IDS[at : at + IN_FLIGHT]))
+        await asked(side, IN_FLIGHT, 0.5)
+    for _ in range(RUNS):
+        for side in sides:
+            before, mine = (await side.host.ask("cpu"))["cpu"], time.process_time_ns()
+            rate, taken = await asked(side, IN_FLIGHT, SECONDS)
+            after, count = (await side.host.ask("cpu"))["cpu"], 1000 * len(taken)
+            rates[side.name].append(rate)
+            own = time.process_time_ns() - mine
+            costs[side.name].append(((after - before) / count, own / count))
+    for side in sides:
+        name, runs = f"deliveries/{kind}/{side.name}", [round(rate) for rate in rates[side.name]]
+        emit(name, median(rates[side.name]), "req/s", runs=runs)
+        for which, where in enumerate(("host", "producer")):
+            spent = [cost[which] for cost in costs[side.name]]
+            emit(f"{name}_{where}", median(spent), "us", least=round(min(spent), 2))
+    asks, delivered = (rates[side.name] for side in sides)
+    pairs = [a / b for a, b in zip(delivered, asks, strict=True)]
+    shown = [round(pair, 3) for pair in pairs]
+    emit(f"deliveries/{kind}/ratio_rate", median(pairs), "x", of="asks", pairs=shown)
+
+
+async def main() -> None:
+    """Measure and print."""
+    kinds = sys.argv[1:] or ["counter", "cart"]
+    if "counter" in kinds:
+        async with Product() as product:
+            await compare("counter", product)
+    if "cart" in kinds:
+        with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder)) as server:
+            async with saving(f"redis://127.0.0.1:{server.port}/0") as product:
+                product.message = bytes(SIZE)
+                await compare("cart", product)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
