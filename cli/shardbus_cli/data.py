@@ -322,15 +322,17 @@ def _described_migration(found: Migration, *, done: bool, write: bool) -> dict[s
         for name, one in sorted(found.types.items())
     }
     lines = [
-        f"{name}: {one['misplaced']} of {one['entities']} states and {one['lists']} lists"
-        f" {'are moved' if write else 'would move'} to the places of {one['to']!r}"
-        for name, one in types.items()
-        if one["misplaced"] or one["lists"]
+        f"{name}: {one.misplaced} of {output.counted(one.entities, 'state')} and"
+        f" {output.counted(one.lists, 'list')}"
+        f" {'are moved' if write else 'would move'} to the places of {one.layout!r}"
+        for name, one in sorted(found.types.items())
+        if one.misplaced or one.lists
     ]
     if done:
         lines.append("everything is in its place")
     elif write:
-        lines.append(f"{found.moved} states and {found.lists} lists moved")
+        moved, lists = output.counted(found.moved, "state"), output.counted(found.lists, "list")
+        lines.append(f"{moved} and {lists} moved")
     counts = {"moved": found.moved, "lists": found.lists}
     return {"done": done, **counts, "types": types, "lines": lines}
 

@@ -57,6 +57,7 @@ from shardbus.errors import (
     Unhandled,
     UnknownEntityType,
 )
+from shardbus.quantities import counted
 from shardbus.routing.router import LoopSender
 from shardbus.transport.asks import set_error
 from shardbus.transport.machine_timer import MachineTimer
@@ -273,7 +274,8 @@ class DeliverySender:
         if len(letter.payload) > PAYLOAD_BYTES_MAX - HEADER_BYTES:
             raise MessageTooLarge(f"a delivery of {len(letter.payload)} bytes is too large")
         if self.producer.is_full:
-            raise BufferFull(f"{self.producer.waiting} deliveries wait behind their windows")
+            waiting = counted(self.producer.waiting, "delivery waits", "deliveries wait")
+            raise BufferFull(f"{waiting} behind the windows")
         _, effects = self.producer.offer(target, letter, until, self._loop.time(), seq)
         self._act(effects)
 

@@ -202,7 +202,7 @@ def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url
         assert shell(*named) == ExitCode.REFUSED
         assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
     assert shell(*named) == ExitCode.OK
-    assert "1 states and 1 lists moved" in shell.out
+    assert "1 state and 1 list moved" in shell.out
     with socket.create_server(("127.0.0.1", port)):
         assert shell(*named, "--dry-run") == ExitCode.OK
         assert shell(*named) == ExitCode.REFUSED, "the registry was moved, too"
