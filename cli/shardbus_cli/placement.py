@@ -142,7 +142,7 @@ def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
         return
     output.table(("node", "before", "after"), [_named(row) for row in answer["nodes"]])
     moves, plans = len(answer["moves"]), answer["rounds"]
-    rounds = f", in {output.counted(plans, 'plan')}" if plans else ""
+    rounds = {0: "", 1: ", in one plan"}.get(plans, f", in {output.counted(plans, 'plan')}")
     output.note(f"{output.counted(moves, 'shard')} would move{rounds}")
     if not answer["settled"]:
         output.note("the strategy does not settle")

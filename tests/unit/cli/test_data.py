@@ -198,7 +198,7 @@ def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url
         assert shell("state", "list", "cart", "--store", redis_url, "--cluster", "shop") != 0
         assert "`shardbus data migrate --store URL`" in shell.err
         assert shell(*named, "--dry-run") == ExitCode.UNHEALTHY
-        assert "cart: 1 of 1 states and 0 lists would move to the places of 'crc32/10'" in shell.out
+        assert "cart: 1 of 1 state and 0 lists would move to the places of 'crc32/10'" in shell.out
         assert shell(*named) == ExitCode.REFUSED
         assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
     assert shell(*named) == ExitCode.OK
