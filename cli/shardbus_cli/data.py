@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Shard tables in the state store.", no_args_is_help=True)
 
 CONNECT_TIMEOUT_S = 1.0
-MIGRATE_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 """Seconds for one call to the store: nothing else waits for it."""
 PROGRESS_S = 1.0
 """Seconds between two lines of progress."""
@@ -274,7 +274,7 @@ async def _migrate(
     from shardbus.store.migration import migratable
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster, timeout=MIGRATE_TIMEOUT_S)
+    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S)
     moving = migratable(store)
     if moving is None:
         line = "this store finds states whatever their shards are: nothing is to be moved"
@@ -341,6 +341,6 @@ async def opened(url: str, cluster: str) -> StateStore:
     """Return the store of a cluster, started."""
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster)
+    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S)
     await store.start()
     return store
