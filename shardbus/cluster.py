@@ -52,6 +52,7 @@ from shardbus.membership.view import (
 from shardbus.node.rpc import NodeRpc
 from shardbus.node.shutdown_phases import Phases
 from shardbus.node.subscriptions import Subscription, Subscriptions
+from shardbus.quantities import counted
 from shardbus.sharding import events as sharding_events
 from shardbus.sharding.messages import PartitionChange, TableState
 from shardbus.sharding.region.table_gossip import TableGossip, TableVersion
@@ -226,8 +227,8 @@ class Cluster:
         """
         if not 0 < len(name) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
             raise ConfigError(
-                f"meta {name[:40]!r} of {len(data)} bytes: a name has 1 to {META_NAME_MAX} "
-                f"characters, its value at most {META_BYTES_MAX} bytes"
+                f"meta {name[:40]!r} of {counted(len(data), 'byte')}: a name has 1 to "
+                f"{META_NAME_MAX} characters, its value at most {META_BYTES_MAX} bytes"
             )
         self._node.write_meta(name, data)
 

@@ -29,6 +29,8 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardbus.quantities import counted
+
 
 class ShardBusError(Exception):
     """The root of all errors. `hint` says what to do, if that is known."""
@@ -179,7 +181,8 @@ class StateTooLarge(StoreError):
 
     def __init__(self, entity_type: str, entity_id: str, size: int, limit: int) -> None:
         super().__init__(
-            f"the state of {entity_type} {entity_id!r:.100} has {size} bytes, the limit is {limit}",
+            f"the state of {entity_type} {entity_id!r:.100} has {counted(size, 'byte')},"
+            f" the limit is {limit}",
             hint="keep less in it, or raise state_limit, or set state_compression",
         )
         self.entity_type, self.entity_id = entity_type, entity_id

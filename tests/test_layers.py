@@ -1,7 +1,8 @@
 """The architecture, as failing tests: floors, banned names, sizes, and no module that nobody uses.
 
     floor 0    errors ids bounds error_text guarded_log heavy_hitters histograms inflate config
-               backoff log_events sample_marks task_set tasks transitions, and store.protocol
+               backoff log_events quantities sample_marks task_set tasks transitions, and
+               store.protocol
     floor 1    membership sharding deliveries reminders replication    pure machines
     floor 2    wire                         pure codecs
     floor 3    transport store              input and output
@@ -43,6 +44,7 @@ FLOORS = {
     "shardbus.histograms": 0,
     "shardbus.log_events": 0,
     "shardbus.inflate": 0,
+    "shardbus.quantities": 0,
     "shardbus.config": 0,
     "shardbus.backoff": 0,
     "shardbus.sample_marks": 0,

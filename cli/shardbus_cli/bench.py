@@ -155,7 +155,8 @@ class _Work:
 
         await asyncio.gather(*(lane() for _ in range(LANES)))
         if found != self._sent:
-            raise CommandFailure(f"{self._sent} messages were sent, {found} handled", "report it")
+            sent = output.counted(self._sent, "message was sent", "messages were sent")
+            raise CommandFailure(f"{sent}, {found} handled", "report it")
 
     async def _round(self) -> None:
         import asyncio

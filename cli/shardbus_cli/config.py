@@ -106,7 +106,8 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
         )
         if keyring is None:
             return "none"
-        known = "" if keyring.identities is None else f", {len(keyring.identities)} keys allowed"
+        allowed = keyring.identities
+        known = "" if allowed is None else f", {output.counted(len(allowed), 'key')} allowed"
         return f"secret {keyring.newest.fingerprint}{known}"
 
     return {"types": types, "downing": downing, "exposure": exposure, "keys": keys}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Shard tables in the state store.", no_args_is_help=True)
 
 CONNECT_TIMEOUT_S = 1.0
-MIGRATE_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 """Seconds for one call to the store: nothing else waits for it."""
 PROGRESS_S = 1.0
 """Seconds between two lines of progress."""
@@ -274,7 +274,7 @@ async def _migrate(
     from shardbus.store.migration import migratable
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster, timeout=MIGRATE_TIMEOUT_S)
+    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S)
     moving = migratable(store)
     if moving is None:
         line = "this store finds states whatever their shards are: nothing is to be moved"
@@ -322,15 +322,17 @@ def _described_migration(found: Migration, *, done: bool, write: bool) -> dict[s
         for name, one in sorted(found.types.items())
     }
     lines = [
-        f"{name}: {one['misplaced']} of {one['entities']} states and {one['lists']} lists"
-        f" {'are moved' if write else 'would move'} to the places of {one['to']!r}"
-        for name, one in types.items()
-        if one["misplaced"] or one["lists"]
+        f"{name}: {one.misplaced} of {output.counted(one.entities, 'state')} and"
+        f" {output.counted(one.lists, 'list')}"
+        f" {'are moved' if write else 'would move'} to the places of {one.layout!r}"
+        for name, one in sorted(found.types.items())
+        if one.misplaced or one.lists
     ]
     if done:
         lines.append("everything is in its place")
     elif write:
-        lines.append(f"{found.moved} states and {found.lists} lists moved")
+        moved, lists = output.counted(found.moved, "state"), output.counted(found.lists, "list")
+        lines.append(f"{moved} and {lists} moved")
     counts = {"moved": found.moved, "lists": found.lists}
     return {"done": done, **counts, "types": types, "lines": lines}
 
@@ -339,6 +341,6 @@ async def opened(url: str, cluster: str) -> StateStore:
     """Return the store of a cluster, started."""
     from shardbus.store.opening import open_store
 
-    store = open_store(url, cluster=cluster)
+    store = open_store(url, cluster=cluster, timeout=CALL_TIMEOUT_S)
     await store.start()
     return store

@@ -98,7 +98,8 @@ def replay(
     else:
         _report(answer)
     if answer["failed"]:
-        raise CommandFailure(f"{len(answer['failed'])} letters were not sent")
+        failed = len(answer["failed"])
+        raise CommandFailure(output.counted(failed, "letter was not sent", "letters were not sent"))
     _check_silent(answer)
 
 

@@ -206,7 +206,7 @@ def _print(url: str, answer: Answer, found: list[Finding], as_json: bool) -> Non
         output.data(output.safe(f"    {group['advice']}"))
     if not groups and answer:
         counts = {what: int(answer.get(f"{what}s", 0)) for what in ("member", "type", "shard")}
-        parts = [f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()]
+        parts = [output.counted(number, what) for what, number in counts.items()]
         output.data(f"healthy: {', '.join(parts)}")
     for row in lost:
         output.data(lost_line(row))

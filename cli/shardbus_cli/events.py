@@ -174,7 +174,7 @@ def _read_again(nodes: AnyNode, since: float, *, learn: bool) -> dict[str, Any]:
         except CommandFailure as failure:
             if failure.code is not ExitCode.UNREACHABLE or not left:
                 raise
-            output.note(f"{failure.message}; asking again, {left} times at most")
+            output.note(f"{failure.message}; asking again, {output.counted(left, 'time')} at most")
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_MOST_S)
             continue

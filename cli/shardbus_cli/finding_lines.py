@@ -23,7 +23,8 @@ def lost_line(row: Mapping[str, Any]) -> str:
     """Return the facts about a lost node in one line."""
     by = f" by {row['by']}: {row['why']}" if row.get("by") else ""
     moved = "".join(
-        f"; {counts['homed']} of its {counts['freed']} shards of {kind} have a home again"
+        f"; {counts['homed']} of its {output.counted(counts['freed'], 'shard')} of {kind}"
+        f" {'has' if counts['homed'] == 1 else 'have'} a home again"
         for kind, counts in (row.get("shards") or {}).items()
     )
     return output.safe(f"lost: {row['node']} at {row['at']}, declared dead{by}{moved}")

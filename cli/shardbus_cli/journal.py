@@ -101,7 +101,7 @@ def export(
             count += 1
         return count
 
-    output.note(f"{_run(store, named.name, lines)} lines")
+    output.note(output.counted(_run(store, named.name, lines), "line"))
 
 
 @app.command("import")
@@ -136,7 +136,7 @@ def import_(
         kind, entity_id, count = _run(store, name, write)
     except (OSError, ValueError) as error:
         raise CommandFailure(f"{file}: {error}", code=ExitCode.USAGE) from None
-    output.note(f"{kind} {entity_id!r}: {count} events")
+    output.note(f"{kind} {entity_id!r}: {output.counted(count, 'event')}")
 
 
 def _run(url: str, cluster: str, step: Callable[[StateStore, JournalStore], Awaitable[T]]) -> T:

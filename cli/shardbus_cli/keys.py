@@ -114,7 +114,8 @@ def rotate(
         raise Refused(f"{file} has one secret: no rotation is under way")
     if not finish and len(held) > 1:
         raise Refused(
-            f"{file} has {len(held)} secrets: a rotation is under way", hint="end it with --finish"
+            f"{file} has {output.counted(len(held), 'secret')}: a rotation is under way",
+            hint="end it with --finish",
         )
     kept = held[:1] if finish else (new_secret(), *held)
     write_private(file, secrets_text(kept), replace=True)

@@ -81,7 +81,7 @@ def _wait_until_empty(
         line = ", ".join(f"{count} of {name}" for name, count in types.items())
         if left and line != told:
             told = line
-            output.note(f"{left} shard{'' if left == 1 else 's'} left: {line}")
+            output.note(f"{output.counted(left, 'shard')} left: {line}")
         if left:
             time.sleep(POLL_S)
     _show({**answer, "shards": left}, as_json)

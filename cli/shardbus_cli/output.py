@@ -38,6 +38,12 @@ def escape(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return the number with its noun, as `shardbus.quantities.counted` does: a command that only
+    prints does not load the package."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def data(text: str) -> None:
     """Print one piece of data."""
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")

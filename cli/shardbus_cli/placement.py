@@ -82,8 +82,8 @@ def stop(
         if time.monotonic() >= deadline:
             break
         if stopping:
-            left = len(stopping)
-            output.note(f"{left} {'shard is' if left == 1 else 'shards are'} still stopping")
+            left = output.counted(len(stopping), "shard is", "shards are")
+            output.note(f"{left} still stopping")
     found = {"type": entity_type, "stopped": stopped, "stopping": stopping}
     if as_json:
         output.data(output.as_json(found))
@@ -142,9 +142,8 @@ def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
         return
     output.table(("node", "before", "after"), [_named(row) for row in answer["nodes"]])
     moves, plans = len(answer["moves"]), answer["rounds"]
-    shards = "1 shard" if moves == 1 else f"{moves} shards"
-    rounds = {0: "", 1: ", in one plan"}.get(plans, f", in {plans} plans")
-    output.note(f"{shards} would move{rounds}")
+    rounds = {0: "", 1: ", in one plan"}.get(plans, f", in {output.counted(plans, 'plan')}")
+    output.note(f"{output.counted(moves, 'shard')} would move{rounds}")
     if not answer["settled"]:
         output.note("the strategy does not settle")
     note_held(answer)

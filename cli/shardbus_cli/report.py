@@ -83,6 +83,7 @@ def report(
     found = [*findings(picture), *warning_signs(picture)]
     bundle.add("README.txt", README)
     answered = _collect(bundle, asked, picture, found)
+    files = len(bundle.files) + 2
     summary = {
         "cluster": picture.cluster.get("cluster"),
         "asked": asked.url,
@@ -90,7 +91,7 @@ def report(
         "members": len(picture.members),
         "answered": answered,
         "findings": len(found),
-        "files": len(bundle.files) + 2,
+        "files": files,
         "missing": len(bundle.missing),
     }
     bundle.add_json("summary.json", summary)
@@ -98,10 +99,11 @@ def report(
     if as_json:
         output.data(output.as_json({"file": str(path), "bytes": size, **summary}))
         return
-    output.data(f"{path}: {size / 1024:.0f} KiB, {summary['files']} files")
+    output.data(f"{path}: {size / 1024:.0f} KiB, {output.counted(files, 'file')}")
+    missing = output.counted(len(bundle.missing), "thing is missing", "things are missing")
     output.data(
-        f"    {answered} of {len(picture.members)} members answered over HTTP, the doctor has"
-        f" {len(found)} findings, {len(bundle.missing)} things are missing"
+        f"    {answered} of {output.counted(len(picture.members), 'member')} answered over HTTP,"
+        f" the doctor has {output.counted(len(found), 'finding')}, {missing}"
     )
     for name, why in list(bundle.missing.items())[:SHOWN]:
         output.data(output.safe(f"    missing: {name}: {why}"))

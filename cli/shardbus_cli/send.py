@@ -142,7 +142,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer, always as JSON."""
-    from shardbus.errors import RequestError, Unhandled, advice_of
+    from shardbus.errors import RequestError, advice_of
 
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
@@ -157,11 +157,6 @@ def ask(
 
     try:
         reply = _with_client(node, timeout, secret, send)
-    except Unhandled as unhandled:
-        hint = unhandled.hint or advice_of(unhandled)
-        if method and unhandled.definite:
-            hint = f"""a message for `receive` is quoted: '"{method}"'"""
-        raise CommandFailure(unhandled.message, hint) from None
     except RequestError as error:
         failure = CommandFailure.of(error)
         raise CommandFailure(

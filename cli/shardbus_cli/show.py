@@ -163,10 +163,11 @@ def partitions(
     ]
     output.table(("shard", "nodes"), rows)
     if gossip := answer.get("gossip"):
-        pending, behind = len(gossip.get("pending", ())), len(gossip.get("behind", ()))
+        pending = output.counted(len(gossip.get("pending", ())), "change")
+        behind = output.counted(len(gossip.get("behind", ())), "node")
         output.note(
             f"table {gossip.get('epoch')}.{gossip.get('version')} by gossip: "
-            f"{pending} changes pending, {behind} nodes not known to have it"
+            f"{pending} pending, {behind} not known to have it"
         )
 
 

@@ -184,7 +184,8 @@ def check(
     else:
         for name, one in found.items():
             versions = ", ".join(f"{n} of version {v}" for v, n in one["versions"].items())
-            output.data(f"{name}: {one['read']} states read{', ' if versions else ''}{versions}")
+            states = output.counted(one["read"], "state")
+            output.data(f"{name}: {states} read{', ' if versions else ''}{versions}")
             for line in one["unreadable"]:
                 output.data(output.safe(f"{name}: {line}"))
             if one["failed"] > len(one["unreadable"]):

@@ -147,7 +147,7 @@ def export(
             await found.close()
         return count
 
-    output.note(f"{asyncio.run(print_all())} lines")
+    output.note(output.counted(asyncio.run(print_all()), "line"))
 
 
 def import_(
@@ -362,4 +362,5 @@ def _write_here(
             await store.close()
 
     asyncio.run(write())
-    output.note(f"{kind} {entity_id!r}: {'removed' if data is None else f'{len(data)} bytes set'}")
+    change = "removed" if data is None else f"{output.counted(len(data), 'byte')} set"
+    output.note(f"{kind} {entity_id!r}: {change}")

@@ -119,7 +119,7 @@ def frame(pages: Mapping[str, Any], url: str, clock: str, before: Pages | None =
     busy = {row["node"]: row for row in pages["load"].get("nodes", ())}
     up = sum(row.get("status") == "up" and bool(row.get("reachable", True)) for row in members)
     name = output.safe(cluster.get("cluster"))
-    head = f"cluster {name}   {up} of {len(members)} nodes up   {clock}   {url}"
+    head = f"cluster {name}   {up} of {output.counted(len(members), 'node')} up   {clock}   {url}"
     rows = [_node_row(row, busy.get(row["node"], {})) for row in members]
     lines = [head, *_attention(pages.get("findings") or {}), ""]
     lines += [*output.table_lines(NODE_COLUMNS, rows), ""]
@@ -137,7 +137,8 @@ def _attention(answer: Mapping[str, Any]) -> Iterator[str]:
     for group in found[:FINDINGS]:
         yield f"{group['level']}: {finding_line(group, SUBJECTS)}"
     if len(found) > FINDINGS:
-        yield f"and {len(found) - FINDINGS} other findings: see `shardbus doctor`"
+        other = output.counted(len(found) - FINDINGS, "other finding")
+        yield f"and {other}: see `shardbus doctor`"
     yield from map(lost_line, answer.get("lost", ())[:LOST])
 
 

@@ -25,6 +25,7 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.region import RegionShell, region_of
+from shardbus.task_set import TaskSet
 
 LISTS_MAX = 4
 """Lists of entities, at most, that a node makes at once."""
@@ -55,6 +56,7 @@ class Administration:
         self.maps = ShardMaps()
         self.history = LoadHistory(lambda: node.loop.time(), lambda: load_of(node))
         self.hour = ClusterHour()
+        self.tasks = TaskSet()
         self.lists = 0
         """Lists of entities that are being made."""
         self._shared: dict[str, SharedAnswer[Json]] = {}

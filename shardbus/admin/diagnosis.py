@@ -28,6 +28,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shardbus.quantities import counted
+
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
 
@@ -443,7 +445,8 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
         if not row.get("registered") and not lacks:
             yield Finding("not-registered", kind, node, "is not registered with the coordinator")
         if row.get("buffered") and _age(row, "buffered_for") >= WAIT_S:
-            yield Finding("waiting", kind, node, f"has {row['buffered']} messages without a home")
+            what = f"has {counted(row['buffered'], 'message')} without a home"
+            yield Finding("waiting", kind, node, what)
     yield from _homes(picture, kind, rows)
 
 

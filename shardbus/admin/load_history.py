@@ -5,12 +5,18 @@ operator asks adds the samples of all members up, step by step, and keeps the su
 requests each sample once.
 
     LoadHistory    on each node: a ring of `SAMPLES_MAX` samples, numbered by the clock of its loop
-    ClusterHour    on the node that is asked: the sums of the members' samples, by its own clock
+    ClusterHour    on the node that is asked: the sums of the nodes' samples, by its own clock
 
 Rates of counters are added; of the measures of strain (busy, lag, latencies) the highest counts.
 The difference between the clocks of two nodes is fixed when a node is asked first, so that each of
-its samples stands in one step. A step is shown once every member has sampled it. A node that is
-gone takes its hour along.
+its samples stands in one step. A step is shown once every member has sampled it.
+
+**A node that is gone.** Its own hour is lost with it, and the sums keep its part. So that this does
+not depend on a page that happened to be open, the three oldest members (`KEEPERS`) add new samples
+in each step. Any other node adds them when it is asked, and takes the sums of a keeper first,
+unless its own are at most `FRESH_STEPS` old. So a killed node is missing only with its last two
+steps, and the sums outlive a rolling restart. `ended` names the nodes in the sums that are members
+no more.
 
 Nothing here runs per message: a sample costs some 75 microseconds.
 
@@ -19,6 +25,7 @@ Source: docs/how-to/dashboard.md; B.149.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -40,6 +47,10 @@ HIGHEST = ("busy", "lag", "handled", "waited")
 """Of these the highest of all members counts; times are in seconds, 0 if none was measured."""
 COLUMNS = (*RATES, *AMOUNTS, *HIGHEST)
 ADDED = len(RATES) + len(AMOUNTS)
+KEEPERS = 3
+"""Members that add the samples of all in each step: the oldest, and two that outlive it."""
+FRESH_STEPS = 2.5
+"""Steps for which a node's sums have the samples of every node that has ended meanwhile."""
 SETTLED = 0.65
 """Steps after which every member has sampled a step: half a one by which clocks may be apart, and
 the second in which a sample is due."""
@@ -100,23 +111,45 @@ def _highest(now: Histogram, before: Histogram) -> float:
     return recent.quantile(PART)
 
 
+class NodeSums(NamedTuple):
+    """A node whose samples are in the sums. `offset`: between the number of a sample and its step.
+    `last`: the number of the last sample that was added."""
+
+    node: str
+    offset: int
+    last: int
+
+
+class SavedHour(NamedTuple):
+    """The sums of one node, for another.
+
+    Shape: `now` is the time of its loop in steps; a row has a step, the number of nodes in it, and
+    the values of `names`.
+    """
+
+    now: float
+    names: Sequence[str]
+    rows: list[list[float]]
+    nodes: list[NodeSums]
+
+
 class ClusterHour:
-    """The sums of all members, by steps of the clock of the node that is asked."""
+    """The sums of all nodes of the last hour, by steps of the clock of the node that is asked."""
 
     def __init__(self) -> None:
-        self._offsets: dict[NodeId, int] = {}
-        """The offset between the number of a member's sample and its step here."""
-        self._last: dict[NodeId, int] = {}
-        """The number of the last sample that was added, by member."""
+        self._nodes: dict[NodeId, NodeSums] = {}
         self._steps: dict[int, list[float]] = {}
-        """The number of members in a step, and the sums."""
+        """The number of nodes in a step, and the sums."""
+        self._added_at = -math.inf
+        """The time in steps at which samples were added last."""
+
+    def is_fresh(self, now: float) -> bool:
+        """True if no node can have ended unseen since samples were added last."""
+        return now - self._added_at <= FRESH_STEPS
 
     def asks(self, members: Collection[NodeId]) -> dict[NodeId, int]:
-        """Return the number after which each member is to send its samples. If one that was asked
-        before is no member any more, all send all of theirs."""
-        if not self._offsets.keys() <= set(members):
-            self._offsets, self._last, self._steps = {}, {}, {}
-        return {node: self._last.get(node, -1) for node in members}
+        """Return the number after which each member must send its samples."""
+        return {node: self._nodes[node].last if node in self._nodes else -1 for node in members}
 
     def add(
         self,
@@ -128,23 +161,67 @@ class ClusterHour:
     ) -> None:
         """Add the samples of a member. `now` is the time of this loop in steps, `sent` the member's
         when it answered. `names`: of its values, which another release may have others of."""
-        offset = self._offsets.setdefault(node, round(now - sent))
-        places = [(names.index(one) + 1, at) for at, one in enumerate(COLUMNS, 1) if one in names]
-        for row in rows:
-            number = int(row[0])
-            if number <= self._last.get(node, -1):
+        sums = self._nodes.get(node) or NodeSums(str(node), round(now - sent), -1)
+        places = _places(names)
+        for first, *sample in rows:
+            number = int(first)
+            if number <= sums.last:
                 continue
-            self._last[node] = number
-            sums = self._steps.setdefault(number + offset, [0.0] * (1 + len(COLUMNS)))
-            sums[0] += 1
+            sums = sums._replace(last=number)
+            values = self._steps.setdefault(number + sums.offset, _nothing())
+            values[0] += 1
             for place, at in places:
-                value = row[place]
-                sums[at] = sums[at] + value if at <= ADDED else max(sums[at], value)
+                value = sample[place]
+                values[at] = values[at] + value if at <= ADDED else max(values[at], value)
+        self._nodes[node], self._added_at = sums, now
 
     def rows(self, now: float) -> list[list[float]]:
         """Return the complete steps of the last hour, oldest first: the steps since its end, the
-        number of members in it, and the sums. Forgets older ones."""
-        for step in [step for step in self._steps if step < now - SAMPLES_MAX]:
-            del self._steps[step]
+        number of nodes in it, and the sums. Forgets older ones."""
+        self._forget(now)
         complete = sorted(step for step in self._steps if step + 1 + SETTLED <= now)
         return [[now - step - 1, *self._steps[step]] for step in complete]
+
+    def ended(self, now: float, members: Collection[NodeId]) -> list[tuple[str, float]]:
+        """Return the nodes in the sums that are no members, in the order in which they ended, with
+        the steps since the end of the last sample of each."""
+        self._forget(now)
+        gone = (sums for node, sums in self._nodes.items() if node not in members)
+        ends = [(sums.node, now - sums.offset - sums.last - 1) for sums in gone]
+        return sorted(ends, key=lambda end: -end[1])
+
+    def saved(self, now: float) -> SavedHour:
+        """Return the sums, for another node."""
+        self._forget(now)
+        rows = [[step, *values] for step, values in self._steps.items()]
+        return SavedHour(now, COLUMNS, rows, list(self._nodes.values()))
+
+    def take(self, now: float, saved: SavedHour) -> None:
+        """Replace these sums by another node's. `now`: the time of this loop in steps."""
+        shift, places = round(now - saved.now), _places(saved.names)
+        self._nodes = {
+            NodeId.parse(one.node): one._replace(offset=one.offset + shift) for one in saved.nodes
+        }
+        self._steps = {}
+        for step, count, *sums in saved.rows:
+            values = self._steps[int(step) + shift] = _nothing()
+            values[0] = count
+            for place, at in places:
+                values[at] = sums[place]
+
+    def _forget(self, now: float) -> None:
+        """Forget steps of more than an hour ago, and nodes that have none later."""
+        oldest = now - SAMPLES_MAX
+        self._steps = {at: values for at, values in self._steps.items() if at >= oldest}
+        self._nodes = {
+            node: sums for node, sums in self._nodes.items() if sums.last + sums.offset >= oldest
+        }
+
+
+def _nothing() -> list[float]:
+    return [0.0] * (1 + len(COLUMNS))
+
+
+def _places(names: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the place of each value among `names`, and in these sums."""
+    return [(names.index(name), at) for at, name in enumerate(COLUMNS, 1) if name in names]

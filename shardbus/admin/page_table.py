@@ -4,9 +4,11 @@ to the questions of other nodes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from shardbus.admin.administration import Administration
+from shardbus.admin.load_history import STEP_S
 from shardbus.admin.pages import (
     checkup,
     cluster,
@@ -48,10 +50,11 @@ def administer(
     origins: Mapping[str, str] | None = None,
     log: Callable[[], list[str]] | None = None,
 ) -> NodePages:
-    """Let a node answer the questions of other nodes; return its pages. The arguments are as for
-    `Administration`."""
+    """Let a node answer the questions of other nodes, and keep the hour of the cluster if it is one
+    of the oldest; return its pages. The arguments are as for `Administration`."""
     admin = Administration(services, origins, log)
     answer_questions(admin)
+    services.every("hour of the cluster", STEP_S, partial(history.keep, admin))
     return bound(admin)
 
 

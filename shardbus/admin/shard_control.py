@@ -21,6 +21,7 @@ from shardbus.errors import (
 )
 from shardbus.ids import Address, NodeId
 from shardbus.node.rpc import NodeRpc
+from shardbus.quantities import counted
 from shardbus.shells.region import RegionShell, region_of
 
 REFUSALS: Mapping[str, type[ShardBusError]] = {
@@ -131,4 +132,4 @@ class ShardControl:
         for shard in shards:
             check_shard(region, shard)
         if len(shards) > SHARDS_MAX:
-            raise ConfigError(f"{len(shards)} shards at once: at most {SHARDS_MAX}")
+            raise ConfigError(f"{counted(len(shards), 'shard')} at once: at most {SHARDS_MAX}")

@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from shardbus.quantities import counted
+
 SLOW_S = 0.1
 """Seconds from which a wait is a cause."""
 STUCK_S = 2.0
@@ -221,7 +223,7 @@ def _at_sender(place: EntityPlace) -> Iterator[Cause]:
             "moving",
             None,
             f"its shard {place.shard} is on the move ({place.shard_state or 'state unknown'}): "
-            f"{place.waiting} messages of its type wait on this node",
+            + _waiting_here(place),
             "wait: `handoff_timeout` bounds a move; the history below shows how long moves took",
         )
 
@@ -238,8 +240,7 @@ def _without_home(place: EntityPlace) -> Iterator[Cause]:
         yield Cause(
             "no_home",
             None,
-            f"its shard {place.shard} has no home yet: {place.waiting} messages of its type wait "
-            "on this node",
+            f"its shard {place.shard} has no home yet: {_waiting_here(place)}",
             "see whether rebalancing or `min_members` holds its coordinator: `shardbus doctor`",
         )
 
@@ -287,8 +288,8 @@ def _start(seen: EntityFigures) -> Iterator[Cause]:
         yield Cause(
             "failing_start",
             None,
-            f"its start has failed {seen.failures} times in a row{last}; {seen.mailbox} messages "
-            "wait for one that succeeds",
+            f"its start has failed {counted(seen.failures, 'time')} in a row{last}; "
+            f"{counted(seen.mailbox, 'message waits', 'messages wait')} for one that succeeds",
             "mend what the error names; attempts go on, with a backoff of at most "
             "`entity_restart_backoff`, and an ask that cannot wait for the next one gets the error",
         )
@@ -323,10 +324,15 @@ def _stuck(seen: EntityFigures) -> Iterator[Cause]:
     )
 
 
+def _waiting_here(place: EntityPlace) -> str:
+    waiting = counted(place.waiting, "message of its type waits", "messages of its type wait")
+    return f"{waiting} on this node"
+
+
 def _waiting(seen: EntityFigures) -> str:
     full = seen.mailbox_max and seen.mailbox >= seen.mailbox_max
-    word = "message waits" if seen.mailbox == 1 else "messages wait"
-    return f"{seen.mailbox} {word}" + (", its mailbox is full" if full else "")
+    waiting = counted(seen.mailbox, "message waits", "messages wait")
+    return waiting + (", its mailbox is full" if full else "")
 
 
 def _store(seen: EntityFigures) -> Iterator[Cause]:
@@ -346,7 +352,8 @@ def _store(seen: EntityFigures) -> Iterator[Cause]:
         if calls.count:
             text += f"; a {calls.about} took {span(calls.p99)} (p99) in the last minute"
     if waits:
-        text += f"; its handler waited for it at {seen.waits[STORE]} of {seen.busy} looks"
+        looks = counted(seen.busy, "look")
+        text += f"; its handler waited for it at {seen.waits[STORE]} of {looks}"
     if failed and seen.store_failed_ago is not None:
         text += f"; it gave no answer {span(seen.store_failed_ago)} ago: {seen.store_error}"
     yield Cause(
@@ -367,7 +374,7 @@ def _asked(seen: EntityFigures) -> Iterator[Cause]:
                 "slow_answer",
                 seconds,
                 f"its handler `{seen.method or slowest.about}` waits for the answer of {what}, at "
-                f"{times} of {seen.busy} looks; {_waiting(seen)}",
+                f"{times} of {counted(seen.busy, 'look')}; {_waiting(seen)}",
                 f"explain {what}",
             )
 

@@ -37,6 +37,7 @@ from shardbus.admin.diagnosis import (
     Picture,
 )
 from shardbus.entities.failures import ON_START
+from shardbus.quantities import counted
 
 Row = Mapping[str, Any]
 
@@ -96,11 +97,12 @@ def _members(picture: Picture) -> Iterator[Finding]:
             yield Finding("descriptors", MEMBERS, node, what)
         waiting, seconds = row.get("saves") or (0, 0.0)
         if seconds > SAVES_WAIT_S:
-            what = f"has {waiting} saves waiting, the oldest for {seconds:.1f} s"
+            what = f"has {counted(waiting, 'save')} waiting, the oldest for {seconds:.1f} s"
             yield Finding("saves-waiting", STORE, node, what)
         for kind, (count, late) in (row.get("reminders") or {}).items():
             if late > REMINDERS_LATE_S:
-                what = f"has {count} entities whose reminders are due, the first for {late:.0f} s"
+                entities = counted(count, "entity", "entities")
+                what = f"has {entities} whose reminders are due, the first for {late:.0f} s"
                 yield Finding("reminders-late", str(kind), node, what)
         off = row.get("store_clock")
         if off is not None and abs(off) > CLOCK_S:
@@ -117,8 +119,8 @@ def _dropped(picture: Picture) -> Iterator[Finding]:
             dropped[str(kind), str(reason)] += count
     for (kind, reason), count in dropped.items():
         if reason not in EXPLAINED:
-            times = "1 message" if count == 1 else f"{count} messages"
-            yield Finding("dropped", kind, reason, f"is why {times} got no handler in a minute")
+            what = f"is why {counted(count, 'message')} got no handler in a minute"
+            yield Finding("dropped", kind, reason, what)
 
 
 def _lag(row: Row) -> float:
@@ -178,7 +180,7 @@ def _failing(picture: Picture, kind: str) -> Iterator[Finding]:
     for node, row in _rows(picture, kind).items():
         for entity_id, (age, times, error) in (row.get("failed_starts") or {}).items():
             if age < RECENT_S:
-                tries = "once" if times == 1 else f"{times} times"
+                tries = "once" if times == 1 else counted(times, "time")
                 what = f"has not started on {node}, tried {tries}: {error}"
                 yield Finding("failing-start", kind, entity_id, what)
         for failing in row.get("failing") or ():
@@ -201,15 +203,16 @@ def _backlog(picture: Picture, kind: str) -> Iterator[Finding]:
         for entity_id, _, waiting in boxes.get("fullest", ()):
             if waiting >= min(MAILBOX, limit / 2):
                 named = True
-                what = f"has {waiting} messages waiting on {node}, of {limit} at most"
+                what = f"has {counted(waiting, 'message')} waiting on {node}, of {limit} at most"
                 yield Finding("backlog", kind, entity_id, what)
         if named:
             continue
         if boxes.get("paused"):
-            what = f"lets {boxes['paused']} senders wait for room in its mailboxes"
+            what = f"lets {counted(boxes['paused'], 'sender')} wait for room in its mailboxes"
             yield Finding("backlog", kind, node, what)
         elif boxes.get("waiting", 0) >= MAILBOXES:
-            yield Finding("backlog", kind, node, f"has {boxes['waiting']} messages waiting")
+            what = f"has {counted(boxes['waiting'], 'message')} waiting"
+            yield Finding("backlog", kind, node, what)
 
 
 def _hot(picture: Picture, kind: str) -> Iterator[Finding]:
@@ -243,7 +246,8 @@ def _pressure(answer: Row, row: Row, shard: str) -> str:
     busy = float((answer.get("vitals") or {}).get("busy", 0.0))
     for _, of, waiting in (row.get("mailboxes") or {}).get("fullest", ()):
         if of == shard and waiting >= HOT_WAITING:
-            return f"where {waiting} messages wait for one of its entities"
+            messages = counted(waiting, "message waits", "messages wait")
+            return f"where {messages} for one of its entities"
     if busy >= BUSY:
         return f"which is {busy:.0%} busy"
     lag = _lag(answer)

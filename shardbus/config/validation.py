@@ -26,6 +26,7 @@ from shardbus.config.settings import (
 )
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
+from shardbus.quantities import counted
 
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
@@ -47,7 +48,7 @@ def check(settings: Settings) -> None:
     _check_ports(node, http, settings.store)
     if len(node.zone) > ID_CHARACTERS_MAX or not node.zone.isprintable():
         raise ConfigError(
-            f"node.zone is {node.zone!r:.60}, of {len(node.zone)} characters",
+            f"node.zone is {node.zone!r:.60}, of {counted(len(node.zone), 'character')}",
             hint=f"a zone has at most {ID_CHARACTERS_MAX} printable characters",
         )
     if not cluster.new_cluster and not node.seeds and node.join == "auto":
@@ -244,8 +245,8 @@ def check_token(name: str, token: str) -> None:
     """
     if len(token) < TOKEN_CHARACTERS_MIN:
         raise ConfigError(
-            f"{name} has {len(token)} characters, at least {TOKEN_CHARACTERS_MIN} are needed: "
-            "a shorter one can be guessed",
+            f"{name} has {counted(len(token), 'character')}, at least {TOKEN_CHARACTERS_MIN} are "
+            "needed: a shorter one can be guessed",
             hint="make one with `openssl rand -hex 16`",
         )
 

@@ -42,6 +42,7 @@ import msgspec
 from shardbus.bounds import Uid
 from shardbus.deliveries.numbers import UNREADABLE, DeliveryNumber, ProducerName
 from shardbus.errors import BufferFull
+from shardbus.quantities import counted
 
 PENDING_MAX = 100
 """Deliveries of one entity that wait for their confirmation."""
@@ -198,7 +199,11 @@ class DeliveryRecord:
         size = pending.size + sum(one.size for one in self.pending.values())
         if len(self.pending) >= PENDING_MAX or size > PENDING_BYTES_MAX:
             raise BufferFull(
-                f"{len(self.pending)} deliveries of this entity wait for their confirmation",
+                counted(
+                    len(self.pending),
+                    "delivery of this entity waits for its confirmation",
+                    "deliveries of this entity wait for their confirmation",
+                ),
                 hint=f"at most {PENDING_MAX}, with {PENDING_BYTES_MAX} bytes",
             )
         self.last += 1

@@ -43,6 +43,7 @@ from shardbus.entities.supervision import EntityCounts
 from shardbus.error_text import shown
 from shardbus.errors import EntityFailed, LocalProtocolError, MailboxFull
 from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
 from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 
@@ -84,7 +85,7 @@ class DeferredWork:
             counts.stashed += not message.own
             return
         counts.lose("mailbox_full", activation.key, *message[:4])
-        text = f"{self._name} {activation.key!r} has {len(stash)} messages stashed"
+        text = f"{self._name} {activation.key!r} has {counted(len(stash), 'message')} stashed"
         message.refuse(MailboxFull(text))
 
     def unstash_all(self, activation: Activation) -> None:

@@ -76,6 +76,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
 from shardbus.tasks.eager import EagerTask, references
 from shardbus.tasks.interrupts import raise_interrupt
 from shardbus.transport.drop_reports import Origin
@@ -292,7 +293,7 @@ class EntityRunner:
             mailbox.append(message)
             return
         self.counts.lose("mailbox_full", activation.key, *message[:4])
-        text = f"{self.kind.name} {activation.key!r} has {len(mailbox)} messages waiting"
+        text = f"{self.kind.name} {activation.key!r} has {counted(len(mailbox), 'message')} waiting"
         message.refuse(MailboxFull(text))
 
     def _refused(self, activation: Activation, message: Message) -> bool:

@@ -31,6 +31,7 @@ from typing import Any
 
 from shardbus.entities.running_handlers import RunningHandler, RunningHandlers
 from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
 from shardbus.tasks import internals
 from shardbus.tasks.eager import EagerTask
 from shardbus.transport.asks import CoarseClock
@@ -122,7 +123,8 @@ class SlowHandlers:
         asked = eager.call_chain.unanswered() if eager.call_chain is not None else []
         if asked:
             names = ", ".join(f"{type} {id!r}" for type, id in asked[:ASKS_MAX])
-            more = f" and {len(asked) - ASKS_MAX} others" if len(asked) > ASKS_MAX else ""
+            others = len(asked) - ASKS_MAX
+            more = f" and {counted(others, 'other')}" if others > 0 else ""
             text += f"; no answer yet from {names}{more}"
         self._report(handler, WAITED, text)
 
@@ -176,7 +178,7 @@ class SlowHandlers:
         self._quiet_until[key] = now + QUIET_S
         others = self._unreported.pop(key, 0)
         self._reports.append(SlowReport(now, entity_type, what, f"{handler} {text}"))
-        more = f" ({others} others before)" if others else ""
+        more = f" ({counted(others, 'other')} before)" if others else ""
         log.warning("%s of %s %r %s%s", method, entity_type, entity_id, text, more)
 
 

@@ -32,6 +32,7 @@ from shardbus.membership.gossip import (
 )
 from shardbus.membership.member import WORKING, Status, age_order
 from shardbus.membership.reachability import Flag
+from shardbus.quantities import counted
 
 Command = (
     ev.Leave
@@ -144,7 +145,7 @@ def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossi
         return gossip, f"there are {META_MAX} names of meta already"
     if not 0 < len(name) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
         return gossip, (
-            f"meta {name[:40]!r} of {len(data)} bytes: a name has 1 to {META_NAME_MAX} characters, "
-            f"its value at most {META_BYTES_MAX} bytes"
+            f"meta {name[:40]!r} of {counted(len(data), 'byte')}: a name has 1 to {META_NAME_MAX} "
+            f"characters, its value at most {META_BYTES_MAX} bytes"
         )
     return gossip.with_meta(me, name, data), ""

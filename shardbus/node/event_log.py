@@ -13,6 +13,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import view
 from shardbus.membership.claim_record import named
 from shardbus.membership.downing.split import describe_decision
+from shardbus.quantities import counted
 from shardbus.sharding.events import Note
 
 NOTEWORTHY = frozenset(
@@ -171,7 +172,7 @@ def sentence(event: view.DomainEvent) -> str:
         case view.ConvergenceChanged(converged=converged):
             return "the cluster has converged" if converged else "the cluster has not converged"
         case view.MetaChanged(name=name, data=data):
-            return f"meta {name!r} is {len(data)} bytes now"
+            return f"meta {name!r} is {counted(len(data), 'byte')} now"
         case view.SelfStarved(seconds=late):
             return f"this node was starved: its timer fired {late:.1f} s late"
         case view.NodeStarved(node=node, seconds=late):

@@ -30,6 +30,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.membership.gossip import ON_THE_WAY_OUT
 from shardbus.membership.member import age_order
 from shardbus.membership.view import MembershipView
+from shardbus.quantities import counted
 from shardbus.store.opening import open_store
 from shardbus.store.urls import default_url
 
@@ -102,7 +103,7 @@ class Rejoining:
         """Return what the node waits for, and until when."""
         if now < self._began_at:
             pause = self._began_at - now
-            times = f"{self.turn} times in a row"
+            times = f"{counted(self.turn, 'time')} in a row"
             return f"was downed {times}, and asks {named(self.by)} in {pause:.0f} s to take it in"
         left = max(self._began_at + self.within - now, 0.0)
         end = f"for {left:.0f} s more" if self.within else "without end"

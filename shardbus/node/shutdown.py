@@ -23,6 +23,7 @@ from shardbus.membership import events as cluster
 from shardbus.membership.events import LEFT
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.shutdown_phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
+from shardbus.quantities import counted
 from shardbus.shells.cluster_thread import MembershipRunner
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
@@ -155,7 +156,7 @@ def waits_for(node: LeavingNode) -> str:
             waits += _hand_off_waits(node)
         case phase if phase == LEAVE and not node.stopped.done():
             clients = node.endpoint.clients
-            waits += [f"{clients} clients to take another way"] if clients else []
+            waits += [f"{counted(clients, 'client')} to take another way"] if clients else []
             waits.append("the other members to know that this node leaves")
         case phase if phase == LEAVE:
             waits.append("clients, and messages under way")
@@ -171,7 +172,7 @@ def _hand_off_waits(node: LeavingNode) -> list[str]:
             keepers = (running.running(eager) for eager in list(running.tasks.values()))
             keeper = next((one for one in keepers if one is not None), None)
             why = f" ({keeper} runs)" if keeper is not None else ""
-            waits.append(f"{shards} shards of {name!r}{why}")
+            waits.append(f"{counted(shards, 'shard')} of {name!r}{why}")
     return waits or ["messages without a home"]
 
 
@@ -185,7 +186,7 @@ async def _until(node: LeavingNode, condition: Callable[[], bool], seconds: floa
 def _hosted(node: LeavingNode) -> str:
     """Return the number of shards here with its noun."""
     shards = sum(len(r.host.shards) for r in node.regions.values() if r.table is r)
-    return "1 shard" if shards == 1 else f"{shards} shards"
+    return counted(shards, "shard")
 
 
 def _awaits_homes(node: LeavingNode) -> bool:

@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from shardbus.error_text import described
 from shardbus.errors import ConfigError
+from shardbus.quantities import counted
 
 Late = Literal["once", "all", "skip"]
 LATE_POLICIES: tuple[Late, ...] = get_args(Late)
@@ -133,6 +134,6 @@ def checked(rule: Rule) -> Rule:
         raise ConfigError("jitter is below 0")
     zone(rule.tz)
     if rule.cron and len(rule.cron.split()) != 5:
-        found = len(rule.cron.split())
-        raise ConfigError(f"cron {rule.cron!r:.80} has {found} fields, not 5", hint=FIELDS)
+        fields = counted(len(rule.cron.split()), "field")
+        raise ConfigError(f"cron {rule.cron!r:.80} has {fields}, not 5", hint=FIELDS)
     return rule

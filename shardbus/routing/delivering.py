@@ -61,6 +61,7 @@ from shardbus.errors import (
     Unhandled,
     UnknownEntityType,
 )
+from shardbus.quantities import counted
 from shardbus.routing.router import LoopSender
 from shardbus.transport.asks import Key, set_error
 from shardbus.transport.machine_timer import MachineTimer
@@ -336,7 +337,8 @@ class DeliverySender:
         if len(letter.payload) > PAYLOAD_MAX:
             raise MessageTooLarge(f"a delivery of {len(letter.payload)} bytes is too large")
         if self.producer.is_full:
-            raise BufferFull(f"{self.producer.waiting} deliveries wait behind their windows")
+            waiting = counted(self.producer.waiting, "delivery waits", "deliveries wait")
+            raise BufferFull(f"{waiting} behind the windows")
         self._act(self.producer.offer(letter, target, self._loop.time(), seq))
 
     @property

@@ -304,9 +304,10 @@ class InstancesDescribed:
 class CoordinatorAt:
     """The coordinator is on this node; None if no node is known to have it. The shell repeats the
     event when a new coordinator starts on the same node. For a client: any node it has a session
-    with."""
+    with. `why_no_home`: why no member can give or be a home, as a text for senders."""
 
     node: NodeId | None
+    why_no_home: str = ""
 
 
 @dataclass(frozen=True, slots=True)

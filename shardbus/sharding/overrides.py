@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
+from shardbus.quantities import counted
 
 PLACES_MAX = 100_000
 """How many shards of one type can have a place."""
@@ -54,6 +55,6 @@ class Overrides:
                 places.pop(shard, None)
         if len(places) > PLACES_MAX:
             raise ConfigError(
-                f"{len(places)} shards with a place: at most {PLACES_MAX} may have one"
+                f"{counted(len(places), 'shard')} with a place: at most {PLACES_MAX} may have one"
             )
         return replace(self, places=places)

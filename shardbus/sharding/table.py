@@ -32,6 +32,7 @@ from typing import assert_never
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
+from shardbus.quantities import counted
 from shardbus.sharding.messages import Home
 
 
@@ -202,5 +203,5 @@ class _Draft:
         if not holds:
             raise LocalProtocolError(
                 f"impossible change of the shard table: {why_not}"
-                f" ({len(self.regions)} regions, {len(self.homes)} homes)"
+                f" ({counted(len(self.regions), 'region')}, {counted(len(self.homes), 'home')})"
             )

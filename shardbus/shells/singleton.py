@@ -107,6 +107,7 @@ class SingletonShell:
         self._epoch: int | None = None
         """Of a coordinator that waits for the lease."""
         self._members: TypeMembers | None = None
+        self._why_reported = ""
         """Those of the last view."""
         self._ended = False
         """The coordinator has ended, and the lease is being released."""
@@ -139,10 +140,10 @@ class SingletonShell:
         if epoch:
             region.router.handle(events.EpochSeen(epoch))
         oldest = self.oldest(region.coordinator_role) if members.registers else None
-        node = oldest.node if oldest is not None else None
-        if node != region.coordinator:
-            region.coordinator = node
-            region.router.handle(events.CoordinatorAt(node))
+        node, why = oldest.node if oldest is not None else None, self._why_no_home()
+        if node != region.coordinator or why != self._why_reported:
+            region.coordinator, self._why_reported = node, why
+            region.router.handle(events.CoordinatorAt(node, why))
 
     def oldest(self, role: str) -> Member | None:
         """Return the oldest working member with that role that may have the type."""
@@ -158,6 +159,14 @@ class SingletonShell:
         if self._members.view.oldest(role) is None:
             return f"none is up with role {role!r}"
         return f"those with role {role!r} do not have this type: are they of an older version?"
+
+    def _why_no_home(self) -> str:
+        """Return why no shard of the type can have a home, empty if one can."""
+        if why := self.why_no_member(self._region.settings.role):
+            return f"no member hosts it: {why}"
+        if why := self.why_no_member(self._region.coordinator_role):
+            return f"no member coordinates it: {why}"
+        return ""
 
     def type_missing(self, node: NodeId) -> None:
         """Leave out a node that does not have the type."""

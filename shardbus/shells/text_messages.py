@@ -23,7 +23,7 @@ from shardbus.entities.entity_type import EntityType
 from shardbus.errors import SchemaError, Unhandled
 from shardbus.routing.refs import NO_ARGUMENTS
 from shardbus.wire.batch import METHOD_MAX, AskRun, Relayed, TellRun
-from shardbus.wire.missing_handlers import hint_of
+from shardbus.wire.missing_handlers import hint_of_call
 from shardbus.wire.schema import decode_value
 
 R = TypeVar("R", TellRun, AskRun)
@@ -55,7 +55,7 @@ def unhandled(entity_type: EntityType, method: str) -> Unhandled:
     """Return the error for a message that no handler of the type takes."""
     name = entity_type.name
     if method:
-        hint = hint_of(entity_type.interface, method)
+        hint = hint_of_call(entity_type.interface, method)
         return Unhandled(f"{name} has no handler {method!r:.100}{hint}")
     return Unhandled(f"{name} has no receive, and the message names no handler")
 

@@ -47,6 +47,7 @@ from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 from shardbus.errors import StaleActivation, StoreUnavailable
+from shardbus.quantities import counted
 from shardbus.store.clock import machine_clock
 from shardbus.store.journal_protocol import Append
 from shardbus.store.protocol import Reminders, Save
@@ -389,7 +390,9 @@ class SaveGroup:
         except StoreUnavailable as e:
             return [StoreUnavailable(e.message, hint=e.hint, definite=e.definite) for _ in saves]
         if missing := len(saves) - len(outcomes):  # a defect of the store
-            error = ValueError(f"the store answered {len(outcomes)} of {len(saves)} saves")
+            error = ValueError(
+                f"the store answered {len(outcomes)} of {counted(len(saves), 'save')}"
+            )
             outcomes = [*outcomes[: len(saves)], *[error] * missing]
         return outcomes
 

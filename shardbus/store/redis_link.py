@@ -40,6 +40,7 @@ from redis import exceptions as redis_errors
 
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
+from shardbus.quantities import counted
 from shardbus.store.outage import Outage
 from shardbus.store.redis_errors import trouble_of
 from shardbus.store.redis_packing import Value
@@ -93,8 +94,9 @@ class Durability:
         if self.fsync and replies[1][0] < 1:
             raise NotSynced("has not synced its log", "check the server's disk and its log")
         if self.replicas and replies[-1] < self.replicas:
+            replicas = counted(self.replicas, "replica")
             raise NotSynced(
-                f"has its writes on {replies[-1]} of {self.replicas} replicas",
+                f"has its writes on {replies[-1]} of {replicas}",
                 "start its replicas, or lower ?replicas=",
             )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 
 from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
 
 LINES = 10
 EVERY_S = 10.0
@@ -37,7 +38,8 @@ class LogRateLimiter(logging.Filter):
             del self._lines[next(iter(self._lines))]
         self._lines[text] = (since, lines + 1)
         if left_out:
-            record.msg = f"{text} ({left_out} lines like it were left out)"
+            lines_like_it = counted(left_out, "line like it was", "lines like it were")
+            record.msg = f"{text} ({lines_like_it} left out)"
         return lines < self._lines_max
 
 

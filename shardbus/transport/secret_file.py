@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardbus.errors import ConfigError
+from shardbus.quantities import counted
 
 SECRET_BYTES = 32
 SECRETS_MAX = 4
@@ -119,7 +120,7 @@ def parse_secrets(text: str, where: str) -> tuple[bytes, ...]:
         found.append(secret)
     if not 0 < len(found) <= SECRETS_MAX:
         raise ConfigError(
-            f"{where!r} has {len(found)} secrets, expected 1 to {SECRETS_MAX}",
+            f"{where!r} has {counted(len(found), 'secret')}, expected 1 to {SECRETS_MAX}",
             hint="make one with `shardbus keys new`",
         )
     return tuple(found)

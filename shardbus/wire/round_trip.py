@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from shardbus.quantities import counted
 from shardbus.wire.misfit import Misfit
 from shardbus.wire.plain_values import SCALARS
 
@@ -96,7 +97,7 @@ def _is_equal_scalar(sent: Any, read: Any) -> bool:
 
 def _check_dicts(sent: Any, read: Any, exact: bool) -> None:
     if len(sent) != len(read):
-        raise Misfit(f"has {len(sent)} keys, {len(read)} would come back")
+        raise Misfit(f"has {counted(len(sent), 'key')}, {len(read)} would come back")
     if not exact and _are_scalars(map(type, read.values())) and sent == read:
         return
     for (key, value), (other, found) in zip(sent.items(), read.items(), strict=True):
@@ -112,7 +113,7 @@ def _check_dicts(sent: Any, read: Any, exact: bool) -> None:
 
 def _check_lists(sent: Any, read: Any, exact: bool) -> None:
     if len(sent) != len(read):
-        raise Misfit(f"has {len(sent)} elements, {len(read)} would come back")
+        raise Misfit(f"has {counted(len(sent), 'element')}, {len(read)} would come back")
     for n, (value, found) in enumerate(zip(sent, read, strict=True)):
         if type(value) not in SCALARS or type(value) is not type(found) or value != found:
             try:

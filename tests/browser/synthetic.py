@@ -53,6 +53,8 @@ class Fleet(FakeNode):
         self.found: list[Json] = []
         """Findings beside those of the overview."""
         self.rates: dict[str, dict[str, float]] = {}
+        self.ended: list[Json] = []
+        """Nodes of the hour that are members no more: `node`, and `ago`."""
         self.hour: list[Json] = []
         """Steps of the hour that the nodes have kept: `ago`, and some of the columns."""
         self.handling = [
@@ -224,7 +226,7 @@ class Fleet(FakeNode):
         names = ("nodes", *COLUMNS)
         rows = [[step["ago"], *(step.get(name, 0) for name in names)] for step in self.hour]
         head = {"at": time.time(), "step": 10, "columns": ["ago", *names]}
-        return {**head, "rows": rows, "silent": []}
+        return {**head, "rows": rows, "silent": [], "ended": self.ended}
 
     async def handlers(self, type: str) -> Json:
         rows = [row for row in self.handling if type in ("", row["type"])]

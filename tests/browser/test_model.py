@@ -267,6 +267,11 @@ async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_
         4_992_000,
     ]
     assert await m("m.joined([], a)", own) == own
+    ended = [{"node": f"10.0.0.{n}:7355#beef", "ago": 60.0 - n} for n in range(8)]
+    line = await m("m.endedNodes(a, 5e6)", {"ended": ended})
+    assert line.startswith("With the part of 10.0.0.7:7355, which ended at ")
+    assert line.endswith(" and 3 more.")
+    assert await m("m.endedNodes(a, 5e6)", {"ended": []}) == ""
     for first, span in ((None, 300_000), (4_999_000, 300_000), (4_400_000, 600_000), (1, 3.6e6)):
         points = [] if first is None else [{"at": first}]
         assert await m("m.spanOf(a, 5e6)", points) == span

@@ -326,9 +326,11 @@ async def test_a_fresh_tab_shows_the_last_hour(windows: Windows, serve: Serve) -
         {"ago": 10.0 * (360 - n), "nodes": 2, "received": 40 + n % 7, "handled": 30.0}
         for n in range(360)
     ]
+    fleet.ended = [{"node": "10.0.9.9:7355#beef", "ago": 600.0}]
     served = await serve(fleet)
     page = await windows.open(served.url)
     await shows(page, "#plots-span", "the last hour")
+    await shows(page, "#plots-ended", "With the part of 10.0.9.9:7355, which ended at ")
     line = "document.querySelector('#plot-received path.line').getAttribute('d').split('L').length"
     await until(lambda: page.evaluate(f"{line} > 300"), "the points of an hour")
     await shows(page, "#plot-received", "highest 46/s")

@@ -393,6 +393,24 @@ async def test_TSU6_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Node
     assert await client.ref(Worker, "x").where() == str(back.me)
 
 
+async def test_an_ask_for_a_type_whose_role_no_node_has_names_the_role(nodes: Nodes) -> None:
+    bus = ShardBus("shop")
+
+    @bus.entity("worker", role="backend", shards=8)
+    class Worker(Entity):
+        @handler
+        def where(self) -> str:
+            return self.context.node
+
+    front = await nodes.start(bus, roles=("frontend",))
+    client = await nodes.client(front)
+    for ref in (front.ref("worker", "x"), client.ref(Worker, "x")):
+        with pytest.raises(AskTimeout, match="no member hosts it: none is up with role 'backend'"):
+            await ref.within(0.5).where()
+    back = await nodes.start(bus, roles=("backend",))
+    assert await client.ref(Worker, "x").where() == str(back.me)
+
+
 async def test_TSU17_leaving_under_load_loses_and_reorders_nothing(nodes: Nodes) -> None:
     bus, counter = application()
     three = await nodes.cluster(bus, 3)

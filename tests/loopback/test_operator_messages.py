@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from shardbus import Entity, Rejection, ShardBus, handler
-from shardbus.admin import load_history
+from shardbus.admin import load_history, page_table
 from shardbus.admin.administration import Administration
 from shardbus.admin.page_table import bound
 from shardbus.admin.pages import history as history_page
@@ -216,3 +216,30 @@ async def test_a_page_that_was_just_opened_has_the_hour_of_the_nodes(
     received = seen["columns"].index("received")
     assert round(sum(row[received] for row in seen["rows"])) <= 30
     assert (seen["step"], seen["silent"]) == (1, [])
+
+
+async def test_the_hour_of_a_node_that_has_ended_is_shown_by_a_node_that_was_never_asked(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (load_history, history_page, page_table):
+        monkeypatch.setattr(module, "STEP_S", 1)
+    first, second, third, gone = await nodes.cluster(application(), 4)
+    pages = {node: page_table.administer(node) for node in (first, second, third)}
+    for n in range(30):
+        await first.ref("cart", f"c{n}").total()
+    keeper: dict[str, Any] = {}
+
+    async def kept() -> bool:
+        keeper.update(await pages[first]["history"]())
+        steps = [dict(zip(keeper["columns"], row, strict=True)) for row in keeper["rows"]]
+        return any(step["nodes"] == 4 and step["entities"] == 30 for step in steps)
+
+    await until(kept, "a step that all nodes have sampled")
+    received = keeper["columns"].index("received")
+    before = sum(row[received] for row in keeper["rows"])
+    await nodes.leave(gone)
+    await nodes.agree(3)
+    answer = await pages[third]["history"]()
+    assert [one["node"] for one in answer["ended"]] == [str(gone.me)]
+    assert max(row[1] for row in answer["rows"]) == 4, "the steps of the node that has ended"
+    assert sum(row[received] for row in answer["rows"]) >= before

@@ -55,7 +55,7 @@ async def test_static_quorum_keeps_the_side_with_enough(lab: Processes) -> None:
     await resume_and_end(third)
     stop(second)
     assert await first.ended() == 1
-    assert "no quorum: 1 votes here, 2 needed" in first.err.read_text()
+    assert "no quorum: 1 vote here, 2 needed" in first.err.read_text()
 
 
 @pytest.mark.long

@@ -124,7 +124,7 @@ async def test_the_wait_after_ctrl_c_names_what_it_waits_for_and_a_second_one_en
     async with lab.client() as client:
         assert await client.ref(Stubborn, "x").hello() == "hello"
     node.signal(signal.SIGINT)
-    await node.says("shardbus: this node waits for 1 shards of 'stubborn'")
+    await node.says("shardbus: this node waits for 1 shard of 'stubborn'")
     await node.says(" s more at most; a second Ctrl-C stops it at once")
     node.signal(signal.SIGINT)
     assert await node.ended() == 1

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from shardbus_cli import output
 from shardbus_cli.dev.layout import FOLDER, TOKEN, NodePlace
 from shardbus_cli.output import aligned
 
@@ -59,7 +60,8 @@ def banner(
     rows = [("NODE", "ADDRESS", "HTTP", "PROCESS")]
     rows += [(str(n.number), n.address, n.url, str(pids.get(n.number, "-"))) for n in nodes]
     table = [f"  {line}" for line in aligned(rows)]
-    lines = [f"ready: {len(nodes)} nodes in cluster {cluster!r}", f"state: {kept}"]
+    running = output.counted(len(nodes), "node")
+    lines = [f"ready: {running} in cluster {cluster!r}", f"state: {kept}"]
     lines += [f"page:  {nodes[0].url}/ui", "", *table, ""]
     lines += ["Try in another terminal:", *(f"  {line}" for line in _next(nodes, pids, example))]
     ending = "A change of a source file restarts the nodes. " if reloads else ""

@@ -18,6 +18,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
+from shardbus_cli import output
 from shardbus_cli.children import group
 from shardbus_cli.children.process import ChildKind, how_ended
 from shardbus_cli.children.supervisor import ChildSupervisor
@@ -133,7 +134,8 @@ class Unit:
                 log.error("worker %d cannot be started: %s", number, failed)
             case group.Ending():
                 notify("STOPPING=1")
-                self._console.note(f"shardbus: {len(self.expected)} workers leave")
+                workers = output.counted(len(self.expected), "worker leaves", "workers leave")
+                self._console.note(f"shardbus: {workers}")
             case group.AllReady():
                 self._announce()
             case _:
@@ -150,9 +152,9 @@ class Unit:
         facts = max(self.children.facts.values(), key=lambda facts: int(facts.get("up", 0)))
         addresses = ", ".join(str(worker.address) for worker in self._plan.workers)
         cluster = f"in cluster {facts['cluster']!r} ({facts['up']} up)"
+        workers = output.counted(len(self._plan.workers), "worker")
         self._console.data(
-            f"ready: {len(self._plan.workers)} workers {addresses} {cluster}, {self.url}, "
-            f"store {facts['store']}"
+            f"ready: {workers} {addresses} {cluster}, {self.url}, store {facts['store']}"
         )
         notify("READY=1")
         if self._ready_fd is not None:

@@ -31,6 +31,7 @@ from shardbus.entities.dead_letters import DeadLetter, LetterRing
 from shardbus.errors import ConfigError, Refused, RequestError, ShardBusError
 from shardbus.http.page import PAGE_DEFAULT, EntityType, Json, Operator, PageSize, page
 from shardbus.ids import NodeId
+from shardbus.quantities import counted
 from shardbus.sharding.events import Note
 
 LETTERS_MAX = 1000
@@ -153,7 +154,7 @@ async def replay(
     chosen, more = rows[:limit], len(rows) > limit
     bodiless = [row for row in chosen if not row["kept"]]
     if bodiless and (id or len(bodiless) == len(chosen)):
-        which = shown(bodiless[0])["id"] if id else f"each of {len(bodiless)} letters"
+        which = shown(bodiless[0])["id"] if id else f"each of {counted(len(bodiless), 'letter')}"
         raise Refused(f"dead letter {which}: {NO_BODY}", hint=NO_BODY_HINT)
     chosen = [row for row in chosen if row["kept"]]
     answer: Json = {
@@ -171,7 +172,8 @@ async def replay(
 async def _named(admin: Administration, names: Sequence[str], limit: int) -> list[Row]:
     """Return the letters of these names, oldest first."""
     if len(names) > limit:
-        raise Refused(f"{len(names)} letters are named: at most {limit}", hint="raise --limit")
+        letters = counted(len(names), "letter is named", "letters are named")
+        raise Refused(f"{letters}: at most {limit}", hint="raise --limit")
     members = {f"{node.uid:016x}": node for node in admin.node.rpc.members()}
     numbers: dict[NodeId, list[int]] = {}
     for name in dict.fromkeys(names):
@@ -329,5 +331,4 @@ def shown(row: Row) -> Json:
 
 def replayed(count: int, operator: str) -> Note:
     """Return the log's note about messages that an operator has sent again."""
-    what = "1 dead letter" if count == 1 else f"{count} dead letters"
-    return Note("letters_replayed", f"{what}, by {operator:.100}")
+    return Note("letters_replayed", f"{counted(count, 'dead letter')}, by {operator:.100}")

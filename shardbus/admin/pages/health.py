@@ -12,6 +12,7 @@ from shardbus.admin.administration import Administration
 from shardbus.admin.metrics import render
 from shardbus.http.page import Check, Checks, page
 from shardbus.membership.member import Status
+from shardbus.quantities import counted
 from shardbus.shells.region import RegionShell
 
 STALLED_S = 10.0
@@ -85,7 +86,7 @@ def _own_checks(admin: Administration) -> dict[str, Check]:
     if rival := node.membership_store.rival:  # the data in memory works beside it
         checks["cluster"] = Check(True, rival)
     if failed := node.failed_tasks:
-        text = f"{failed} task{'s' if failed > 1 else ''} of this node failed: see its log"
+        text = f"{counted(failed, 'task')} of this node failed: see its log"
         checks["tasks"] = Check(False, text)
     ago = node.states.silent_ago
     if ago is not None and ago < STORE_FAILED_S:

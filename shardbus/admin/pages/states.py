@@ -20,6 +20,7 @@ from shardbus.http.page import (
     PageSize,
     page,
 )
+from shardbus.quantities import counted
 from shardbus.sharding.events import Note
 from shardbus.shells.region import RegionShell
 from shardbus.transport.permissions import LIST_STORED
@@ -215,7 +216,7 @@ async def answer_change_state_if(
 
 def changed_state(entity_id: str, size: int, operator: str) -> Note:
     """Return the log's note about a state that an operator has changed."""
-    what = f"{size} bytes" if size else "removed"
+    what = counted(size, "byte") if size else "removed"
     kind = "state_set" if size else "state_removed"
     text = f"of {entity_id!r:.100}: {what}, by {operator:.100}"
     return Note(kind, text, entity_id=entity_id)

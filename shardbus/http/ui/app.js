@@ -15,7 +15,7 @@ import { $, LongList, fill, h, name, offer, prose, show } from "./dom.js";
 import { address, amount, bytes, clock, count, duration, missing, number, percent, rate, reason, sentence, visible } from "./format.js";
 import { Handlers } from "./handlers.js";
 import { Maps } from "./maps.js";
-import { EVENTS_MAX, HISTORY, addUp, applyEvent, attention, dropTable, earlierEvents, hourOf, point, rates, stateOf, stateWord, typeTable } from "./model.js";
+import { EVENTS_MAX, HISTORY, addUp, applyEvent, attention, dropTable, earlierEvents, endedNodes, hourOf, point, rates, stateOf, stateWord, typeTable } from "./model.js";
 import { Plots } from "./plot.js";
 
 const OVERVIEW_MS = 2_000;
@@ -164,7 +164,10 @@ const loads = new Repeating(async () => {
 
 const hours = new Repeating(async () => {
   if (document.hidden || state.view !== "cluster") return;
-  plots.setHour(hourOf(await api.get(["history"]), Date.now()));
+  const answer = await api.get(["history"]);
+  plots.setHour(hourOf(answer, Date.now()));
+  $("plots-ended").textContent = endedNodes(answer, Date.now());
+  $("plots-ended").hidden = !$("plots-ended").textContent;
   draw("plots");
 }, () => HISTORY_MS);
 

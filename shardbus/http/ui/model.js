@@ -180,6 +180,12 @@ export function hourOf(answer, now) {
   });
 }
 
+/** The nodes of the hour that are members no more, the last one first, in a sentence; empty without any. */
+export function endedNodes(answer, now) {
+  const ended = answer.ended.map(({ node, ago }) => `${visible(address(node))}, which ended at ${clock(now - 1000 * ago)}`);
+  return ended.length ? `With the part of ${listed(ended.reverse(), SUBJECTS)}.` : "";
+}
+
 /** The hour of the nodes, and behind it the points of this page. */
 export const joined = (hour, own) => [...hour, ...own.filter((one) => one.at > (hour.at(-1)?.at ?? 0))];
 

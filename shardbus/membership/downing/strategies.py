@@ -51,6 +51,7 @@ from shardbus.error_text import described, plain
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split
+from shardbus.quantities import counted
 
 Strategy = Callable[[Split], Decision]
 Rule = Callable[[Split], tuple[DowningOutcome, str]]
@@ -100,16 +101,17 @@ def static_quorum(split: Split, size: int) -> Decision:
     if common := _common_decision(split, rule):
         left = len(set(split.ours) - set(split.broken))
         if split.broken and not split.unborn and left < size:
-            return _down_ourselves(split, rule, f"no quorum: {left} votes without bad links")
+            votes = counted(left, "vote")
+            return _down_ourselves(split, rule, f"no quorum: {votes} without bad links")
         return common
     members = len(split.most) + len(split.theirs)
     if members > 2 * size - 1:
-        allowed = f"{members} members, and {size} is a quorum of at most {2 * size - 1}"
+        allowed = f"{counted(members, 'member')}, and {size} is a quorum of at most {2 * size - 1}"
         return _down_ourselves(split, rule, f"the cluster is too large for its quorum: {allowed}")
-    counted = f"{len(split.ours)} votes here, {size} needed"
+    votes = f"{counted(len(split.ours), 'vote')} here, {size} needed"
     if len(split.ours) >= size:
-        return _down_others(split, rule, f"quorum: {counted}")
-    return _down_ourselves(split, rule, f"no quorum: {counted}")
+        return _down_others(split, rule, f"quorum: {votes}")
+    return _down_ourselves(split, rule, f"no quorum: {votes}")
 
 
 def keep_oldest(split: Split, down_if_alone: bool) -> Decision:
@@ -197,7 +199,7 @@ def _import_rule(name: str) -> Rule:
 
 
 def _count_votes(split: Split) -> str:
-    return f"{len(split.ours)} votes here, at most {len(split.theirs)} there"
+    return f"{counted(len(split.ours), 'vote')} here, at most {len(split.theirs)} there"
 
 
 def _common_decision(split: Split, rule: str) -> Decision | None:

@@ -50,6 +50,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
+from shardbus.quantities import counted
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.distinct import DistinctRows
@@ -339,7 +340,7 @@ class Coordinator:
         if not nodes:
             return
         if changed:
-            self._note("instances", f"{rows.count} instances of each entity")
+            self._note("instances", f"{counted(rows.count, 'instance')} of each entity")
         homes = self.table.homes
         known = self._home_requests.shards()
         if rows.is_new(self.table) or changed:
@@ -572,7 +573,7 @@ class Coordinator:
         writing.attempts += 1
         wait = backoff(self._settings.coordinator_failure_backoff, writing.attempts)
         self._timers.set(WRITE, now + wait)
-        self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
+        self._note("persist_failed", f"{counted(writing.attempts, 'time')}, again in {wait:g} s")
 
     def _drain(self, node: NodeId, now: float) -> None:
         """Begin to move the shards that may leave this node now."""
@@ -687,7 +688,7 @@ class Coordinator:
         if rows is None:
             return ""
         if not rows.exists(row):
-            return f"there are {rows.count} instances"
+            return f"its type has {counted(rows.count, 'instance')}"
         homes = map(self._ledger.home_of, rows.siblings(row))
         taken = {home.node for home in homes if home is not None}
         if taken.issuperset(self._registry.candidates()):
@@ -697,7 +698,8 @@ class Coordinator:
     def _on_start_overdue(self, home: Home, tries: int, now: float) -> None:
         """Send HostShard again to a region that has not confirmed, or hand the shard off."""
         others = [node for node in self._registry.candidates() if node != home.node]
-        self._note("start_overdue", f"shard {home.shard} at {home.node}, {tries} times", home.shard)
+        text = f"shard {home.shard} at {home.node}, {counted(tries, 'time')}"
+        self._note("start_overdue", text, home.shard)
         if tries >= TRIES and others:
             self._begin(home.shard, HandoffPurpose.DRAIN, None, now)
         else:

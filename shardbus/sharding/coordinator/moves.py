@@ -25,6 +25,7 @@ from itertools import islice
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
+from shardbus.quantities import counted
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
 from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.handoff import (
@@ -104,7 +105,7 @@ class Moves:
             move for move in moves if move.shard not in self.handoffs and move.shard not in direct
         )
         if planned := len(self._plan):
-            self.notes.append(Note("rebalance", f"{planned} moves", planned))
+            self.notes.append(Note("rebalance", counted(planned, "move"), planned))
 
     def drop_plan(self) -> None:
         """Drop the moves that have not begun."""

@@ -44,6 +44,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.error_text import type_name
 from shardbus.errors import Refused
 from shardbus.ids import Address
+from shardbus.quantities import counted
 from shardbus.sharding.allocation.checked import CheckedStrategy, StrategyFault, fault_of
 from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.least_load import LeastLoad
@@ -322,4 +323,5 @@ class ShardCountCheck:
         self._noted = found
         if not found:
             return []
-        return [Note(found, f"{shards} shards for {nodes} nodes: about ten per node are good")]
+        ratio = f"{counted(shards, 'shard')} for {counted(nodes, 'node')}"
+        return [Note(found, f"{ratio}: about ten per node are good")]

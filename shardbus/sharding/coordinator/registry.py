@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
+from shardbus.quantities import counted
 from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.coordinator.moves import Moves
@@ -177,7 +178,7 @@ class Registry:
         regions = sum(not proxy for proxy in self.registered.values())
         able = sum(not self.registered.get(node, False) for node in self._versions)
         least = max(self._min_members, min(self._cluster_minimum, able))
-        return "" if regions >= least else f"{regions} of {least} regions have registered"
+        return "" if regions >= least else f"{regions} of {counted(least, 'region')} registered"
 
     def unsettled(self) -> str:
         """Return why nothing may be rebalanced now, though shards get homes; empty if it may."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardbus.backoff import doubling
+from shardbus.quantities import counted
 from shardbus.sharding.allocation.checked import StrategyFault
 from shardbus.sharding.events import Note
 
@@ -35,6 +36,10 @@ class _Kind:
     unnoted: int = 0
     notes: int = 0
     next_note: float = 0.0
+
+    def shown(self, now: float) -> str:
+        """Return the last fault, how often it occurred, and when."""
+        return f"{self.text} ({counted(self.count, 'time')}, the last {now - self.last:.0f} s ago)"
 
 
 class StrategyFaults:
@@ -62,16 +67,13 @@ class StrategyFaults:
         times, kind.unnoted = kind.unnoted, 0
         kind.notes += 1
         kind.next_note = now + doubling(AGAIN_S, AGAIN_MAX_S, kind.notes)
-        text = f"{method} {what}" + (f" ({times} times)" if times > 1 else "")
+        text = f"{method} {what}" + (f" ({counted(times, 'time')})" if times > 1 else "")
         return [Note("strategy_failed", text, times)]
 
     def shown(self, now: float) -> list[tuple[str, str]]:
         """Return the faults of the last `KEPT_S` seconds: each method, and its fault."""
         self._forget(now)
-        return [
-            (kind.method, f"{kind.text} ({kind.count} times, the last {now - kind.last:.0f} s ago)")
-            for kind in self._kinds.values()
-        ]
+        return [(kind.method, kind.shown(now)) for kind in self._kinds.values()]
 
     def _forget(self, now: float) -> None:
         for key in [key for key, kind in self._kinds.items() if now - kind.last > KEPT_S]:

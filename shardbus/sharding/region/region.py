@@ -160,7 +160,7 @@ class ShardRegion:
         return self._routing.absence_of(shard)
 
     def why_waiting(self, shard: str) -> str:
-        """Return the coordinator's reason why a requested shard has no home."""
+        """Return why a requested shard has no home, empty if that is not known."""
         return self._routing.requests.why_waiting(shard)
 
     @property
@@ -188,7 +188,8 @@ class ShardRegion:
             case ev.InstancesDescribed(count):
                 if not self._routing.instances:
                     self._routing.set_instances(count)
-            case ev.CoordinatorAt(node):
+            case ev.CoordinatorAt(node, why_no_home):
+                self._routing.requests.why_no_home = why_no_home
                 self._registration.set_coordinator(node, now)
                 self._routing.request_again(now, everything=self._me is None)
                 self._set_help(now)

@@ -29,7 +29,7 @@ comes within milliseconds."""
 class RequestedHomes:
     """The timers of one region's requests, which its Flushes and leftovers use, too."""
 
-    __slots__ = ("_reasons", "_retry", "by_gossip", "timers")
+    __slots__ = ("_reasons", "_retry", "by_gossip", "timers", "why_no_home")
 
     def __init__(self, retry: float) -> None:
         self._retry = retry
@@ -37,6 +37,8 @@ class RequestedHomes:
         """By shard."""
         self._reasons: dict[str, str] = {}
         """Why requested shards have no home, by the coordinator."""
+        self.why_no_home = ""
+        """Why no shard can have one, by the membership; empty if one can."""
         self.by_gossip = False
         """New homes come by gossip, which may be late, and from the coordinator to regions that
         ask. So the region asks as soon as messages wait, also while a shard moves."""
@@ -64,5 +66,6 @@ class RequestedHomes:
         self._reasons.pop(shard, None)
 
     def why_waiting(self, shard: str) -> str:
-        """Return the coordinator's last reason why the shard has no home, empty if it gave none."""
-        return self._reasons.get(shard, "")
+        """Return why the shard has no home: no shard can have one, or the coordinator's last
+        reason; empty if it gave none."""
+        return self.why_no_home or self._reasons.get(shard, "")

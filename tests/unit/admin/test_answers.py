@@ -66,7 +66,7 @@ QUESTIONS = """
     places place slow stop limit change_state change_state_if shutdown_region checkup reload_keys
     cancel_reminders outbox
     brief shard_map slow_reports recent_events losses dead_letters named_letters replay_letters
-    load_history handlers shard_rates
+    load_history cluster_hour handlers shard_rates
 """
 
 

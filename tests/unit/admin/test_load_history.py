@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from shardbus.admin.load_history import (
     COLUMNS,
+    FRESH_STEPS,
     SAMPLES_MAX,
     STEP_S,
     ClusterHour,
     LoadHistory,
     LoadReading,
+    NodeSums,
+    SavedHour,
 )
 from shardbus.histograms import Histogram
 from shardbus.ids import NodeId
@@ -132,14 +135,55 @@ def test_a_step_is_shown_once_every_member_has_sampled_it() -> None:
     assert len(shown(hour, 10.7)) == 2
 
 
-def test_a_member_that_has_gone_takes_its_part_along() -> None:
+def test_the_part_of_a_node_that_has_gone_stays_and_the_node_is_named() -> None:
     hour = ClusterHour()
     for node in (ONE, TWO):
         hour.add(node, 10.0, 10.0, COLUMNS, [row(7, received=3)])
-    assert hour.asks([ONE]) == {ONE: -1}
-    assert hour.rows(10.0) == []
-    hour.add(ONE, 10.0, 10.0, COLUMNS, [row(7, received=3)])
-    assert [one["received"] for one in shown(hour, 10.0)] == [3]
+    assert hour.ended(10.0, [ONE, TWO]) == []
+    assert hour.asks([ONE]) == {ONE: 7}
+    hour.add(ONE, 11.0, 11.0, COLUMNS, [row(8, received=3)])
+    assert [one["received"] for one in shown(hour, 11.0)] == [6, 3]
+    assert hour.ended(11.0, [ONE]) == [(str(TWO), 3.0)]
+
+
+def test_a_node_is_forgotten_with_its_last_step() -> None:
+    hour = ClusterHour()
+    for node, number in ((ONE, 9), (TWO, 7)):
+        hour.add(node, 10.0, 10.0, COLUMNS, [row(number)])
+    assert [name for name, _ in hour.ended(7.0 + SAMPLES_MAX, [])] == [str(TWO), str(ONE)]
+    assert [name for name, _ in hour.ended(7.5 + SAMPLES_MAX, [])] == [str(ONE)]
+    assert hour.ended(9.5 + SAMPLES_MAX, []) == []
+
+
+def test_another_node_takes_the_sums_and_adds_each_sample_once() -> None:
+    keeper, taker = ClusterHour(), ClusterHour()
+    keeper.add(ONE, 10.0, 110.4, COLUMNS, [row(106, received=1, busy=0.5)])
+    keeper.add(TWO, 10.0, 10.0, COLUMNS, [row(6, received=2), row(7, received=2)])
+    # The keeper's clock is 500 steps ahead of the taker's, but for a part of a step.
+    taker.take(509.8, keeper.saved(10.1))
+    assert taker.asks([ONE, TWO]) == {ONE: 106, TWO: 7}
+    taker.add(ONE, 510.8, 111.4, COLUMNS, [row(106, received=1), row(107, received=1)])
+    assert [one["received"] for one in shown(taker, 511.0)] == [3, 3]
+    assert [one["nodes"] for one in shown(taker, 511.0)] == [2, 2]
+    assert taker.rows(511.0)[0][0] == 4.0
+    assert taker.ended(511.0, [ONE]) == [(str(TWO), 3.0)]
+    assert len(keeper.rows(11.0)) == 2, "the keeper's are its own"
+
+
+def test_the_sums_of_another_release_may_have_other_values() -> None:
+    taker = ClusterHour()
+    nodes = [NodeSums(str(ONE), 0, 7)]
+    taker.take(10.0, SavedHour(10.0, ["new", "busy", "received"], [[7, 1, 9.0, 0.5, 3.0]], nodes))
+    [only] = shown(taker, 10.0)
+    assert (only["nodes"], only["busy"], only["received"], only["entities"]) == (1, 0.5, 3, 0)
+
+
+def test_sums_are_fresh_until_a_node_may_have_ended_unseen() -> None:
+    hour = ClusterHour()
+    assert not hour.is_fresh(0.0)
+    hour.add(ONE, 10.0, 10.0, COLUMNS, [])
+    assert hour.is_fresh(10.0 + FRESH_STEPS)
+    assert not hour.is_fresh(10.1 + FRESH_STEPS)
 
 
 def test_a_member_of_another_release_may_have_other_values() -> None:

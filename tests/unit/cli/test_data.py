@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from shardbus.config.settings import StoreSettings
 from shardbus.errors import StoreError
 from shardbus.ids import Address, NodeId, shard_of
 from shardbus.store import node_registry
+from shardbus.store.memory import MemoryStore
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
+from shardbus_cli.data import CALL_TIMEOUT_S, opened
 from shardbus_cli.exit_codes import ExitCode
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE_S
@@ -198,11 +201,11 @@ def test_states_are_moved_only_while_no_node_runs(shell, redis_server, redis_url
         assert shell("state", "list", "cart", "--store", redis_url, "--cluster", "shop") != 0
         assert "`shardbus data migrate --store URL`" in shell.err
         assert shell(*named, "--dry-run") == ExitCode.UNHEALTHY
-        assert "cart: 1 of 1 states and 0 lists would move to the places of 'crc32/10'" in shell.out
+        assert "cart: 1 of 1 state and 0 lists would move to the places of 'crc32/10'" in shell.out
         assert shell(*named) == ExitCode.REFUSED
         assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
     assert shell(*named) == ExitCode.OK
-    assert "1 states and 1 lists moved" in shell.out
+    assert "1 state and 1 list moved" in shell.out
     with socket.create_server(("127.0.0.1", port)):
         assert shell(*named, "--dry-run") == ExitCode.OK
         assert shell(*named) == ExitCode.REFUSED, "the registry was moved, too"
@@ -253,3 +256,16 @@ def test_an_import_puts_states_where_nodes_look_for_them(shell, redis_url, tmp_p
     app.write_text(APP.replace("shards=20", "shards=100"))
     assert shell("state", "import", str(lines), *words) == ExitCode.REFUSED
     assert "`shardbus data migrate APP --store URL`" in shell.err
+
+
+async def test_a_command_waits_longer_for_the_store_than_a_node(monkeypatch):
+    opened_with: dict[str, object] = {}
+
+    def open_memory(url: str, **options: object) -> MemoryStore:
+        opened_with.update(options)
+        return MemoryStore()
+
+    monkeypatch.setattr("shardbus.store.opening.open_store", open_memory)
+    await opened("memory://", "shop")
+    assert opened_with == {"cluster": "shop", "timeout": CALL_TIMEOUT_S}
+    assert StoreSettings().timeout < CALL_TIMEOUT_S

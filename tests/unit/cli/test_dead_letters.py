@@ -52,7 +52,7 @@ def test_B166_nothing_is_sent_without_yes_and_the_token(shell, url, node, monkey
     assert json.loads(shell.out)["sent"] == 1
     assert shell("dead-letters", "replay", "a-1", "--yes") == ExitCode.FAILED
     assert f"{LETTER['id']}: no\\x1b[31m room" in shell.err
-    assert "1 letters were not sent" in shell.err
+    assert "1 letter was not sent" in shell.err
     assert shell("dead-letters", "replay", "--reason", "schema") == ExitCode.REFUSED
     assert "its body was not kept; set a size" in shell.err
 

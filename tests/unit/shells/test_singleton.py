@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 
 from shardbus.config.settings import ShardingSettings, SingletonSettings
 from shardbus.ids import NodeId
+from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as msg
+from shardbus.membership.view import MembershipView
+from shardbus.sharding import events
 from shardbus.shells.singleton import SingletonShell
+from shardbus.shells.type_members import TypeMembers
 
-ME = NodeId("a", 1, 1)
+ME, OTHER = NodeId("a", 1, 1), NodeId("b", 1, 2)
 LEASE = "singleton/t"
 
 
@@ -119,3 +124,44 @@ async def test_a_note_of_the_lease_and_a_hand_over_reach_the_machine() -> None:
     world.shell.received(ME, message)
     world.shell.left(gracefully=True)
     assert world.events == [msg.HandOverReceived(ME, message), msg.MembershipEnded(True)]
+
+
+class SeenRegion:
+    """A region that notes where its coordinator is."""
+
+    name, coordinator_role = "report", "reports"
+
+    def __init__(self) -> None:
+        self.settings = ShardingSettings(role="reports")
+        self.coordinator: NodeId | None = None
+        self.events: list[object] = []
+        self.router = SimpleNamespace(handle=self.events.append)
+
+
+@pytest.mark.parametrize(
+    ("role", "coordinator_role", "why"),
+    [
+        ("reports", "reports", "no member hosts it: none is up with role 'reports'"),
+        ("", "rulers", "no member coordinates it: none is up with role 'rulers'"),
+        ("web", "web", ""),
+        ("", "", ""),
+    ],
+)
+async def test_a_role_that_no_member_has_is_the_reason_of_the_region_until_one_is_up(
+    role: str, coordinator_role: str, why: str
+) -> None:
+    region: Any = SeenRegion()
+    region.settings, region.coordinator_role = ShardingSettings(role=role), coordinator_role
+    node: Any = SimpleNamespace(me=ME, store=None, states=None, note=lambda *_: None)
+    make: Any = None
+    shell = SingletonShell(region, make, node, 0.0, SingletonSettings())
+    shell.coordinator = Recorder([])  # type: ignore[assignment]
+    mine = Member(ME, 7356, status=Status.UP, up_number=1, roles=("web",))
+    shell.update(TypeMembers(MembershipView(me=ME, members=(mine,))))
+    shell.update(TypeMembers(MembershipView(me=ME, members=(mine,))))
+    ours = [event for event in region.events if isinstance(event, events.CoordinatorAt)]
+    assert ours == [events.CoordinatorAt(None if why else ME, why)]
+    other = replace(mine, node=OTHER, roles=("reports", "rulers", "web"), up_number=2)
+    shell.update(TypeMembers(MembershipView(me=ME, members=(mine, other))))
+    last = [event for event in region.events if isinstance(event, events.CoordinatorAt)][-1]
+    assert last == events.CoordinatorAt(OTHER if why else ME)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardbus.wire.missing_handlers import LISTED_MAX, hint_of, no_attribute
+from shardbus.wire.missing_handlers import LISTED_MAX, hint_of, hint_of_call, no_attribute
 from shardbus.wire.schema import Interface, Method, method
 
 
@@ -41,3 +41,21 @@ def test_a_type_that_is_not_known_gives_no_hint() -> None:
 def test_few_handlers_are_listed() -> None:
     many = Interface("many", 1, "", methods(*(f"h{n}" for n in range(LISTED_MAX + 1))))
     assert hint_of(many, "quickly") == "; it has h0, h1, h2, h3, h4, ..."
+
+
+@pytest.mark.parametrize(
+    ("receives", "name", "hint"),
+    [
+        (True, "totl", "; did you mean total?"),
+        (True, "hidden", "; write it"),
+        (True, "hello", """; receive takes it as a message: '"hello"' on the command line"""),
+        (True, "no name", "; receive takes it as a message"),
+        (False, "hello", "; it has total"),
+    ],
+)
+def test_a_call_by_name_gets_one_hint(receives: bool, name: str, hint: str) -> None:
+    messages = {"": lambda payload: payload} if receives else {}
+    counter = Interface(
+        "counter", 1, "", methods("total"), messages, no_handlers={"hidden": "write it"}
+    )
+    assert hint_of_call(counter, name) == hint

@@ -206,7 +206,7 @@ def test_no_home_is_allocated_before_enough_regions_have_registered(min_members:
     driver = CoordinatorDriver(ShardingSettings(min_members=min_members))
     driver.register(A)
     driver.wait(2.0)
-    reason = f"1 of {min_members} regions have registered"
+    reason = f"1 of {min_members} regions registered"
     assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
     assert not driver.writes
     driver.register(B)
@@ -1448,7 +1448,7 @@ def test_S2_34_no_shard_gets_a_home_before_the_minimum_of_the_cluster_has_regist
     driver.handle(versions_of(A, B, C))
     driver.register(A, B)
     driver.wait(60)
-    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "2 of 3 regions have registered"))]
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "2 of 3 regions registered"))]
     driver.register(C)
     assert list(driver.writes[-1].homes) == ["1"]
 
@@ -1459,7 +1459,7 @@ def test_S2_34_fewer_members_that_may_host_the_type_are_enough() -> None:
     driver.handle(versions_of(A, B))
     driver.register(A)
     driver.wait(60)
-    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "1 of 2 regions have registered"))]
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "1 of 2 regions registered"))]
     driver.register(B)
     assert list(driver.writes[-1].homes) == ["1"]
 
@@ -1490,7 +1490,7 @@ def test_S2_34_the_minimum_of_a_type_counts_whatever_the_members_are() -> None:
     driver.handle(versions_of(A))
     driver.register(A)
     driver.wait(60)
-    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "1 of 2 regions have registered"))]
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "1 of 2 regions registered"))]
 
 
 def test_proxies_do_not_count_for_the_minimum_of_regions() -> None:
@@ -1498,7 +1498,7 @@ def test_proxies_do_not_count_for_the_minimum_of_regions() -> None:
     driver.register(A)
     driver.register(B, proxy=True)
     driver.wait(2.0)
-    reason = "1 of 2 regions have registered"
+    reason = "1 of 2 regions registered"
     assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
 
 
@@ -1531,7 +1531,7 @@ def test_a_row_without_a_place_waits_with_the_reason() -> None:
     writes = len(driver.writes)
     why = "each node that may host it hosts another instance"
     assert driver.ask(A, "7~2") == [(A, msg.Wait(1, ("7~2",), why))]
-    assert driver.ask(A, "7~3") == [(A, msg.Wait(1, ("7~3",), "there are 2 instances"))]
+    assert driver.ask(A, "7~3") == [(A, msg.Wait(1, ("7~3",), "its type has 2 instances"))]
     assert list(driver.coordinator.table.homes) == ["7~1"]
     assert all("7~2" not in write.homes for write in driver.writes[writes:])
 

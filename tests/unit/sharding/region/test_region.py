@@ -142,6 +142,19 @@ def test_the_reason_for_a_wait_is_kept_until_the_home_is_known() -> None:
     assert driver.region.why_waiting("1") == ""
 
 
+def test_while_no_member_can_be_a_home_every_shard_has_that_reason() -> None:
+    driver = RegionDriver()
+    driver.send("m1")
+    driver.receive(msg.Wait(1, ("1",), "why"))
+    why = "no member hosts it: none is up with role 'reports'"
+    driver.handle(ev.CoordinatorAt(None, why))
+    assert {driver.region.why_waiting(shard) for shard in ("1", "other")} == {why}
+    waits = sent_to(driver.receive(msg.GetShardHome(("2",)), sender=CLIENT), CLIENT)
+    assert waits == [msg.Wait(1, ("2",), why)], "its client has it, too"
+    driver.handle(ev.CoordinatorAt(RULER))
+    assert driver.region.why_waiting("other") == ""
+
+
 def test_a_client_asks_soon_for_the_coordinators_reason_and_once() -> None:
     driver = RegionDriver(me=None, registered=False)
     driver.handle(ev.CoordinatorAt(B))

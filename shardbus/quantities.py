@@ -1,0 +1,18 @@
+"""Numbers with their nouns, as a person reads them: "1 shard", "2 shards".
+
+    counted(1, "shard")                              "1 shard"
+    counted(2, "entity", "entities")                 "2 entities"
+    counted(3, "message waits", "messages wait")     "3 messages wait"
+
+A number in a text for people is written by this function. `tests/unit/test_quantities.py` finds the
+texts that are not. A limit is a constant above one and needs none.
+
+Source: B.149.
+"""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return the number with its noun. `many`: the plural, if it is not `one` with an s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
