@@ -165,7 +165,7 @@ def status(
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the replicas: whether each serves, its ring, rows and log, and for whom it waits."""
+    """Show the replicas: whether each serves, its ring, rows, log, and why it waits."""
     import asyncio
 
     settings = _loaded(file, store, assignments)

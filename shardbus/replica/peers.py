@@ -38,7 +38,7 @@ class ReplicaPeers:
     Args:
         mark: the mark of the cluster in heads.
         report: returns the report of this disk.
-        waits_for: returns for whom this replica waits, empty if it serves.
+        waits_for: returns for which others this replica waits, empty if it serves.
         on_frame: takes the kind and the body of a frame of another replica.
         on_up, on_down: called when another replica comes into reach, or goes.
         on_tick: called before each report.

@@ -401,6 +401,9 @@ class ReplicaServer:
 
             self._turns.after_sync(answer)
         self._turns.soon()
+        if report.disk in self._place.away:
+            self._place.away.discard(report.disk)
+            effects = [*effects, *self._place.tick(self._clock())]
         self._exchange.ask(effects)
 
     def _on_answer(self, kind: ReplicaFrame, body: bytes) -> None:
@@ -433,6 +436,8 @@ class ReplicaServer:
             self._turns.soon()
         standing.tick(now, self._turns.stored)
         self._note_serving()
+        self._place.away = set(standing.away)
+        self._exchange.ask(self._place.tick(now))
         self._peers.connect_to(self._others())
         if why := standing.is_lost(now):
             self._give_up(why)

@@ -1,4 +1,4 @@
-"""Whether a replica serves, and for whom it waits: founding, disk life and ring as one. Pure.
+"""Whether a replica serves, and for which others it waits: founding, disk life and ring as one. Pure.
 
 A replica serves while all of this holds:
 
@@ -10,7 +10,7 @@ A replica serves while all of this holds:
 
 A blank disk beside a founded store, and a disk that a ring has left out, come in by a change of the
 ring: by themselves in place of the lost disk of their address (`joining`), else by an operator. A
-disk that was left out has rows that nobody counts on any more. It is given up like a refused one,
+disk that was left out has rows that no majority rests on any more. It is given up like a refused one,
 so that a blank one follows it.
 
 Every report carries the counter and the run of the disk; the answer has the verdict. A ring that a
@@ -95,6 +95,12 @@ class Standing:
         if not stored.founded or self.founding.is_copied or not self.life.votes:
             return False
         return not self.unmerged and not self.is_left_out
+
+    @property
+    def away(self) -> frozenset[int]:
+        """The other disks of the ring, and of the ring before, that are not in sight."""
+        ring = self.place.ring
+        return (ring.disks | ring.former.disks) - self.addresses.keys() - {self.place.disk}
 
     @property
     def unmerged(self) -> int:

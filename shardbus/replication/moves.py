@@ -35,8 +35,9 @@ partitions when `repair` is called, at reconnects and now and then.
 **What a driver does.** It calls `answer` for calls of store objects and other disks, `take` for the
 answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to be sent
 to other disks. Records of `take_records` are synced before any answer or effect leaves, as in
-`registers`. Answers may be lost; `tick` asks again. A bucket may come in parts, in their order: all
-but the last have `complete` False.
+`registers`. Answers may be lost; `tick` asks again. The driver keeps `away`, and calls `tick` when
+a disk comes into reach. A bucket may come in parts, in their order: all but the last have
+`complete` False.
 
 Source: docs/architecture.md; Lamport, Malkhi and Zhou, "Reconfiguring a state machine".
 """
@@ -179,6 +180,7 @@ class RingDisk:
         "_compared",
         "_comparisons",
         "_partitions", "_records",
+        "away",
         "counts",
         "disk",
         "merged",
@@ -202,6 +204,8 @@ class RingDisk:
         """By partition and disk."""
         self._compared: dict[int, set[int]] = {}
         """The sources that a partition is merged from, so far."""
+        self.away: set[int] = set()
+        """Disks that are out of reach, as the driver knows: nothing is asked of them."""
         self.counts: Counter[str] = Counter()
         """Partitions that were compared with another disk, buckets that differed, and newer rows
         that came."""
@@ -334,6 +338,9 @@ class RingDisk:
         fetching = {part for part, c in under_way if c.buckets and c.asks <= 1}
         for (partition, disk), comparison in list(self._comparisons.items()):
             if comparison.again_at > now:
+                continue
+            if disk in self.away:
+                comparison.buckets, comparison.again_at = None, 0.0
                 continue
             if comparison.again_at and partition not in self._compared:
                 del self._comparisons[partition, disk]

@@ -174,7 +174,7 @@ class RingOperator:
 
         Raises:
             RingRefused: it cannot be changed like this.
-            StoreError: it was not done within so many seconds; the text has what it waits for. It
+            StoreError: it was not done within `within` seconds; the text has what it waits for. It
                 may be done later.
         """
         self._links.open(self._loop)

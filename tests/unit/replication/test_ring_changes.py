@@ -14,6 +14,7 @@ import pytest
 
 from shardbus.replication.messages import AcceptValue, Ballot, Yes
 from shardbus.replication.moves import (
+    ASK_AGAIN_S,
     AskDisk,
     BucketContent,
     MergedRecord,
@@ -302,6 +303,16 @@ def test_a_bucket_that_comes_in_parts_counts_with_the_last_part() -> None:
     behind.take(2, content, 0.2)
     assert (behind.behind, behind.counts["rows"]) == (0, 1)
     assert behind.registers.digests == ahead.registers.digests
+
+
+def test_nothing_is_asked_of_a_disk_that_is_away_until_it_comes_back() -> None:
+    rings = rings_of("123-124")
+    new = RingDisk(4, PARTITIONS)
+    new.away = {3}
+    assert {ask.disk for ask in new.adopt(rings[1], 0.0)} == {1, 2}
+    assert new.deadline() == ASK_AGAIN_S
+    new.away = set()
+    assert {ask.disk for ask in new.tick(0.1)} == {3}
 
 
 def test_the_next_ring_waits_for_a_majority_that_has_merged() -> None:
