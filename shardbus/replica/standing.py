@@ -1,4 +1,4 @@
-"""Whether a replica serves, and for which others it waits: founding, disk life and ring as one. Pure.
+"""Whether a replica serves, and why it waits: founding, disk life and ring as one. Pure.
 
 A replica serves while all of this holds:
 
@@ -10,8 +10,8 @@ A replica serves while all of this holds:
 
 A blank disk beside a founded store, and a disk that a ring has left out, come in by a change of the
 ring: by themselves in place of the lost disk of their address (`joining`), else by an operator. A
-disk that was left out has rows that no majority rests on any more. It is given up like a refused one,
-so that a blank one follows it.
+disk that was left out has rows on which no majority rests. It is given up like a refused one, so
+that a blank one follows it.
 
 Every report carries the counter and the run of the disk; the answer has the verdict. A ring that a
 report shows is adopted, if it is newer, and of this store. What a report changes is synced before
