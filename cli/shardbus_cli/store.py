@@ -181,11 +181,11 @@ def status(
 
 def _has_majority(found: Mapping[Address, Mapping[str, Any]]) -> bool:
     """True if a majority of the newest ring serves in it."""
-    ring = max(facts.get("ring", 0) for facts in found.values())
+    ring = max(int(facts.get("ring", 0)) for facts in found.values())
     mine = [facts for facts in found.values() if facts.get("ring") == ring]
     serving = sum(facts["state"] == "founded" for facts in mine)
-    members: int = max((len(facts.get("members", found)) for facts in mine), default=0)
-    return 2 * serving > members
+    members = max((len(facts.get("members", found)) for facts in mine), default=0)
+    return bool(2 * serving > members)
 
 
 Replica = Annotated[str, typer.Argument(metavar="ADDRESS", help="HOST:PORT of the replica.")]

@@ -189,3 +189,10 @@ def test_rings_of_another_store_change_nothing() -> None:
     blank = Replica(2, 9)
     blank.standing.adopt(foreign, 0.0)
     assert blank.standing.ring.number == 0
+
+
+def test_a_start_counts_beyond_what_the_disk_has_shown() -> None:
+    rows = RingDisk(1)
+    for stored, counter in ((DiskState(3, counter=9), 10), (DiskState(7), 8)):
+        founding = Founding(PEERS[0], PEERS, 1)
+        assert Standing(founding, rows, stored, 1).counter == counter
