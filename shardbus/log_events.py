@@ -250,9 +250,22 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("server", "the replica %s serves: its store has %d disks"): _event(
         "replica_serves", "replica disks"
     ),
-    ("server", "the replica ends: its disk %s failed: %s"): _event(
+    ("server", "the replica %s has ring %d of %d disks"): _event(
+        "replica_ring", "replica ring disks"
+    ),
+    ("server", "the disk %s is given up, and put aside: %s"): _event(
+        "replica_disk_given_up", "path reason"
+    ),
+    ("turns", "the replica ends: its disk %s failed: %s"): _event(
         "replica_disk_failed", "path error"
     ),
+    ("joining", "the replica %s has a blank disk, and is not in the ring: %s"): _event(
+        "replica_not_in_ring", "replica reason"
+    ),
+    ("joining", "the replica %s has its blank disk in ring %d"): _event(
+        "replica_disk_replaced", "replica ring"
+    ),
+    ("replicated", "%s: ring %d of %d disks"): _event("store_ring", "url ring disks"),
     ("peers", "the replica %s waits for %s"): _event("replica_waits", "replica reason"),
     ("disk", "the replica's disk in %s cannot be used: %s"): _event(
         "replica_disk_damaged", "path damage"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 from shardbus.ids import Address
@@ -22,6 +23,10 @@ class Replicas:
     def __init__(self, path: Path, count: int) -> None:
         self._path = path
         self.addresses = tuple(sorted(Address("127.0.0.1", free_port()) for _ in range(count)))
+        self.peers: tuple[Address, ...] = ()
+        """The addresses by the settings, if they are others."""
+        self.repair = 60.0
+        self.failures: list[str] = []
         self.servers: dict[int, tuple[ReplicaServer, ZmqNetwork]] = {}
 
     def start(self, *numbers: int) -> None:
@@ -29,11 +34,27 @@ class Replicas:
         for number in numbers or range(len(self.addresses)):
             me, network = self.addresses[number], ZmqNetwork()
             disk = Disk(self._path / str(number), 2**28)
-            server = ReplicaServer(CLUSTER, me, self.addresses, disk, network)
+            server = ReplicaServer(
+                CLUSTER, me, self.peers or self.addresses, disk, network,
+                joining=ZmqNetwork, repair=self.repair, on_failed=self.failures.append,
+            )  # fmt: skip
             server.open()
             network.open(asyncio.get_running_loop())
             server.start(me.host, me.port)
             self.servers[number] = server, network
+
+    def add(self) -> Address:
+        """Start one more replica, whose settings name it and the others. Returns its address."""
+        address = Address("127.0.0.1", free_port())
+        self.addresses = (*self.addresses, address)
+        self.start(len(self.addresses) - 1)
+        return address
+
+    def wipe(self, *numbers: int) -> None:
+        """Stop these replicas, and remove their disks."""
+        self.stop(*numbers)
+        for number in numbers:
+            shutil.rmtree(self._path / str(number))
 
     async def serving(self) -> None:
         """Wait until all that run serve."""

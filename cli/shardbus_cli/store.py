@@ -1,4 +1,4 @@
-"""`store serve` and `store status`: the replicas of `cluster://`.
+"""`store serve`, `status`, `add` and `remove`: the replicas of `cluster://`.
 
 A node starts its replica by itself (`replica_child`). Alone, `store serve` runs one without a node:
 a witness, which makes three of two nodes.
@@ -24,6 +24,7 @@ from shardbus_cli.parameters import (
     ClusterName,
     ConfigFile,
     NodeUrl,
+    duration,
 )
 
 if TYPE_CHECKING:
@@ -33,12 +34,18 @@ if TYPE_CHECKING:
     from shardbus.ids import Address
     from shardbus.replica.run import ReplicaOptions
     from shardbus.replica.server import ReplicaServer
+    from shardbus.replication.ring import ReplicaRing
+    from shardbus.store.ring_change import Step
+    from shardbus.transport.zmq.network import ZmqNetwork
 
 app = typer.Typer(help="The replicas of a store inside the cluster.", no_args_is_help=True)
 
 STATUS_S = 2.0
 """Seconds for the replicas to answer."""
-COLUMNS = ("address", "state", "disk", "rows", "memory", "log", "starts", "waits for")
+COLUMNS = (
+    "address", "state", "disk", "ring", "rows", "memory", "log", "starts", "repaired", "waits for",
+)  # fmt: skip
+CHANGE_S = 60.0
 
 
 @app.command()
@@ -143,6 +150,7 @@ def _options(settings: Settings, cluster: str) -> ReplicaOptions:
         memory=store.memory,
         log_bytes=store.log_bytes,
         may_found=settings.cluster.new_cluster,
+        repair=store.repair_interval,
         security=settings.security,
     )
 
@@ -157,35 +165,140 @@ def status(
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the replicas: whether each serves, its rows, and its log."""
+    """Show the replicas: whether each serves, its ring, rows, log, and why it waits."""
     import asyncio
 
+    settings = _loaded(file, store, assignments)
+    name = NamedCluster(cluster, app, node).name
+    found = asyncio.run(_ask(settings, name, _peers(settings)))
+    if as_json:
+        output.data(json.dumps({"cluster": name, "replicas": list(found.values())}))
+    else:
+        output.table(COLUMNS, [_row(facts) for facts in found.values()])
+    if not _has_majority(found):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def _has_majority(found: Mapping[Address, Mapping[str, Any]]) -> bool:
+    """True if a majority of the newest ring serves in it."""
+    ring = max(int(facts.get("ring", 0)) for facts in found.values())
+    mine = [facts for facts in found.values() if facts.get("ring") == ring]
+    serving = sum(facts["state"] == "founded" for facts in mine)
+    members = max((len(facts.get("members", found)) for facts in mine), default=0)
+    return bool(2 * serving > members)
+
+
+Replica = Annotated[str, typer.Argument(metavar="ADDRESS", help="HOST:PORT of the replica.")]
+Wait = Annotated[float, duration("Longest wait for the change: 30, 5m.", CHANGE_S)]
+
+
+@app.command()
+def add(
+    address: Replica,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+    wait: Wait = CHANGE_S,
+) -> None:
+    """Take a running replica with a blank disk into the store, and wait until it has all rows.
+    Repeating it changes nothing."""
+    from shardbus.store.ring_change import adding
+
+    settings = _loaded(file, store, assignments)
+    _change(settings, NamedCluster(cluster, app, node).name, address, adding, wait)
+
+
+@app.command()
+def remove(
+    address: Replica,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+    wait: Wait = CHANGE_S,
+) -> None:
+    """Take a replica out of the store, whether it runs or not. The others keep all rows."""
+    from shardbus.store.ring_change import removing
+
+    settings = _loaded(file, store, assignments)
+    _change(settings, NamedCluster(cluster, app, node).name, address, removing, wait)
+
+
+def _loaded(file: Path | None, store: str | None, assignments: list[str] | None) -> Settings:
     from shardbus.config.loading import load
-    from shardbus.config.replicas import replica_plan
     from shardbus_cli.config import layers_of
 
-    settings = load(layers_of(file, node_flags.layers({"--store": store}), assignments))
-    name = NamedCluster(cluster, app, node).name
-    peers = replica_plan(settings).peers
-    found = asyncio.run(_ask(settings, name, peers))
-    if as_json:
-        output.data(json.dumps({"cluster": name, "replicas": [found[p] for p in peers]}))
-    else:
-        output.table(COLUMNS, [_row(found[peer]) for peer in peers])
-    if sum(one["state"] == "founded" for one in found.values()) * 2 <= len(peers):
-        raise typer.Exit(ExitCode.UNHEALTHY)
+    return load(layers_of(file, node_flags.layers({"--store": store}), assignments))
+
+
+def _peers(settings: Settings) -> tuple[Address, ...]:
+    """Return the addresses in store.url, else those by the seeds. The ring may have others."""
+    from shardbus.config.replicas import is_replicated, replica_plan, replicas_of
+
+    url = settings.store.url
+    return (is_replicated(url) and replicas_of(url)) or replica_plan(settings).peers
+
+
+def _network(settings: Settings) -> ZmqNetwork:
+    from shardbus.transport.zmq.curve import Keyring
+    from shardbus.transport.zmq.network import ZmqNetwork
+
+    security = settings.security
+    return ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
+
+
+def _change(
+    settings: Settings,
+    cluster: str,
+    address: str,
+    step: Callable[[Address], Step],
+    wait: float,
+) -> None:
+    """Change the ring by a step, and print its number and its members."""
+    import asyncio
+
+    from shardbus.errors import ConfigError, StoreError
+    from shardbus.ids import Address
+    from shardbus.store.ring_change import RingOperator
+
+    async def change(replica: Address) -> ReplicaRing:
+        addresses = dict.fromkeys((*_peers(settings), replica))
+        operator = RingOperator(cluster, addresses, _network(settings), _waits)
+        return await operator.change(step(replica), wait)
+
+    try:
+        ring = asyncio.run(change(Address.parse(address)))
+    except ConfigError as refused:
+        raise CommandFailure(refused.message, refused.hint, code=ExitCode.USAGE) from refused
+    except StoreError as refused:
+        raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
+    members = ",".join(member.address for member in ring.members)
+    output.note(f"ring {ring.number}: cluster://{members}")
+
+
+def _waits(why: str) -> None:
+    output.note(f"it waits for {why}")
 
 
 async def _ask(
     settings: Settings, cluster: str, peers: tuple[Address, ...]
 ) -> dict[Address, dict[str, Any]]:
+    """Return the facts of these replicas, and of those that the newest ring has besides."""
+    from shardbus.ids import Address
     from shardbus.store.replica_status import ask_replicas
-    from shardbus.transport.zmq.curve import Keyring
-    from shardbus.transport.zmq.network import ZmqNetwork
 
-    security = settings.security
-    network = ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
-    return await ask_replicas(network, cluster, peers, STATUS_S)
+    found = await ask_replicas(_network(settings), cluster, peers, STATUS_S)
+    newest = max(found.values(), key=lambda facts: int(facts.get("ring", 0)))
+    members = [Address.parse(name) for name in newest.get("members", ()) if ":" in name]
+    others = [address for address in members if address not in found]
+    if others:
+        found |= await ask_replicas(_network(settings), cluster, others, STATUS_S)
+    return found
 
 
 def _row(facts: Mapping[str, Any]) -> dict[str, object]:
@@ -193,9 +306,11 @@ def _row(facts: Mapping[str, Any]) -> dict[str, object]:
         "address": facts["address"],
         "state": facts["state"],
         "disk": facts.get("disk", ""),
+        "ring": facts.get("ring", ""),
         "rows": facts.get("rows", ""),
         "memory": facts.get("memory", ""),
         "log": facts.get("log_bytes", ""),
         "starts": facts.get("starts", ""),
+        "repaired": facts.get("repairs", {}).get("rows", 0) if "repairs" in facts else "",
         "waits for": facts.get("waits_for", ""),
     }

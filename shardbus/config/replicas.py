@@ -80,6 +80,16 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
     return ReplicaPlan(peers, me if me in peers else None, port)
 
 
+def own_replica(settings: Settings) -> Address | None:
+    """Return the address of this node's replica, None if it has none."""
+    node, store = settings.node, settings.store
+    if not is_replicated(store.url) or not store.port:
+        return None
+    own = Address.advertised(node.advertise or node.host, node.port)
+    me = Address(own.host, own.port + store.port - node.port)
+    return me if me in replicas_of(store.url) else None
+
+
 def _moved(address: Address, apart: int) -> Address:
     port = address.port + apart
     if not 0 < port <= PORT_MAX:

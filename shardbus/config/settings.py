@@ -532,6 +532,9 @@ class StoreSettings:
     port: int = count(
         0, "port of this replica; 0 is the first after those of the node", low=0, high=65535
     )
+    repair_interval: float = seconds(
+        60.0, "between two comparisons of a replica's rows with others'"
+    )
     memory: int = size(2**30, "rows of a replica in memory; then it takes no more", low=2**20)
     log_bytes: int = size(2**28, "log of a replica, at which its rows are written anew", low=2**20)
 

@@ -2,7 +2,7 @@
 
     PATH/lock               held while the process runs
     PATH/log-0000000001     a segment (`shardbus.replication.log`)
-    PATH/failed             a sync has failed: what the segments have is unknown
+    PATH/failed             the disk is given up, with the reason: it may not be used any more
     PATH/damaged-ID/        the segments of the last disk that could not be used
 
 `open` reads all segments and hands out their bodies, the oldest first. If the log is damaged, its
@@ -42,6 +42,8 @@ log = GuardedLog("shardbus.store")
 DISK_BITS = 63
 PREFIX, DIGITS = "log-", 10
 FAILED, LOCK, DAMAGED = "failed", "lock", "damaged-"
+SYNC_FAILED = "a sync has failed"
+MARK_CHARACTERS = 500
 Read = Callable[[memoryview], int]
 """Takes the body of a frame. Returns the number of the segment before which a compaction says that
 segments are gone, 0 if the body does not say so."""
@@ -99,10 +101,25 @@ class Disk:
             for body in segment.bodies:
                 compacted = max(compacted, read(body))
             segments[number] = Segment(segment.header, (), segment.length, segment.end)
-        marked = (self.path / FAILED).exists()
-        self.damage = "a sync has failed" if marked else damage_of(segments, compacted)
+        self.damage = self._mark() or damage_of(segments, compacted)
         if not self.damage:
             self._resume(segments)
+
+    def _mark(self) -> str:
+        """Return why the disk was given up, empty if it was not."""
+        try:
+            return (self.path / FAILED).read_text()[:MARK_CHARACTERS] or SYNC_FAILED
+        except FileNotFoundError:
+            return ""
+
+    def give_up(self, why: str) -> None:
+        """Mark the disk, so that the next start puts its segments aside, and begins a new one.
+
+        Raises:
+            OSError: the mark cannot be written.
+        """
+        (self.path / FAILED).write_text(why)
+        self._sync_directory()
 
     def _resume(self, segments: dict[int, Segment]) -> None:
         """Go on behind the last whole frame."""

@@ -1,8 +1,9 @@
-"""The reports between the replicas of a store.
+"""The connections between the replicas of a store, and the reports that they carry.
 
-Each replica connects to each other one, and reports what its disk has stored of itself: when the
-connection is up, when that changes, and at intervals. A report is answered by one. So each knows
-which others are in reach, and `Founding` decides whether it serves.
+Each replica connects to each other one, those of its settings and those of the ring. It reports its
+disk, as it has stored it: when the connection is up, when that changes, and at intervals. A report
+is answered by one, with the verdict for the disk. So each knows which others are in reach, and
+`Standing` decides whether it serves.
 
 Source: docs/architecture.md; S2.75.
 """
@@ -10,7 +11,7 @@ Source: docs/architecture.md; S2.75.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import msgspec
@@ -18,23 +19,17 @@ import msgspec
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replication.founding import DiskReport, Founding
 from shardbus.replication.ring import majority
 from shardbus.transport.network import Connection, Network
-from shardbus.wire.replica_frames import (
-    DiskState,
-    ReplicaFrame,
-    ReportBody,
-    decode_head,
-    decode_report,
-    encode_head,
-    encode_report,
-)
+from shardbus.wire.replica_frames import ReplicaFrame, decode_head, encode_head
 
 log = GuardedLog("shardbus.store")
 
-REPORT_S, FOUNDED_REPORT_S = 0.5, 5.0
+REPORT_S, FOUNDED_REPORT_S = 0.5, 1.0
+"""Between two reports, before this replica serves and after. Less than `disk_life.SILENT_S`."""
 WAIT_LOG_S = 10.0
+PEERS_MAX = 32
+"""Connections to other replicas."""
 
 
 class ReplicaPeers:
@@ -42,43 +37,58 @@ class ReplicaPeers:
 
     Args:
         mark: the mark of the cluster in heads.
-        founding: decides; a report may change it.
-        stored: returns what the disk has stored of itself.
-        on_change: called when the disk must store the state of `founding`.
+        report: returns the report of this disk.
+        waits_for: returns for which others this replica waits, empty if it serves.
+        on_frame: takes the kind and the body of a frame of another replica.
+        on_up, on_down: called when another replica comes into reach, or goes.
+        on_tick: called before each report.
         on_drop: called with the reason when a frame is dropped.
     """
 
     def __init__(
         self,
         mark: bytes,
-        founding: Founding,
-        stored: Callable[[], DiskState],
-        on_change: Callable[[], None],
+        me: Address,
+        report: Callable[[], bytes],
+        waits_for: Callable[[], str],
+        on_frame: Callable[[ReplicaFrame, bytes], None],
+        on_up: Callable[[], None],
+        on_down: Callable[[Address], None],
+        on_tick: Callable[[], None],
         on_drop: Callable[[str], None],
     ) -> None:
-        self._mark, self._founding, self._stored = mark, founding, stored
-        self._on_change, self._on_drop = on_change, on_drop
-        self.me, self.addresses = founding.me, tuple(founding.peers)
+        self._mark, self.me, self._report, self._waits_for = mark, me, report, waits_for
+        self._on_frame_of, self._on_up_of, self._on_down_of = on_frame, on_up, on_down
+        self._on_tick, self._on_drop = on_tick, on_drop
         self._links: dict[Address, Connection] = {}
         self._up: set[Address] = set()
         """Other replicas that are in reach."""
         self._timer: asyncio.TimerHandle | None = None
         self._waited_since = 0.0
+        self._network: Network
         self._loop: asyncio.AbstractEventLoop
 
-    def start(self, network: Network) -> None:
+    def start(self, network: Network, addresses: Iterable[Address]) -> None:
         """Connect to the others."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._network = asyncio.get_running_loop(), network
         self._waited_since = self._loop.time()
-        for peer in self.addresses:
-            if peer != self.me:
-                self._links[peer] = network.connect(
+        self.connect_to(addresses)
+        self._tick()
+
+    def connect_to(self, addresses: Iterable[Address]) -> None:
+        """Connect to these, too, and end connections to others."""
+        wanted = [address for address in dict.fromkeys(addresses) if address != self.me]
+        for peer in self._links.keys() - set(wanted):
+            self._links.pop(peer).close()
+            self._on_down(peer)
+        for peer in wanted[:PEERS_MAX]:
+            if peer not in self._links:
+                self._links[peer] = self._network.connect(
                     peer,
                     self._on_frame,
                     partial(self._on_up, peer),
                     partial(self._on_down, peer),
                 )
-        self._tick()
 
     def close(self) -> None:
         """Close the connections."""
@@ -87,84 +97,54 @@ class ReplicaPeers:
         for link in self._links.values():
             link.close()
 
-    @property
-    def suffice(self) -> bool:
-        """True if the others in reach are a majority without this one."""
-        return len(self._up) >= majority(len(self.addresses))
-
-    @property
-    def serves(self) -> bool:
-        """True if the store is founded, and no other replica has a copy of this disk."""
-        return self._stored().founded and not self._founding.is_copied
-
-    @property
-    def waits_for(self) -> str:
-        """The replicas for which this one waits, and why; empty if it serves."""
-        if self.serves:
-            return ""
-        reasons = self._founding.waits_for
-        if not reasons:
-            return "the first replica to found the store"
-        return "; ".join(f"{peer}: {reason}" for peer, reason in reasons.items())
-
-    def on_report(self, body: bytes) -> bool:
-        """Take a report. Returns True if it needs an answer.
-
-        Raises:
-            msgspec.MsgspecError, ConfigError: it is none.
-        """
-        report = decode_report(body)
-        made = DiskReport(report.disk, report.ring, report.founded, report.peers)
-        if self._founding.on_report(Address.parse(report.sender), made):
-            self._on_change()
-        return not report.answers
-
-    def report(self, *, answers: bool) -> bytes:
-        """Return the report of what this disk has stored of itself."""
-        peers, stored = tuple(map(str, self.addresses)), self._stored()
-        disk = self._founding.disk
-        return encode_report(
-            ReportBody(str(self.me), disk, stored.ring, stored.founded, peers, answers)
-        )
+    def suffice(self, disks: int) -> bool:
+        """True if the others in reach are a majority of `disks` without this one."""
+        return len(self._up) >= majority(disks)
 
     def report_to_all(self) -> None:
         """Report to each of the others."""
-        for peer in self._links:
-            self._report_to(peer)
+        for peer in self._up:
+            self.send(peer, ReplicaFrame.REPORT, self._report())
 
-    def _report_to(self, peer: Address) -> None:
-        if (link := self._links.get(peer)) is not None:
-            head = encode_head(ReplicaFrame.REPORT, self._mark)
-            if not link.send(head, self.report(answers=False)):
-                self._on_drop("replica does not read")
+    def send(self, peer: Address, kind: ReplicaFrame, body: bytes) -> bool:
+        """Send a frame. Returns False if the other replica is out of reach."""
+        link = self._links.get(peer)
+        if link is None or peer not in self._up:
+            return False
+        sent = link.send(encode_head(kind, self._mark), body)
+        if not sent:
+            self._on_drop("replica does not read")
+        return sent
 
     def _on_frame(self, parts: list[bytes]) -> None:
-        """The answer to a report has come."""
+        """An answer of another replica has come."""
         head = decode_head(parts[0]) if len(parts) == 2 else None
-        if head is None or head.cluster != self._mark or head.kind is not ReplicaFrame.REPORT:
+        if head is None or head.cluster != self._mark:
             self._on_drop("unexpected")
             return
         try:
-            self.on_report(parts[1])
+            self._on_frame_of(head.kind, parts[1])
         except (msgspec.MsgspecError, ConfigError):
             self._on_drop("malformed")
 
     def _on_up(self, peer: Address) -> None:
         self._up.add(peer)
-        self._report_to(peer)
+        self.send(peer, ReplicaFrame.REPORT, self._report())
+        self._on_up_of()
 
     def _on_down(self, peer: Address) -> None:
         self._up.discard(peer)
-        self._founding.on_silent(peer)
+        self._on_down_of(peer)
 
     def _tick(self) -> None:
         """Report, and log the replicas for which this one waits."""
         now = self._loop.time()
+        self._on_tick()
         self.report_to_all()
-        if self.serves:
+        why = self._waits_for()
+        if not why:
             self._waited_since = now
         elif now - self._waited_since >= WAIT_LOG_S:
             self._waited_since = now
-            log.warning("the replica %s waits for %s", self.me, self.waits_for)
-        pause = FOUNDED_REPORT_S if self.serves else REPORT_S
-        self._timer = self._loop.call_later(pause, self._tick)
+            log.warning("the replica %s waits for %s", self.me, why)
+        self._timer = self._loop.call_later(REPORT_S if why else FOUNDED_REPORT_S, self._tick)

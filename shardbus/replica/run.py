@@ -5,6 +5,9 @@ that is being written; `END_S` later it ends at once. What it has not answered i
 crash. If the node has left in order, the replica stays while other nodes need it, for `LINGER_S` at
 most. SIGHUP reads the file of the cluster's secret again.
 
+A disk that is given up (`standing`) is put aside, and the replica goes on with a blank one in the
+same process.
+
 Source: docs/reference/cli.md; S2.31.
 """
 
@@ -56,6 +59,7 @@ class ReplicaOptions:
     memory: int
     log_bytes: int
     may_found: bool
+    repair: float
     security: SecuritySettings
 
 
@@ -76,27 +80,36 @@ def run_replica(
     """
     security = options.security
     keyring = Keyring.at(security.secret, security.keys, security.allowed)
-    failures: list[str] = []
-    network = ZmqNetwork(keyring)
-    server = ReplicaServer(
-        options.cluster,
-        options.me,
-        options.peers,
-        Disk(options.path, options.log_bytes),
-        network,
-        memory=options.memory,
-        may_found=options.may_found,
-        admits=partial(_admits, keyring),
-        on_failed=failures.append,
-    )
-    gc.disable()  # the rows that are read stay
-    _open(server)
-    gc.freeze()
-    gc.enable()
-    gc.set_threshold(*GC_THRESHOLDS)
-    with asyncio.Runner() as runner:
-        runner.run(_serve(server, network, keyring, options, failures, on_start, stops))
-    return FAILED if failures else OK
+    while True:
+        failures: list[str] = []
+        network, disk = ZmqNetwork(keyring), Disk(options.path, options.log_bytes)
+        server = ReplicaServer(
+            options.cluster,
+            options.me,
+            options.peers,
+            disk,
+            network,
+            memory=options.memory,
+            may_found=options.may_found,
+            admits=partial(_admits, keyring),
+            on_failed=failures.append,
+            joining=lambda: ZmqNetwork(
+                Keyring.at(security.secret, security.keys, security.allowed)
+            ),
+            repair=options.repair,
+        )
+        gc.disable()  # the rows that are read stay
+        _open(server)
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(*GC_THRESHOLDS)
+        with asyncio.Runner() as runner:
+            begins_anew = runner.run(
+                _serve(server, network, keyring, options, failures, on_start, stops)
+            )
+        if not begins_anew:
+            return FAILED if failures else OK
+        gc.unfreeze()
 
 
 def _open(server: ReplicaServer) -> None:
@@ -120,7 +133,8 @@ async def _serve(
     failures: list[str],
     on_start: Callable[[ReplicaServer], None],
     stops: Callable[[Callable[[bool], None]], None],
-) -> None:
+) -> bool:
+    """Run a server. Returns True if its disk was given up, so that a blank one is to follow."""
     loop, stop, leave = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -132,8 +146,11 @@ async def _serve(
         stops(partial(_stop_from_thread, loop, stop, leave))
         on_start(server)
         await _ends(server, failures, stop, leave)
-        _end_within(FAILED if failures else OK)
+        begins_anew = server.gave_up and not stop.is_set()
+        if not begins_anew:
+            _end_within(FAILED if failures else OK)
         server.close()
+        return begins_anew
     finally:
         network.close()
 

@@ -1,40 +1,34 @@
 """A replica: the rows of one disk in memory, its log, and a socket for stores and other replicas.
 
-    CALL ──> rows in memory ──> answers wait ──┐
-                                               ├─ a turn: one write, one sync ──> answers leave
-    CALL ──> rows in memory ──> answers wait ──┘
+    CALL ──> rows ──> `turns`: one write, one sync ──> REPLY, under the ring of the CALL
+    a CALL of an older ring ──> RING: the store takes it, and sends anew
+    a CALL of a newer one   ──> WANTED: the store sends the ring (ADOPT)
 
-A turn is all that came while the last one was written. Its records are written and synced in a
-thread; meanwhile the loop handles further calls for the next turn. An answer shows rows, so it
-leaves only once everything that was in memory before it is synced. A turn without records needs no
-sync.
-
-**Rewriting.** When the log is at its limit, every row is written again, some with each turn, and
-then the older segments go (`replication.log`). A change of a row that is not written again yet is
-written as the whole row, because the row that it is a change of goes with the older segments.
+Whether the replica serves is `standing`; the rows that disks owe each other are `exchange`; the
+reports between replicas are `peers`; how a blank disk comes into the ring is `joining`.
 
 **Memory.** Rows are in memory, as many as fit into `memory` bytes. Beyond that, a request that
-makes a row, or one longer, is refused as `full`; all others are served.
+makes a row, or one longer, is refused as `full`; all others are served. Rows of other disks are
+taken in any case, because this disk holds them already for its store.
 
 **The end.** A replica whose node has left stays while the others need it: as long as a store uses
 it, and the replicas that are in reach are no majority without it. So the last nodes of a cluster
 that stops can save what they have. `lingers` says so; its caller bounds it.
 
-**Failure.** After a write or a sync that failed, nothing of that turn is answered, and the process
-ends: what it has in memory is not what its disk has.
+**A disk that is given up** (`standing`) ends the server, too. The next one finds the mark on the
+disk, puts the segments aside, and begins with a blank one.
 
 Source: docs/architecture.md; S2.32, S3.85.
 """
 
 from __future__ import annotations
 
-import asyncio
+import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -42,70 +36,53 @@ from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
+from shardbus.replica.exchange import ROW_BYTES, DiskExchange
+from shardbus.replica.joining import Joining
 from shardbus.replica.peers import ReplicaPeers
-from shardbus.replication.founding import Founding, FoundingState
+from shardbus.replica.standing import Standing
+from shardbus.replica.turns import DiskTurns, length_of
+from shardbus.replication.founding import Founding
 from shardbus.replication.messages import (
-    ZERO,
     AcceptValue,
     Answer,
-    ChangeRecord,
     PrepareBallot,
     Promised,
-    PromiseRecord,
-    Record,
     Request,
-    Row,
     RowShown,
-    ValueRecord,
+    ScanBucket,
     Yes,
 )
+from shardbus.replication.moves import AskDisk, RingDisk
 from shardbus.replication.registers import Registers
-from shardbus.replication.values import StateValue, Value
+from shardbus.replication.ring import NO_RING, ReplicaRing
+from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, partition_of
 from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
+from shardbus.wire.disk_frames import DiskState, decode_turn
 from shardbus.wire.replica_frames import (
-    DiskState,
-    LogTurn,
     ReplicaFrame,
+    ShownBody,
     WelcomeBody,
     cluster_mark,
     decode_call,
     decode_head,
-    decode_turn,
+    decode_report,
+    decode_ring,
     encode_head,
     encode_reply,
-    encode_turn,
+    encode_report,
+    encode_ring,
+    encode_shown,
     encode_welcome,
 )
 
 log = GuardedLog("shardbus.store")
 
-ROW_BYTES = 460
-"""Memory of a row, beside its key and its state: measured."""
-REWRITTEN_ROWS, REWRITTEN_BYTES = 1000, 2**20
-"""Rows that a turn writes anew, at most, and the bytes of their states after which it stops."""
 REPLY_BYTES = 4 * 2**20
 """Bytes of states after which a further frame is begun."""
-WAITING_MAX = 100_000
-"""Answers that wait for a sync, above which further calls are dropped."""
-
-
-@dataclass(slots=True)
-class _Turn:
-    """Answers that wait for the next sync."""
-
-    replies: list[tuple[bytes, list[tuple[int, Answer]], list[int]]] = field(default_factory=list)
-    """The connection, the answers to one call, and what was refused."""
-    count: int = 0
-
-
-@dataclass(slots=True)
-class _Rewrite:
-    """Every row is written anew. `number`: the first segment that has them."""
-
-    number: int
-    left: Iterator[str]
-    unwritten: set[str]
+REPAIR_S = 60.0
+"""Between two repairs, and between two counters of the disk."""
+RUN_BITS = 62
 
 
 class ReplicaServer:
@@ -118,7 +95,9 @@ class ReplicaServer:
         memory: bytes for rows.
         may_found: this replica may found a store.
         admits: True for the name that authentication gave a peer that may speak to a replica.
-        on_failed: called once when the disk can be used no longer.
+        on_failed: called once when the disk can be used no longer; with the reason.
+        joining: brings a blank disk into the ring; None leaves it to operators.
+        repair: seconds between two repairs.
     """
 
     def __init__(
@@ -134,27 +113,30 @@ class ReplicaServer:
         admits: Callable[[str | None], bool] = lambda user: True,
         on_failed: Callable[[str], None] = lambda why: None,
         clock: Callable[[], float] = suspend_clock,
+        joining: Callable[[], Network] | None = None,
+        repair: float = REPAIR_S,
     ) -> None:
         self.me, self.addresses, self._disk, self._network = me, tuple(peers), disk, network
-        self._mark, self._memory, self._may_found = cluster_mark(cluster), memory, may_found
+        self._mark = cluster_mark(cluster)
+        self._memory, self._may_found = memory, may_found
         self._admits, self._on_failed, self._clock = admits, on_failed, clock
-        self.registers = Registers()
-        self.bytes = 0
-        """Bytes of memory that rows take, about."""
+        self._repair = repair
         self.counts: Counter[str] = Counter()
-        """Turns, and what was dropped, by reason."""
-        self._starts = 0
-        self._founding: Founding
-        self._stored = DiskState()
-        """What the disk has stored of itself."""
-        self._turn, self._writing, self._failed = _Turn(), False, False
-        self._rewrite: _Rewrite | None = None
-        self._threads = ThreadPoolExecutor(1, "shardbus-disk")
-        self._listener: Listener
+        """What was dropped, by reason."""
+        self._place = RingDisk(-1)
+        self._read_state = DiskState()
+        self._standing: Standing
+        self._turns: DiskTurns
+        self._exchange: DiskExchange
         self._peers: ReplicaPeers
+        self._joining = Joining(cluster, joining) if joining is not None else None
+        self._listener: Listener
         self._stores: set[bytes] = set()
         """Connections of store objects that have not ended, as far as is known."""
-        self._loop: asyncio.AbstractEventLoop
+        self._counted_at = 0.0
+        self._has_served = False
+        self.gave_up = False
+        """The disk was given up, and marked: the next server has a blank one."""
 
     # ---- start and end
 
@@ -166,55 +148,88 @@ class ReplicaServer:
         """
         began = time.perf_counter()
         self._disk.open(self._read, self._forget)
-        self._starts = self._stored.starts + 1
-        self.bytes = sum(map(_weight, self.registers.rows, self.registers.rows.values()))
+        self._place.identify(self._disk.id)
         log.info(
             "%d rows read from %s in %.1f s", len(self.registers.rows), self._disk.path,
             time.perf_counter() - began,
         )  # fmt: skip
-        stored = self._stored
-        self._founding = Founding(
+        stored, place = self._read_state, self._place
+        founding = Founding(
             self.me, self.addresses, self._disk.id, stored.ring, stored.founded, self._may_found
         )
-        self._peers = ReplicaPeers(
-            self._mark, self._founding, lambda: self._stored, self._turn_soon, self._drop
+        self._standing = Standing(founding, place, stored, secrets.randbits(RUN_BITS))
+        self._standing.advance(self._clock())
+        standing = self._standing
+        self._turns = DiskTurns(
+            self._disk, place, lambda: standing.state, stored, self._on_stored, self._on_failed
         )
+        self._exchange = DiskExchange(
+            place, self._turns, self._send_to_disk, self._adopt, self._votes, self._clock,
+            self._repair,
+        )  # fmt: skip
+        self._peers = ReplicaPeers(
+            self._mark, self.me, self._report, lambda: self.waits_for, self._on_answer,
+            self._exchange.repair_soon, standing.on_silent, self._on_tick, self._drop,
+        )  # fmt: skip
 
     def _read(self, body: memoryview) -> int:
         turn = decode_turn(body)
         for record in turn.records:
-            self.registers.replay(record)
-        self._stored = turn.state or self._stored
+            self._place.replay(record)
+        self._read_state = turn.state or self._read_state
         return turn.compacted
 
     def _forget(self) -> None:
-        self.registers, self._stored = Registers(), DiskState()
+        self._place, self._read_state = RingDisk(-1), DiskState()
 
     def start(self, host: str, port: int) -> None:
-        """Listen, and look for the other replicas.
+        """Listen, and look for the other replicas once the start of the disk is stored.
 
         Raises:
             ConfigError: the port is taken.
         """
-        self._loop = asyncio.get_running_loop()
         self._listener = self._network.listen(
             host, port, f"replica {self.me}", self._on_frame, self._cut
         )
-        self._founding.start()
-        self._begin_turn()
-        self._peers.start(self._network)
+        self._counted_at = self._clock()
+        self._standing.founding.start()
+        self._standing.advance(self._clock())
+        self._turns.start()
+        self._turns.after_sync(self._begin)
+
+    def _begin(self) -> None:
+        self._exchange.start()
+        self._peers.start(self._network, self._others())
 
     def close(self) -> None:
         """Close sockets and files, after the turn that is being written."""
+        if self._joining is not None:
+            self._joining.close()
+        self._exchange.close()
         self._peers.close()
         self._listener.close()
-        self._threads.shutdown()
-        self._disk.close()
+        self._turns.close()
+
+    @property
+    def registers(self) -> Registers:
+        """The rows."""
+        return self._place.registers
 
     @property
     def serves(self) -> bool:
-        """True if the store is founded, and this disk is one of it."""
-        return not self._failed and self._peers.serves
+        """True if the replica answers stores."""
+        return not self._turns.failed and self._standing.serves(self._turns.stored)
+
+    @property
+    def waits_for(self) -> str:
+        """The replicas for which this one waits, and why; empty if it serves."""
+        return self._standing.waits_for(self._turns.stored)
+
+    def _others(self) -> list[Address]:
+        """The addresses of the other replicas: by the settings, and by the ring."""
+        ring, seen = self._standing.ring, self._standing.addresses
+        moved = [m for m in ring.members if m.address and m.disk not in seen]
+        return [*self.addresses, *seen.values(), *(Address.parse(m.address) for m in moved)]
 
     def _cut(self, reason: str) -> None:
         self.counts[f"cut: {reason}"] += 1
@@ -237,48 +252,75 @@ class ReplicaServer:
                 case ReplicaFrame.CALL:
                     self._on_call(connection, head.ring, body)
                 case ReplicaFrame.REPORT:
-                    if self._peers.on_report(body):
-                        answer = self._peers.report(answers=True)
-                        self._send(connection, ReplicaFrame.REPORT, answer)
-                case ReplicaFrame.HELLO:
-                    self._stores.add(connection)
-                    self._welcome(connection)
-                case ReplicaFrame.GOODBYE:
-                    self._stores.discard(connection)
-                case ReplicaFrame.ASK:
-                    body = msgspec.json.encode(self.status())
-                    self._send(connection, ReplicaFrame.STATUS, body)
+                    self._on_report(body, connection)
+                case ReplicaFrame.DIGESTS:
+                    back = partial(self._send, connection, ReplicaFrame.ROWS)
+                    if not self._exchange.on_digests(body, back):
+                        self._drop("not voting")
+                case ReplicaFrame.ADOPT:
+                    self._exchange.on_ring(decode_ring(body))
                 case _:
-                    self._drop("unexpected")
+                    self._on_question(connection, head.kind)
         except (msgspec.MsgspecError, ConfigError, TypeError):
             self._drop("malformed")
 
+    def _on_question(self, connection: bytes, kind: ReplicaFrame) -> None:
+        match kind:
+            case ReplicaFrame.HELLO:
+                self._stores.add(connection)
+                self._welcome(connection)
+            case ReplicaFrame.GOODBYE:
+                self._stores.discard(connection)
+            case ReplicaFrame.ASK:
+                body = msgspec.json.encode(self.status())
+                self._send(connection, ReplicaFrame.STATUS, body)
+            case ReplicaFrame.SHOW:
+                shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
+                self._send(connection, ReplicaFrame.SHOWN, encode_shown(shown))
+            case _:
+                self._drop("unexpected")
+
     def _on_call(self, connection: bytes, ring: int, body: bytes) -> None:
         if not self.serves:
-            self._refuse(
-                connection, f"the replica {self.me} does not serve: {self._peers.waits_for}"
-            )
+            why = f"the replica {self.me} does not serve: {self.waits_for}"
+            self._refuse(connection, why)
             return
-        if ring != self._stored.ring.number:
-            self._refuse(connection, f"the replica {self.me} is at ring {self._stored.ring.number}")
+        place = self._place
+        if ring != place.ring.number:
+            self._on_other_ring(connection, ring)
             return
-        if self._turn.count > WAITING_MAX:
+        if self._turns.is_full:
             self._drop("busy")
             return
         answers, full, now = list[tuple[int, Answer]](), list[int](), self._clock()
+        everywhere = len(place.voting) == PARTITIONS
+        exchange, registers = self._exchange, place.registers
         for number, request in decode_call(body):
+            if not everywhere and _partition(request) not in place.voting:
+                self._drop("not voting")
+                continue
             more = self._more(request)
-            if more > 0 and self.bytes + more > self._memory:
+            if more > 0 and exchange.bytes + more > self._memory:
                 full.append(number)
                 self._drop("full")
                 continue
-            answer = self.registers.handle(request, now)
+            answer = registers.handle(request, now)
             answers.append((number, answer))
             if isinstance(answer, Yes | Promised):
-                self.bytes += more
-        self._turn.replies.append((connection, answers, full))
-        self._turn.count += len(answers)
-        self._turn_soon()
+                exchange.bytes += more
+        self._turns.after_sync(
+            partial(self._answer, connection, ring, answers, full), max(len(answers), 1)
+        )
+
+    def _on_other_ring(self, connection: bytes, ring: int) -> None:
+        own = self._place.ring
+        if ring < own.number:
+            self._turns.after_sync(partial(self._send_ring, connection, own))
+        else:
+            self._send(connection, ReplicaFrame.WANTED, b"", own.number)
+
+    def _send_ring(self, connection: bytes, ring: ReplicaRing) -> None:
+        self._send(connection, ReplicaFrame.RING, encode_ring(ring), ring.number)
 
     def _more(self, request: Request) -> int:
         """Return the bytes of memory by which what the request stores is longer than what there
@@ -288,21 +330,21 @@ class ReplicaServer:
         row = self.registers.rows.get(request.key)
         if row is None:
             more = ROW_BYTES + len(request.key)
-            return more + (_length(request.value) if isinstance(request, AcceptValue) else 0)
+            return more + (length_of(request.value) if isinstance(request, AcceptValue) else 0)
         if isinstance(request, PrepareBallot):
             return 0
-        return _length(request.value) - _length(row.value)
+        return length_of(request.value) - length_of(row.value)
 
     def _refuse(self, connection: bytes, why: str) -> None:
         self._send(connection, ReplicaFrame.REFUSED, why.encode())
 
     def _welcome(self, connection: bytes) -> None:
-        welcome = WelcomeBody(self._disk.id, self._stored.ring, self._peers.waits_for)
+        welcome = WelcomeBody(self._disk.id, self._turns.stored.ring, self.waits_for)
         self._send(connection, ReplicaFrame.WELCOME, encode_welcome(welcome))
 
     def lingers(self) -> bool:
         """True if stores still need this replica. Notices stores that ended without a GOODBYE."""
-        if not self.serves or self._peers.suffice:
+        if not self.serves or self._peers.suffice(len(self._place.ring.members)):
             return False
         for connection in list(self._stores):
             self._welcome(connection)
@@ -311,163 +353,159 @@ class ReplicaServer:
     def _drop(self, why: str) -> None:
         self.counts[why] += 1
 
-    def _send(self, connection: bytes, kind: ReplicaFrame, body: bytes) -> None:
-        sent = self._listener.send(
-            connection, encode_head(kind, self._mark, self._stored.ring.number), body
-        )
+    def _send(self, connection: bytes, kind: ReplicaFrame, body: bytes, ring: int = 0) -> bool:
+        sent = self._listener.send(connection, encode_head(kind, self._mark, ring), body)
         if sent is SendResult.UNROUTABLE:
             self._stores.discard(connection)
         if sent is not SendResult.TAKEN:
             self._drop("peer gone" if sent is SendResult.UNROUTABLE else "peer does not read")
+        return sent is SendResult.TAKEN
 
-    # ---- turns
+    # ---- answers
 
-    def _turn_soon(self) -> None:
-        if not self._writing:
-            self._writing = True
-            self._loop.call_soon(self._begin_turn)
+    def _answer(
+        self, connection: bytes, ring: int, answers: list[tuple[int, Answer]], full: list[int]
+    ) -> None:
+        """Send the answers to one call, in frames of bounded length."""
+        begin = weight = 0
+        for place, (_, answer) in enumerate(answers):
+            if isinstance(answer, Promised | RowShown):
+                weight += length_of(answer.value)
+                if weight > REPLY_BYTES:
+                    self._reply(connection, ring, answers[begin : place + 1], [])
+                    begin, weight = place + 1, 0
+        self._reply(connection, ring, answers[begin:], full)
 
-    def _begin_turn(self) -> None:
-        """Write what has changed since the last turn; answer at once if nothing has."""
-        turn, self._turn = self._turn, _Turn()
-        if self._failed:
-            return
-        self._writing = True
-        begins = self._rewrite is None and self._disk.plan.wants_compaction
-        if begins:
-            keys = list(self.registers.rows)
-            number = self._disk.plan.current + 1
-            self._rewrite = _Rewrite(number, iter(keys), set(keys))
-        records: Sequence[Record] = self.registers.take_records()
-        compacted = 0
-        if self._rewrite is not None:
-            records = self._whole_rows(records, self._rewrite)
-            compacted = 0 if self._rewrite.unwritten else self._rewrite.number
-        state = self._state()
-        own = state if state != self._stored or compacted else None
-        if not records and own is None and not begins:
-            self._answer(turn)
-            self._writing = False
-            return
-        body = encode_turn(LogTurn(records, own, compacted))
-        work = self._threads.submit(self._write, body, begins, bool(compacted))
-        work.add_done_callback(
-            lambda done: self._post(partial(self._written, turn, state, done.exception()))
-        )
-
-    def _post(self, call: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:  # the loop has ended
-            return
-
-    def _write(self, body: bytes, begins: bool, ends: bool) -> None:
-        """Write and sync, in the thread of the disk."""
-        if begins:
-            self._disk.begin_compaction()
-        self._disk.write(body)
-        if ends:
-            self._disk.end_compaction()
-
-    def _written(self, turn: _Turn, state: DiskState, error: BaseException | None) -> None:
-        if error is not None:
-            self._failed = True
-            log.error("the replica ends: its disk %s failed: %s", self._disk.path, error)
-            self._on_failed(f"the disk {self._disk.path} failed: {error}")
-            return
-        self.counts["turns"] += 1
-        before, self._stored = self._stored, state
-        self._answer(turn)
-        if state.founded and not before.founded:
-            log.info(
-                "the replica %s serves: its store has %d disks", self.me, len(state.ring.members)
-            )
-        if (state.ring, state.founded) != (before.ring, before.founded):
-            self._peers.report_to_all()
-        self._writing = False
-        if self._rewrite is not None and not self._rewrite.unwritten:
-            self._rewrite = None
-        if self._turn.replies or self._rewrite is not None or self._state() != self._stored:
-            self._turn_soon()
-
-    def _state(self) -> DiskState:
-        founding = self._founding
-        return DiskState(self._starts, founding.ring, founding.founded)
-
-    def _whole_rows(self, records: Sequence[Record], rewrite: _Rewrite) -> list[Record]:
-        """Return the records of a turn and some rows that are written anew."""
-        whole = list[Record]()
-        for record in records:
-            if isinstance(record, ChangeRecord) and record.key in rewrite.unwritten:
-                whole += _records_of(record.key, self.registers.row(record.key))
-                rewrite.unwritten.discard(record.key)
-            else:
-                whole.append(record)
-        written = weight = 0
-        for key in rewrite.left:
-            if key not in rewrite.unwritten:
-                continue
-            rewrite.unwritten.discard(key)
-            row = self.registers.row(key)
-            whole += _records_of(key, row)
-            written += 1
-            weight += _length(row.value)
-            if written >= REWRITTEN_ROWS or weight >= REWRITTEN_BYTES:
-                break
-        return whole
-
-    def _answer(self, turn: _Turn) -> None:
-        """Send the answers of a turn, in frames of bounded length."""
-        for connection, answers, full in turn.replies:
-            begin = weight = 0
-            for place, (_, answer) in enumerate(answers):
-                if isinstance(answer, Promised | RowShown):
-                    weight += _length(answer.value)
-                    if weight > REPLY_BYTES:
-                        self._reply(connection, answers[begin : place + 1], [])
-                        begin, weight = place + 1, 0
-            self._reply(connection, answers[begin:], full)
-
-    def _reply(self, connection: bytes, answers: list[tuple[int, Answer]], full: list[int]) -> None:
+    def _reply(
+        self, connection: bytes, ring: int, answers: list[tuple[int, Answer]], full: list[int]
+    ) -> None:
         if answers or full:
             body = encode_reply(self._disk.id, answers, full)
-            self._send(connection, ReplicaFrame.REPLY, body)
+            self._send(connection, ReplicaFrame.REPLY, body, ring)
+
+    # ---- other replicas
+
+    def _report(self) -> bytes:
+        return encode_report(self._standing.report(self._turns.stored, None))
+
+    def _on_report(self, body: bytes, connection: bytes | None) -> None:
+        """Take a report, and answer it after the sync if it came by the listener."""
+        report = decode_report(body)
+        stored = self._turns.stored
+        verdict, effects = self._standing.on_report(report, stored, self._clock())
+        if connection is not None and not report.answers:
+
+            def answer() -> None:
+                answering = self._standing.report(self._turns.stored, verdict)
+                self._send(connection, ReplicaFrame.REPORT, encode_report(answering))
+
+            self._turns.after_sync(answer)
+        self._turns.soon()
+        if report.disk in self._place.away:
+            self._place.away.discard(report.disk)
+            effects = [*effects, *self._place.tick(self._clock())]
+        self._exchange.ask(effects)
+
+    def _on_answer(self, kind: ReplicaFrame, body: bytes) -> None:
+        """A frame of another replica has come by the connection to it."""
+        match kind:
+            case ReplicaFrame.REPORT:
+                self._on_report(body, None)
+            case ReplicaFrame.ROWS:
+                self._exchange.on_rows(body)
+            case _:
+                self._drop("unexpected")
+
+    def _send_to_disk(self, disk: int, kind: ReplicaFrame, body: bytes) -> bool:
+        address = self._standing.addresses.get(disk)
+        return address is not None and self._peers.send(address, kind, body)
+
+    def _votes(self) -> bool:
+        standing = self._standing
+        return standing.life.votes and not standing.founding.is_copied and not self._turns.failed
+
+    def _adopt(self, ring: ReplicaRing) -> list[AskDisk]:
+        return self._standing.adopt(ring, self._clock())
+
+    def _on_tick(self) -> None:
+        """Count, judge, and give up a disk that is lost."""
+        now, standing = self._clock(), self._standing
+        if now - self._counted_at >= self._repair:
+            self._counted_at = now
+            standing.counter += 1
+            self._turns.soon()
+        standing.tick(now, self._turns.stored)
+        self._note_serving()
+        self._place.away = set(standing.away)
+        self._exchange.ask(self._place.tick(now))
+        self._peers.connect_to(self._others())
+        if why := standing.is_lost(now):
+            self._give_up(why)
+        elif self._joining is not None and standing.founding.stands_beside_a_store:
+            standing.joining = self._joining.progress
+            self._joining.begin(self.me, self._disk.id, self._others())
+
+    def _note_serving(self) -> None:
+        if self.serves and not self._has_served:
+            self._has_served = True
+            disks = len(self._turns.stored.ring.members)
+            log.info("the replica %s serves: its store has %d disks", self.me, disks)
+
+    def _give_up(self, why: str) -> None:
+        if self._turns.failed:
+            return
+        self._turns.failed = True
+        log.error("the disk %s is given up, and put aside: %s", self._disk.path, why)
+        try:
+            self._disk.give_up(why)
+            self.gave_up = True
+        except OSError as error:
+            why = f"{why}; the mark cannot be written: {error}"
+        self._on_failed(why)
+
+    def _on_stored(self, before: DiskState) -> None:
+        """A turn has stored other facts of the disk, or another place."""
+        stored = self._turns.stored
+        self._note_serving()
+        if before.ring != NO_RING and stored.ring != before.ring and stored.ring != NO_RING:
+            log.info(
+                "the replica %s has ring %d of %d disks",
+                self.me, stored.ring.number, len(stored.ring.members),
+            )  # fmt: skip
+        if (stored.ring, stored.founded) != (before.ring, before.founded):
+            self._peers.connect_to(self._others())
+            self._peers.report_to_all()
 
     # ---- status
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """Return the facts of this replica."""
-        plan = self._disk.plan
+        plan, place, standing = self._disk.plan, self._place, self._standing
+        state = standing.replica_state(self._turns.stored)
         return {
             "address": str(self.me),
             "disk": f"{self._disk.id:016x}",
-            "starts": self._starts,
-            "state": "failed" if self._failed else FoundingState(self._founding.state).value,
-            "waits_for": self._peers.waits_for,
+            "starts": standing.starts,
+            "state": "failed" if self._turns.failed else state.value,
+            "waits_for": self.waits_for,
             "replicas": [str(peer) for peer in self.addresses],
+            "ring": place.ring.number,
+            "members": [member.address or f"{member.disk:016x}" for member in place.ring.members],
+            "unmerged": standing.unmerged,
+            "behind": place.behind,
             "rows": len(self.registers.rows),
-            "memory": self.bytes,
+            "memory": self._exchange.bytes,
             "memory_limit": self._memory,
             "log_bytes": plan.bytes,
             "segments": len(plan.sizes),
             "damage": self._disk.damage,
+            "turns": self._turns.count,
+            "repairs": {"begun": self._exchange.repairs, **place.counts},
             "counts": dict(self.counts),
         }
 
 
-def _length(value: Value) -> int:
-    return len(value.data or b"") if type(value) is StateValue else 0
-
-
-def _weight(key: str, row: Row) -> int:
-    return ROW_BYTES + len(key) + _length(row.value)
-
-
-def _records_of(key: str, row: Row) -> list[Record]:
-    """Return the records that make this row."""
-    records = list[Record]()
-    if row.ballot > ZERO:
-        records.append(ValueRecord(key, row.ballot, row.value))
-    if row.promise > row.ballot:
-        records.append(PromiseRecord(key, row.promise))
-    return records
+def _partition(request: Request) -> int:
+    if isinstance(request, ScanBucket):
+        return request.bucket // BUCKETS_EACH
+    return partition_of(request.key)

@@ -19,8 +19,10 @@ is not enough at once: of three disks one may know the counter, and the other on
 A run is silent `SILENT_S` seconds after it was last seen, or when its connection has closed. While
 two runs of one id are seen, both are refused, because neither has all that the other has.
 
-A refused disk is given up: its process draws a new id, so that it is blank, and an operator, or
-`repair_after`, puts it into the ring in place of the former one. Not noticed is a disk that is
+A refused disk does not vote. It is given up (`DiskLife.is_lost`) once a majority of the ring votes
+without it, so that nothing is lost with it: its process draws a new id, so that it is blank, and
+comes into the next ring in place of the former one. Until then it waits, because an operator may
+have set back all disks at once, or may put the right one back. Not noticed is a disk that is
 set back to a copy made since its counter last grew, and one whose counter only disks know that are
 away for `GRACE_S`: that is a second failure at the same time.
 
@@ -29,7 +31,7 @@ Source: docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from shardbus.replication.ring import majority
@@ -56,6 +58,17 @@ class DiskKnown(NamedTuple):
     run: int
 
 
+class DiskVerdict(NamedTuple):
+    """What another disk has answered to a disk that showed this counter in this run. `votes`: that
+    other disk votes itself."""
+
+    judge: int
+    counter: int
+    run: int
+    accepts: bool
+    votes: bool
+
+
 class DiskRegistry:
     """What one disk knows of the others. `answer` is synced before it leaves."""
 
@@ -77,6 +90,7 @@ class DiskRegistry:
             for (each, other), seen in self._seen.items()
             if each == disk and other != run and now - seen < SILENT_S
         ]
+        self._seen = {each: seen for each, seen in self._seen.items() if now - seen < SILENT_S}
         self._seen[disk, run] = now
         if alive:
             self._twice[disk] = now
@@ -91,6 +105,11 @@ class DiskRegistry:
     def closed(self, disk: int, run: int) -> None:
         """The connection of this run has closed: it is silent from now on."""
         self._seen.pop((disk, run), None)
+
+    def keep(self, disks: Collection[int]) -> None:
+        """Forget all disks but these, which are those of a new ring."""
+        self._known = {disk: known for disk, known in self._known.items() if disk in disks}
+        self._twice = {disk: at for disk, at in self._twice.items() if disk in disks}
 
     @property
     def known(self) -> tuple[DiskKnown, ...]:
@@ -112,3 +131,65 @@ def is_accepted(
     if accepted == len(others):
         return True
     return True if waited and accepted + 1 >= majority(len(others) + 1) else None
+
+
+class DiskLife:
+    """Whether this run of a disk votes: what the others have answered to its counter.
+
+    Args:
+        disk: the id of this disk.
+        run: a random number, of this process.
+    """
+
+    __slots__ = ("_answers", "_counter", "_since", "disk", "run", "votes")
+
+    def __init__(self, disk: int, run: int) -> None:
+        self.disk, self.run = disk, run
+        self.votes = False
+        """The others have accepted this run, and none has refused it since."""
+        self._counter, self._since = 0, 0.0
+        self._answers: dict[int, DiskVerdict] = {}
+
+    def show(self, counter: int, now: float) -> None:
+        """The disk shows this counter from now on, if it is another one: it is judged anew."""
+        if counter != self._counter:
+            self._counter, self._since = counter, now
+            self._answers = {}
+
+    def on_verdict(self, verdict: DiskVerdict, members: Collection[int], now: float) -> None:
+        """Take the answer of another disk. One to another counter or run changes nothing."""
+        if (verdict.counter, verdict.run) == (self._counter, self.run):
+            self._answers[verdict.judge] = verdict
+            self.judge(members, now)
+
+    def judge(self, members: Collection[int], now: float) -> None:
+        """Decide whether the disk votes. `members`: the disks of its ring."""
+        match self._accepted(members, now):
+            case True:
+                self.votes = True
+            case _ if self.refusing(members):
+                self.votes = False
+            case _:
+                pass
+
+    def _accepted(self, members: Iterable[int], now: float) -> bool | None:
+        answers = {judge: verdict.accepts for judge, verdict in self._answers.items()}
+        waited = now - self._since >= GRACE_S
+        return is_accepted(self.disk, members, answers, waited=waited)
+
+    def refusing(self, members: Iterable[int]) -> list[int]:
+        """Return the disks of the ring that refuse this one."""
+        verdicts = (self._answers.get(member) for member in members)
+        return [verdict.judge for verdict in verdicts if verdict and not verdict.accepts]
+
+    def silent(self, members: Iterable[int]) -> list[int]:
+        """Return the other disks of the ring that have not answered yet."""
+        return [disk for disk in members if disk != self.disk and disk not in self._answers]
+
+    def is_lost(self, members: Collection[int], now: float) -> bool:
+        """True if the disk is given up: it was refused, and a majority of its ring votes without
+        it."""
+        if self._accepted(members, now) is not False:
+            return False
+        voters = sum(self._answers[member].votes for member in members if member in self._answers)
+        return voters >= majority(len(members))

@@ -11,6 +11,7 @@ to each what its disk is:
     BLANK ──────────── another reports a ring with this disk ───> NAMED
     NAMED ──────────── all others report that ring ─────────────> FOUNDED
     NAMED ──────────── another reports it as FOUNDED ───────────> FOUNDED
+    any ────────────── the disk has adopted a later ring ───────> FOUNDED
 
 Only the replica of the first address makes a ring, and only with every disk in sight. So there is
 one ring at most: a replica whose disk was lost finds others that have a ring without its new disk,
@@ -20,6 +21,9 @@ known to every disk of it, and a majority that starts anew never meets as blank 
 A replica stores each change before it reports it. It waits as long as it takes; `waits_for` names
 the others, with the reason. If a disk is lost between NAMED and FOUNDED, the ring names a disk that
 is gone, and nothing was ever served: remove the directories, and begin anew.
+
+A BLANK disk beside a founded store comes into a later ring (`moves`), in place of a lost disk, or
+because an operator adds it.
 
 Not here: changes of the ring; who reports when (`shardbus.replica`).
 
@@ -33,7 +37,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shardbus.ids import Address
-from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ring
+from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ring, is_related
 
 
 class FoundingState(Enum):
@@ -105,6 +109,15 @@ class Founding:
         """True if another replica has a disk with the id of this one: neither may answer."""
         return any(report.disk == self.disk for report in self.reports.values())
 
+    def on_ring(self, ring: ReplicaRing) -> None:
+        """This disk has adopted a ring of a founded store."""
+        self.ring, self.founded = ring, True
+
+    @property
+    def stands_beside_a_store(self) -> bool:
+        """True if this disk is BLANK, and another replica is of a founded store."""
+        return self.ring == NO_RING and any(report.founded for report in self.reports.values())
+
     def start(self) -> bool:
         """Advance without a report: a store of one replica needs none. Returns True if this disk
         must store its state."""
@@ -121,16 +134,17 @@ class Founding:
         return self.state is not before
 
     def _adopted(self) -> ReplicaRing:
-        """Return the ring of another replica, if this disk is one of it."""
-        rings = (report.ring for report in self.reports.values())
+        """Return the first ring, as another replica has it, if this disk is one of it."""
+        rings = (report.ring for report in self.reports.values() if report.ring.number == 1)
         return next((ring for ring in rings if self.disk in ring.disks), NO_RING)
 
     def _made(self) -> ReplicaRing:
         """Return a ring of all disks, if this replica makes it, and all are in sight and blank."""
         if self.me != self.peers[0] or not self.may_found or self.waits_for:
             return NO_RING
-        disks = {self.disk, *(report.disk for report in self.reports.values())}
-        members = tuple(map(RingMember, disks))
+        disks = {report.disk: str(peer) for peer, report in self.reports.items()}
+        disks[self.disk] = str(self.me)
+        members = tuple(RingMember(disk, address=address) for disk, address in disks.items())
         if len(members) != len(self.peers):  # one disk is there twice
             return NO_RING
         return first_ring(members, len(members))
@@ -138,7 +152,10 @@ class Founding:
     def _all_have_it(self) -> bool:
         others = [self.reports.get(peer) for peer in self.peers if peer != self.me]
         same = [report is not None and report.ring == self.ring for report in others]
-        served = any(r is not None and r.founded and r.ring == self.ring for r in others)
+        served = any(
+            report is not None and report.founded and is_related(report.ring, self.ring)
+            for report in others
+        )
         return served or all(same)
 
     @property

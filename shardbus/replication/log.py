@@ -37,7 +37,10 @@ from struct import Struct
 from typing import NamedTuple
 from zlib import crc32
 
-MAGIC = b"shbuslg1"
+MAGIC = b"shbuslg2"
+READABLE = (b"shbuslg1", MAGIC)
+"""Versions of logs. The first one has no rings after the first; a version that reads it alone takes
+a later log for damaged, and puts it aside."""
 MARKER_BYTES = 8
 SEGMENT_BYTES = 64 * 2**20
 """A segment that has this many bytes gets no further frame."""
@@ -71,7 +74,7 @@ def decode_header(data: bytes | memoryview) -> SegmentHeader | None:
     if len(raw) < HEADER_BYTES or _sealed(raw) != raw:
         return None
     magic, number, disk, marker, _ = _HEADER.unpack(raw)
-    return SegmentHeader(number, disk, marker) if magic == MAGIC else None
+    return SegmentHeader(number, disk, marker) if magic in READABLE else None
 
 
 def frame(marker: bytes, body: bytes) -> bytes:

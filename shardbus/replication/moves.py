@@ -25,8 +25,9 @@ n+1 has every value that was chosen in ring n.
     (d) ring n+2 waits until a majority of each partition's disks has merged (`unmerged`)
 
 **Merging.** A disk compares the digests of 16 buckets with another disk's, and takes the rows of
-those that differ. Rows merge in any order and number. A row below the disk's own promise is taken,
-too, but not as an accepted one: a read does not count it (`proposer`).
+those that differ. It takes those of one disk at a time in each partition: afterwards the digests of
+the next disk differ in little. Rows merge in any order and number. A row below the disk's own
+promise is taken, too, but not as an accepted one: a read does not count it (`proposer`).
 
 **Repair** is the same without the counting: a disk compares itself with each other disk of its
 partitions when `repair` is called, at reconnects and now and then.
@@ -34,16 +35,20 @@ partitions when `repair` is called, at reconnects and now and then.
 **What a driver does.** It calls `answer` for calls of store objects and other disks, `take` for the
 answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to be sent
 to other disks. Records of `take_records` are synced before any answer or effect leaves, as in
-`registers`. Answers may be lost; `tick` asks again.
+`registers`. Answers may be lost; `tick` asks again. The driver keeps `away`, and calls `tick` when
+a disk comes into reach. A bucket may come in parts, in their order: all but the last have
+`complete` False.
 
 Source: docs/architecture.md; Lamport, Malkhi and Zhou, "Reconfiguring a state machine".
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, assert_never
 
+from shardbus.backoff import doubling
 from shardbus.replication.messages import Record, Row, ScanBucket
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import (
@@ -61,8 +66,8 @@ from shardbus.replication.ring import (
 )
 from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, node_key, partition_of
 
-ASK_AGAIN_S = 0.5
-"""Seconds after which a disk that did not answer is asked again."""
+ASK_AGAIN_S, ASK_AGAIN_MOST_S = 0.5, 8.0
+"""Seconds after which a disk that did not answer is asked again, at first and at most."""
 ASKED_MAX = 16
 """Comparisons under way at a time, each of one partition with one disk."""
 
@@ -126,12 +131,13 @@ class PartitionDigests(NamedTuple):
 
 
 class BucketContent(NamedTuple):
-    """The rows of a bucket, each with its key and its age."""
+    """The rows of a bucket, each with its key and its age. `complete` False: more follow."""
 
     disk: int
     ring: int
     bucket: int
     rows: tuple[tuple[str, Row, float], ...]
+    complete: bool = True
 
 
 class DiskStatus(NamedTuple):
@@ -157,12 +163,14 @@ class AskDisk(NamedTuple):
 class _Comparison:
     """The rows that one other disk still owes for one partition. `buckets` None: its digests."""
 
-    __slots__ = ("again_at", "buckets", "source")
+    __slots__ = ("again_at", "asks", "buckets", "source")
 
     def __init__(self) -> None:
         self.buckets: set[int] | None = None
         self.source = False
         self.again_at = 0.0
+        self.asks = 0
+        """Requests in a row without an answer."""
 
 
 class RingDisk:
@@ -172,6 +180,8 @@ class RingDisk:
         "_compared",
         "_comparisons",
         "_partitions", "_records",
+        "away",
+        "counts",
         "disk",
         "merged",
         "registers",
@@ -194,6 +204,11 @@ class RingDisk:
         """By partition and disk."""
         self._compared: dict[int, set[int]] = {}
         """The sources that a partition is merged from, so far."""
+        self.away: set[int] = set()
+        """Disks that are out of reach, as the driver knows: nothing is asked of them."""
+        self.counts: Counter[str] = Counter()
+        """Partitions that were compared with another disk, buckets that differed, and newer rows
+        that came."""
 
     # -- for the driver
 
@@ -274,21 +289,40 @@ class RingDisk:
                 own = self.registers.digests[first : first + BUCKETS_EACH]
                 pairs = enumerate(zip(own, digests, strict=True), first)
                 comparison.buckets = {bucket for bucket, (a, b) in pairs if a != b}
-                comparison.source, comparison.again_at = source, 0.0
+                comparison.source, comparison.again_at, comparison.asks = source, 0.0, 0
+                self.counts["compared"] += 1
+                self.counts["differed"] += len(comparison.buckets)
                 self._settle(partition, disk, comparison)
                 return self.tick(now)
-            case BucketContent(disk, number, bucket, rows):
-                partition = bucket // BUCKETS_EACH
-                comparison = self._comparisons.get((partition, disk))
-                if comparison is None or number != self.ring.number or not comparison.buckets:
-                    return []
-                for key, row, age in rows:
-                    self.registers.merge(key, row, now, age)
-                comparison.buckets.discard(bucket)
-                self._settle(partition, disk, comparison)
-                return self.tick(now)
+            case BucketContent():
+                return self._take_bucket(answer, now)
             case _:
                 return []
+
+    def _take_bucket(self, content: BucketContent, now: float) -> list[AskDisk]:
+        partition = content.bucket // BUCKETS_EACH
+        comparison = self._comparisons.get((partition, content.disk))
+        if comparison is None or content.ring != self.ring.number or not comparison.buckets:
+            return []
+        for key, row, age in content.rows:
+            self.counts["rows"] += self.registers.merge(key, row, now, age)
+        comparison.asks, comparison.again_at = 1, now + ASK_AGAIN_S
+        if not content.complete:
+            return []
+        comparison.buckets.discard(content.bucket)
+        self._settle(partition, content.disk, comparison)
+        return self.tick(now)
+
+    @property
+    def behind(self) -> int:
+        """The buckets of which other disks have rows that this one still lacks, as far as it
+        knows."""
+        return len({b for c in self._comparisons.values() for b in c.buckets or ()})
+
+    @property
+    def missing_sources(self) -> frozenset[int]:
+        """The disks from which partitions are still to be merged."""
+        return frozenset(disk for part, disk in self._comparisons if part in self._compared)
 
     def deadline(self) -> float | None:
         """Return when to call `tick`, None for never."""
@@ -299,17 +333,28 @@ class RingDisk:
         not answer is left to the next one."""
         effects: list[AskDisk] = []
         number = self.ring.number
-        asked = sum(comparison.again_at > now for comparison in self._comparisons.values())
+        under_way = [(part, c) for (part, _), c in self._comparisons.items() if c.again_at > now]
+        asked = len(under_way)
+        fetching = {part for part, c in under_way if c.buckets and c.asks <= 1}
         for (partition, disk), comparison in list(self._comparisons.items()):
             if comparison.again_at > now:
                 continue
+            if disk in self.away:
+                comparison.buckets, comparison.again_at = None, 0.0
+                continue
             if comparison.again_at and partition not in self._compared:
                 del self._comparisons[partition, disk]
+            elif partition in fetching:
+                comparison.buckets, comparison.again_at = None, 0.0
             elif asked >= ASKED_MAX:
                 comparison.again_at = 0.0
             else:
                 asked += 1
-                comparison.again_at = now + ASK_AGAIN_S
+                comparison.asks += 1
+                pause = doubling(ASK_AGAIN_S, ASK_AGAIN_MOST_S, comparison.asks)
+                comparison.again_at = now + pause
+                if comparison.buckets:
+                    fetching.add(partition)
                 effects += [
                     AskDisk(disk, request) for request in _requests(comparison, number, partition)
                 ]
@@ -333,6 +378,12 @@ class RingDisk:
                     self._is_merged(partition)
             case _:
                 self.registers.replay(record)
+
+    def identify(self, disk: int) -> None:
+        """Set the id of the disk, once its log is read."""
+        self.disk = disk
+        if self.ring is not NO_RING:
+            self._begin()
 
     @property
     def place(self) -> PlaceRecord:

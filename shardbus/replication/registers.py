@@ -147,17 +147,19 @@ class Registers:
             case _:
                 assert_never(record)
 
-    def merge(self, key: str, other: Row, now: float, age: float = 0.0) -> None:
+    def merge(self, key: str, other: Row, now: float, age: float = 0.0) -> bool:
         """Merge the row of another disk: for repair, moves and restores. Its value is `age` seconds
-        old there."""
+        old there. Returns True if its value is newer."""
         row = self.row(key)
         after = merged(row, other)
+        is_newer = after.ballot > row.ballot
         if after.ballot > row.ballot:
             self._store(key, row, after, now - age)
             self._records.append(ValueRecord(key, after.ballot, after.value))
         if after.promise > max(row.promise, after.ballot):
             self._put(key, self.row(key), after)
             self._records.append(PromiseRecord(key, after.promise))
+        return is_newer
 
     def forget(self, buckets: Iterable[int]) -> list[str]:
         """Drop the rows of buckets that the disk does not hold any more; return their keys. The

@@ -6,7 +6,8 @@ each disk has a score for the partition, and the highest scores win, disks of ot
 With no more members than copies every disk holds all. The disks of partition 0 are the **voters**.
 
     number     counts the changes; the founders store ring 1
-    members    the disks that hold something, in the order of their ids
+    members    the disks that hold something, in the order of their ids, each with the address of
+               its replica when the ring was made: a hint, because a disk may move
     before     the members of ring `number - 1`, empty for ring 1
 
 A change adds, removes or replaces one disk, and at most one disk in each partition (`step_error`).
@@ -20,7 +21,7 @@ rates" (rendezvous hashing).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ from shardbus.replication.messages import Answer, Request
 from shardbus.replication.values import PARTITIONS, partition_of
 
 MASK = 2**64 - 1
+MEMBERS_MAX = 7
+"""Disks of a ring in which each holds all."""
 RINGS_KEPT = 16
 """Rings whose places are kept."""
 
@@ -39,6 +42,8 @@ class RingMember(NamedTuple):
     """A random number of 63 bits, drawn when the disk was blank."""
     zone: str = ""
     """Disks of one zone fail together; "" is a zone, too."""
+    address: str = ""
+    """Where its replica listened when the ring was made; "" in rings of former versions."""
 
 
 class ReplicaRing(NamedTuple):
@@ -123,6 +128,40 @@ def next_ring(ring: ReplicaRing, members: tuple[RingMember, ...]) -> ReplicaRing
     return after
 
 
+def grown_ring(ring: ReplicaRing, members: tuple[RingMember, ...]) -> ReplicaRing:
+    """Return the next ring, in which each of these members holds all, as in the ring before.
+
+    Raises:
+        ValueError: the step is too large; the text says why.
+    """
+    if len(ring.members) > ring.copies:
+        raise ValueError("the disks of the ring do not hold all")
+    if len(members) > MEMBERS_MAX:
+        raise ValueError(
+            f"{len(members)} disks are more than {MEMBERS_MAX}, and each would hold all"
+        )
+    return next_ring(ring._replace(copies=max(ring.copies, len(members))), members)
+
+
+def lost_member(ring: ReplicaRing, address: str, seen: Mapping[int, str]) -> RingMember | None:
+    """Return the member whose disk a blank disk at this address replaces, None if there is none.
+    `seen`: the addresses at which disks answer now, by disk.
+
+    It is the member that the ring has at the address, if its disk answers nowhere. A ring of a
+    former version has no addresses: then it is the only member that answers nowhere."""
+    silent = [member for member in ring.members if member.disk not in seen]
+    there = [member for member in silent if member.address == address]
+    if there:
+        return there[0]
+    return silent[0] if len(silent) == 1 and not silent[0].address else None
+
+
+def is_related(ring: ReplicaRing, other: ReplicaRing) -> bool:
+    """True if two rings, with the members before, have a disk in common: they may be of one
+    store."""
+    return not (ring.disks | ring.former.disks).isdisjoint(other.disks | other.former.disks)
+
+
 def step_error(ring: ReplicaRing, after: ReplicaRing) -> str:
     """Return why `after` cannot follow `ring`, "" if it can."""
     added, removed = after.disks - ring.disks, ring.disks - after.disks
@@ -159,8 +198,9 @@ def _members(value: Sequence[object]) -> tuple[RingMember, ...]:
     members = []
     for member in value:
         match member:
-            case (int(disk), str(zone)):
-                members.append(RingMember(disk, zone))
+            case (int(disk), str(zone), *rest):
+                address = rest[0] if rest and isinstance(rest[0], str) else ""
+                members.append(RingMember(disk, zone, address))
             case _:
                 raise ValueError(f"{member!r:.80} is no member of a ring")
     return tuple(members)

@@ -337,7 +337,7 @@ class HasReplicas(Protocol):
     @property
     def replicas(self) -> tuple[dict[str, object], ...]:
         """Each replica as this process reaches it: `address`, `serves`, `disk` (its id, or None),
-        and `why` it does not serve."""
+        `why` it does not serve, and `member`, False if the ring of the store has none there."""
         ...
 
 

@@ -2,6 +2,8 @@
 
     connected ──HELLO──> WELCOME: the disk behind the address, and whether it serves
     SendCall  ──CALL───> REPLY:   the answers of that disk
+                         RING:    nothing was done: the replica has a newer ring, this one
+                         WANTED:  nothing was done: it has an older one, and gets ours (ADOPT)
 
 An address is where a replica listens, a disk is who votes. A connection that breaks may find
 another disk, so what is sent to a disk goes by the last WELCOME.
@@ -16,7 +18,7 @@ Source: docs/architecture.md; S3.85.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import is_
 
@@ -30,12 +32,16 @@ from shardbus.replication.values import StateValue
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.replica_frames import (
     ReplicaFrame,
+    ShownBody,
     cluster_mark,
     decode_head,
     decode_reply,
+    decode_ring,
+    decode_shown,
     decode_welcome,
     encode_call,
     encode_head,
+    encode_ring,
 )
 
 log = GuardedLog("shardbus.store")
@@ -47,6 +53,8 @@ UNDER_WAY_MAX = 100_000
 """Calls without an answer that are remembered for one connection."""
 CALL_BYTES = 4 * 2**20
 """Bytes of states after which another frame is begun."""
+LINKS_MAX = 64
+"""Connections of one store object; addresses beyond are not used."""
 CALLS_MAX = 10_000
 """Calls that wait for one frame; beyond, they are dropped, and sent again later."""
 
@@ -54,7 +62,9 @@ CALLS_MAX = 10_000
 class ReplicaLink:
     """The connection to one address."""
 
-    __slots__ = ("address", "connection", "disk", "ring", "under_way", "up", "waiting", "why")
+    __slots__ = (
+        "address", "connection", "disk", "ring", "shown", "under_way", "up", "waiting", "why",
+    )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -63,6 +73,8 @@ class ReplicaLink:
         self.disk: int | None = None
         """The disk that was there last; None before the first WELCOME."""
         self.ring: ReplicaRing = NO_RING
+        self.shown: ShownBody | None = None
+        """The answer to the last SHOW, None if there is none yet."""
         self.why = "it does not answer"
         """Why it does not serve; empty if it does."""
         self.waiting: list[StoreCall] = []
@@ -95,6 +107,8 @@ class ReplicaLinks:
         self._hello = encode_head(ReplicaFrame.HELLO, self._mark)
         self._on_replies, self._on_change = on_replies, on_change
         self.links = {address: ReplicaLink(address) for address in addresses}
+        self._newest = NO_RING
+        """The newest ring that the store object has."""
         self._by_disk: dict[int, ReplicaLink] = {}
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +120,17 @@ class ReplicaLinks:
         """Begin to connect."""
         self._loop = loop
         self._network.open(loop)
-        for address, link in self.links.items():
+        addresses = tuple(self.links)
+        self.links.clear()
+        self.connect_to(addresses)
+        self._tick()
+
+    def connect_to(self, addresses: Iterable[Address]) -> None:
+        """Connect to these replicas, too."""
+        for address in addresses:
+            if address in self.links or len(self.links) >= LINKS_MAX:
+                continue
+            link = self.links[address] = ReplicaLink(address)
             link.connection = self._network.connect(
                 address,
                 partial(self._on_frame, link),
@@ -114,7 +138,28 @@ class ReplicaLinks:
                 partial(self._on_down, link),
                 partial(self._on_denied, link),
             )
-        self._tick()
+
+    def take_ring(self, ring: ReplicaRing) -> None:
+        """This ring holds from now on: connect to its disks."""
+        if ring.number > self._newest.number:
+            self._newest = ring
+            self.connect_to(addresses_of(ring))
+
+    def adopt(self, ring: ReplicaRing, disks: Collection[int]) -> None:
+        """Send a ring to these disks."""
+        head, body = encode_head(ReplicaFrame.ADOPT, self._mark), encode_ring(ring)
+        for link in self.links.values():
+            if link.up and link.disk in disks:
+                link.connection.send(head, body)
+
+    def show(self) -> None:
+        """Have each replica show the place of its disk."""
+        head = encode_head(ReplicaFrame.SHOW, self._mark)
+        for link in self.links.values():
+            link.shown = None
+            if link.up:
+                link.connection.send(self._hello, b"")
+                link.connection.send(head, b"")
 
     def close(self) -> None:
         """Close all connections."""
@@ -131,6 +176,7 @@ class ReplicaLinks:
     def ring(self) -> ReplicaRing:
         """The newest ring of the replicas that serve; NO_RING if none does."""
         rings = [link.ring for link in self.links.values() if link.serves]
+        rings.append(self._newest)
         return max(rings, key=lambda ring: ring.number, default=NO_RING)
 
     def serving(self, ring: ReplicaRing) -> int:
@@ -139,11 +185,11 @@ class ReplicaLinks:
 
     @property
     def troubles(self) -> str:
-        """The replicas that do not serve, each with the reason; empty if all do."""
+        """The replicas of the ring that do not serve, each with the reason; empty if all do."""
         return "; ".join(
             f"{link.address}: {link.why or 'it is out of reach'}"
             for link in self.links.values()
-            if not link.serves
+            if not link.serves and is_member(self.ring, link.address, link.disk)
         )
 
     @property
@@ -155,6 +201,7 @@ class ReplicaLinks:
                 "serves": link.serves,
                 "disk": None if link.disk is None else f"{link.disk:016x}",
                 "why": "" if link.serves else link.why or "it is out of reach",
+                "member": is_member(self.ring, link.address, link.disk),
             }
             for link in self.links.values()
         )
@@ -225,6 +272,18 @@ class ReplicaLinks:
                 case ReplicaFrame.WELCOME:
                     welcome = decode_welcome(parts[1])
                     self._on_welcome(link, welcome.disk, welcome.ring, welcome.waits_for)
+                case ReplicaFrame.RING:
+                    link.ring = decode_ring(parts[1])
+                    self.take_ring(link.ring)
+                    link.under_way.clear()
+                    self._on_change()
+                case ReplicaFrame.WANTED:
+                    link.under_way.clear()
+                    if link.disk is not None and head.ring < self.ring.number:
+                        self.adopt(self.ring, {link.disk})
+                case ReplicaFrame.SHOWN:
+                    link.shown = decode_shown(parts[1])
+                    self._on_change()
                 case ReplicaFrame.REFUSED:
                     self._set_why(link, parts[1].decode(errors="replace")[:500])
                 case _:
@@ -245,7 +304,7 @@ class ReplicaLinks:
         link.connection.send(self._hello, b"")
 
     def _on_down(self, link: ReplicaLink) -> None:
-        link.up = False
+        link.up, link.shown = False, None
         link.waiting.clear()
         link.under_way.clear()
         self._set_why(link, "it is out of reach")
@@ -263,6 +322,19 @@ class ReplicaLinks:
             if link.up and link.why:
                 link.connection.send(self._hello, b"")
         self._timer = self._loop.call_later(HELLO_S, self._tick)
+
+
+def addresses_of(ring: ReplicaRing) -> list[Address]:
+    """Return the addresses that a ring has of its disks."""
+    return [Address.parse(member.address) for member in ring.members if member.address]
+
+
+def is_member(ring: ReplicaRing, address: Address, disk: int | None) -> bool:
+    """True if the replica at the address is of the ring, or is to be: its disk may be lost."""
+    if not ring.members:
+        return True
+    names = {member.address for member in ring.members}
+    return disk in ring.disks or str(address) in names or names == {""}
 
 
 def _same(these: list[StoreCall], those: list[StoreCall]) -> bool:

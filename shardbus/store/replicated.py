@@ -56,7 +56,14 @@ from shardbus.replication.proposer import (
     SendCall,
     Unanswered,
 )
-from shardbus.replication.ring import ReplicaRing, StoreCall, StoreReply, majority
+from shardbus.replication.ring import (
+    AdoptRing,
+    ReplicaRing,
+    StoreCall,
+    StoreReply,
+    majority,
+    places_of,
+)
 from shardbus.replication.values import (
     BUCKETS,
     Function,
@@ -70,6 +77,7 @@ from shardbus.replication.values import (
     state_key,
     table_key,
 )
+from shardbus.replication.values import BUCKETS_EACH as IN_PARTITION
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.replica_links import ReplicaLinks
 from shardbus.store.rows import table_of
@@ -96,6 +104,46 @@ class _Scanned(NamedTuple):
     rows: tuple[tuple[str, Ballot, bool], ...]
 
 
+class _BucketScan:
+    """The answers to one scan of buckets, all under one ring."""
+
+    def __init__(self, ring: ReplicaRing, buckets: range, complete: asyncio.Future[None]) -> None:
+        self._buckets, self.complete = buckets, complete
+        self._begin(ring)
+
+    def _begin(self, ring: ReplicaRing) -> None:
+        self.ring, self._left = ring, set(self._buckets)
+        self.answers: dict[int, dict[int, _Scanned]] = {bucket: {} for bucket in self._buckets}
+
+    def begin_in(self, ring: ReplicaRing) -> None:
+        """Begin anew if this is another ring: answers of two rings never count together."""
+        if ring.number != self.ring.number:
+            self._begin(ring)
+
+    def take(self, bucket: int, disk: int, ring: int, rows: BucketRows) -> None:
+        """Take the answer of a disk under the ring of this number."""
+        if ring != self.ring.number:
+            return
+        self.answers[bucket][disk] = _Scanned(disk, rows.rows)
+        if len(self.answers[bucket]) >= majority(len(self._disks(bucket))):
+            self._left.discard(bucket)
+        if not self._left and not self.complete.done():
+            self.complete.set_result(None)
+
+    def _disks(self, bucket: int) -> tuple[int, ...]:
+        return places_of(self.ring)[bucket // IN_PARTITION]
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """The buckets that no majority has answered, each with a disk that has not."""
+        return [
+            (bucket, disk)
+            for bucket in self._left
+            for disk in self._disks(bucket)
+            if disk not in self.answers[bucket]
+        ]
+
+
 class ReplicatedStore:
     """A `StateStore` on the replicas at `addresses`. `timeout` bounds each call, in seconds.
     `network` makes the network of one start."""
@@ -119,7 +167,7 @@ class ReplicatedStore:
         self._loop: asyncio.AbstractEventLoop
         self._tickets, self._scans = count(1), count(SCANS)
         self._awaited: dict[int, Callable[[Outcome], None]] = {}
-        self._scanned: dict[int, Callable[[int, BucketRows], None]] = {}
+        self._scanned: dict[int, Callable[[int, int, BucketRows], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         """When the timer wakes."""
@@ -144,6 +192,7 @@ class ReplicatedStore:
             self._links.close()
             raise
         session = secrets.randbits(SESSION_BITS)
+        self._links.take_ring(ring)
         self._proposer = Proposer(session, ring, self._dice)
 
     async def _serving_ring(self) -> ReplicaRing:
@@ -204,7 +253,7 @@ class ReplicatedStore:
                 scanned = self._scanned.get(reply.number)
                 answer = reply.answer
                 if scanned is not None and isinstance(answer, BucketRows):
-                    scanned(reply.disk, answer)
+                    scanned(reply.disk, reply.ring, answer)
             else:
                 self._carry_out(proposer.handle(reply, now))
         self._arm()
@@ -217,8 +266,13 @@ class ReplicatedStore:
                 case Finished(int() as ticket, outcome):
                     if (settle := self._awaited.pop(ticket, None)) is not None:
                         settle(outcome)
-                case SendCall() | RingFound() | Finished():
-                    pass  # the ring does not change yet
+                case SendCall(disk, AdoptRing(ring)):
+                    self._links.adopt(ring, {disk})
+                case RingFound(ring):
+                    log.info("%s: ring %d of %d disks", self._url, ring.number, len(ring.members))
+                    self._links.take_ring(ring)
+                case Finished():
+                    pass
 
     def _arm(self) -> None:
         """Wake at the proposer's next deadline."""
@@ -445,35 +499,24 @@ class ReplicatedStore:
             StoreUnavailable: too few replicas have answered in time.
         """
         proposer = self._open()
-        ring, number = proposer.ring, {bucket: next(self._scans) for bucket in buckets}
-        answers: dict[int, dict[int, _Scanned]] = {bucket: {} for bucket in buckets}
-        needed, complete = majority(ring.copies), self._loop.create_future()
-        missing = set(buckets)
-
-        def take(bucket: int, disk: int, rows: BucketRows) -> None:
-            answers[bucket][disk] = _Scanned(disk, rows.rows)
-            if len(answers[bucket]) >= needed:
-                missing.discard(bucket)
-            if not missing and not complete.done():
-                complete.set_result(None)
-
+        number = {bucket: next(self._scans) for bucket in buckets}
+        scan = _BucketScan(proposer.ring, buckets, self._loop.create_future())
         for bucket in buckets:
-            self._scanned[number[bucket]] = partial(take, bucket)
+            self._scanned[number[bucket]] = partial(scan.take, bucket)
         try:
             async with asyncio.timeout(self._timeout):
-                while not complete.done():
-                    for bucket in missing:
-                        call = StoreCall(number[bucket], ring.number, ScanBucket(bucket, prefix))
-                        for disk in ring.disks:
-                            if disk not in answers[bucket]:
-                                self._links.send(disk, call)
-                    await asyncio.wait({complete}, timeout=SCAN_AGAIN_S)
+                while not scan.complete.done():
+                    scan.begin_in(proposer.ring)
+                    for bucket, disk in scan.missing:
+                        call = ScanBucket(bucket, prefix)
+                        self._links.send(disk, StoreCall(number[bucket], scan.ring.number, call))
+                    await asyncio.wait({scan.complete}, timeout=SCAN_AGAIN_S)
         except TimeoutError:
             raise self._unavailable(definite=True) from None
         finally:
             for one in number.values():
                 self._scanned.pop(one, None)
-        return [list(answers[bucket].values()) for bucket in buckets]
+        return [list(scan.answers[bucket].values()) for bucket in buckets]
 
     # ---- leases
 

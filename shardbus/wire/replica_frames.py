@@ -1,4 +1,4 @@
-"""The frames between store objects and replicas, and the lines of a replica's log, as bytes.
+"""The frames between store objects and replicas, as bytes.
 
 A frame has a head of fixed length and a body of MessagePack. The head names the version, the kind
 of the frame and the cluster, so that a store of another cluster changes nothing by mistake. In a
@@ -9,6 +9,9 @@ store object makes one request at a time on a key.
     kind     body                          from
     CALL     requests                      a store object
     REPLY    answers                       a replica, after the sync
+    RING     a ring                        a replica that has a newer one than the CALL
+    WANTED   nothing                       a replica that has an older one: the head has its number
+    ADOPT    a ring                        who has it, to a replica
     REFUSED  a text                        a replica that does not serve
     REPORT   the facts of the disk         a replica to another, and as the answer to it
     HELLO    nothing                       a store object
@@ -16,6 +19,10 @@ store object makes one request at a time on a key.
     GOODBYE  nothing                       a store object that ends
     ASK      nothing                       a command
     STATUS   a map of facts                a replica, as the answer to it
+    SHOW     nothing                       who changes the ring
+    SHOWN    the disk's place in the ring  a replica, as the answer to it
+    DIGESTS  a request for rows            a replica to another (`disk_frames`)
+    ROWS     digests or rows               a replica, as the answer to it
 
 Source: docs/architecture.md; S3.85.
 """
@@ -30,27 +37,25 @@ from typing import Any, NamedTuple, assert_never
 
 import msgspec
 
+from shardbus.replication.disk_life import DiskVerdict
 from shardbus.replication.messages import (
     AcceptChange,
     AcceptValue,
     Answer,
     Ballot,
     BucketRows,
-    ChangeRecord,
     No,
     OtherBase,
     PrepareBallot,
     Promised,
-    PromiseRecord,
     ReadRow,
-    Record,
     Request,
     RowShown,
     ScanBucket,
-    ValueRecord,
     Yes,
 )
-from shardbus.replication.ring import NO_RING, ReplicaRing
+from shardbus.replication.moves import DiskStatus
+from shardbus.replication.ring import ReplicaRing
 from shardbus.replication.values import (
     LEASE,
     LIST,
@@ -66,7 +71,7 @@ from shardbus.replication.values import (
     Value,
 )
 
-VERSION = 1
+VERSION = 2
 CLUSTER_BYTES = 8
 _HEAD = Layout(f">BB{CLUSTER_BYTES}sI")
 
@@ -83,6 +88,13 @@ class ReplicaFrame(IntEnum):
     HELLO = 7
     WELCOME = 8
     GOODBYE = 9
+    RING = 10
+    WANTED = 11
+    ADOPT = 12
+    SHOW = 13
+    SHOWN = 14
+    DIGESTS = 15
+    ROWS = 16
 
 
 _KINDS = frozenset(map(int, ReplicaFrame))
@@ -149,7 +161,12 @@ def value_of(key: str, raw: Any) -> Value:
     return value
 
 
-def _change_of(key: str, raw: Any) -> AnyChange:
+def change_of(key: str, raw: Any) -> AnyChange:
+    """Return the change of the value of a key from its plain form.
+
+    Raises:
+        msgspec.ValidationError: it is no change of that kind of key.
+    """
     if key[:1] == TABLE:
         return msgspec.convert(raw, HomesChange)
     return msgspec.convert(raw, ListChange)
@@ -223,7 +240,7 @@ def decode_call(body: bytes) -> list[Numbered]:
     requests += call.prepares
     requests += call.reads
     requests += [
-        (number, AcceptChange(key, ballot, base, _change_of(key, raw)))
+        (number, AcceptChange(key, ballot, base, change_of(key, raw)))
         for number, key, ballot, base, raw in call.changes
     ]
     requests += call.scans
@@ -304,78 +321,13 @@ def decode_reply(body: bytes) -> Reply:
     return Reply(reply.disk, answers, reply.full)
 
 
-# -- the log
-
-
-class DiskState(msgspec.Struct, array_like=True, frozen=True):
-    """The facts of a disk for its store, as its log has them."""
-
-    starts: int = 0
-    ring: ReplicaRing = NO_RING
-    founded: bool = False
-
-
-class _Turn(msgspec.Struct, array_like=True):
-    values: list[tuple[str, Ballot, Any]]
-    changes: list[tuple[str, Ballot, Ballot, Any]] = []
-    promises: list[PromiseRecord] = []
-    state: DiskState | None = None
-    compacted: int = 0
-
-
-class LogTurn(NamedTuple):
-    """The records of one turn of a replica. `compacted`: every row was written anew in this segment
-    and later ones."""
-
-    records: Sequence[Record]
-    state: DiskState | None = None
-    compacted: int = 0
-
-
-_read_turn = msgspec.msgpack.Decoder(_Turn).decode
-
-
-def encode_turn(turn: LogTurn) -> bytes:
-    """Return the body of a frame of the log."""
-    values = list[tuple[str, Ballot, Any]]()
-    changes = list[tuple[str, Ballot, Ballot, Any]]()
-    promises = list[PromiseRecord]()
-    for record in turn.records:
-        match record:
-            case ValueRecord():
-                values.append(record)
-            case PromiseRecord():
-                promises.append(record)
-            case ChangeRecord():
-                changes.append(record)
-            case _:
-                assert_never(record)
-    return _pack(_Turn(values, changes, promises, turn.state, turn.compacted))
-
-
-def decode_turn(body: bytes | memoryview) -> LogTurn:
-    """Return the records of a turn. Values stand before the changes of them.
-
-    Raises:
-        msgspec.MsgspecError: the log is of a version that this one does not read.
-    """
-    turn = _read_turn(body)
-    records: list[Record] = [
-        ValueRecord(key, ballot, value_of(key, raw)) for key, ballot, raw in turn.values
-    ]
-    records += [
-        ChangeRecord(key, ballot, base, _change_of(key, raw))
-        for key, ballot, base, raw in turn.changes
-    ]
-    records += turn.promises
-    return LogTurn(records, turn.state, turn.compacted)
-
-
 # -- reports and status
 
 
 class ReportBody(msgspec.Struct, array_like=True, frozen=True):
-    """A report of a replica, with the address by which the others reach it."""
+    """A report of a replica, with the address by which the others reach it. `counter` and `run`:
+    as in `disk_life`. `votes`: it answers stores. `verdict`: what it answers to the receiver's
+    disk."""
 
     sender: str
     disk: int
@@ -384,6 +336,10 @@ class ReportBody(msgspec.Struct, array_like=True, frozen=True):
     peers: tuple[str, ...]
     answers: bool = False
     """This is the answer to a report; it needs none."""
+    counter: int = 0
+    run: int = 0
+    votes: bool = False
+    verdict: DiskVerdict | None = None
 
 
 _read_report = msgspec.msgpack.Decoder(ReportBody).decode
@@ -410,6 +366,49 @@ class WelcomeBody(msgspec.Struct, array_like=True, frozen=True):
     disk: int
     ring: ReplicaRing
     waits_for: str
+
+
+_read_ring = msgspec.msgpack.Decoder(ReplicaRing).decode
+
+
+def encode_ring(ring: ReplicaRing) -> bytes:
+    """Return the body of a RING or an ADOPT."""
+    return _pack(ring)
+
+
+def decode_ring(body: bytes) -> ReplicaRing:
+    """Return the ring.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _read_ring(body)
+
+
+class ShownBody(msgspec.Struct, array_like=True, frozen=True):
+    """The place of a disk in its ring, as it is synced. `votes`: the others have accepted it.
+    `waits_for`: as in WelcomeBody."""
+
+    status: DiskStatus
+    votes: bool
+    waits_for: str
+
+
+_read_shown = msgspec.msgpack.Decoder(ShownBody).decode
+
+
+def encode_shown(shown: ShownBody) -> bytes:
+    """Return the body of a SHOWN."""
+    return _pack(shown)
+
+
+def decode_shown(body: bytes) -> ShownBody:
+    """Return the place of the disk.
+
+    Raises:
+        msgspec.MsgspecError: it is none.
+    """
+    return _read_shown(body)
 
 
 _read_welcome = msgspec.msgpack.Decoder(WelcomeBody).decode

@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.metrics import render
+from shardbus.config.replicas import own_replica
 from shardbus.http.page import Check, Checks, page
 from shardbus.membership.member import Status
 from shardbus.quantities import counted
 from shardbus.shells.region import RegionShell
+from shardbus.store.protocol import replicas_of
 
 STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
@@ -41,6 +43,7 @@ async def readyz(admin: Administration) -> Checks:
     """This node is Up, is not leaving, is not suspended, no task of it has failed, and its regions
     are registered with their coordinators; `http.ready_types` bounds these to some types, and with
     `http.ready_types_once` a coordinator that is away makes no node unready that was ready before;
+    with `cluster://` the node's replica serves, which waits until a new disk has all rows;
     `store`, which never fails, shows the last failure of a load or a save for a minute."""
     return readiness(admin)
 
@@ -88,11 +91,22 @@ def _own_checks(admin: Administration) -> dict[str, Check]:
     if failed := node.failed_tasks:
         text = f"{counted(failed, 'task')} of this node failed: see its log"
         checks["tasks"] = Check(False, text)
+    if why := _own_replica(admin):
+        checks["replica"] = Check(False, why)
     ago = node.states.silent_ago
     if ago is not None and ago < STORE_FAILED_S:
         text = f"a load or a save failed {ago:.0f} s ago: {node.states.silent_because}"
         checks["store"] = Check(True, text)
     return checks
+
+
+def _own_replica(admin: Administration) -> str:
+    """Return why this node's replica does not serve, empty if it does, or if there is none. A
+    rollout waits for it, so that it never has blank disks in place of a majority."""
+    own = own_replica(admin.node.settings)
+    rows = [row for row in replicas_of(admin.node.store) if row["address"] == str(own)]
+    waits = [row["why"] for row in rows if row["member"] and not row["serves"]]
+    return f"this node's replica does not serve: {waits[0]}" if waits else ""
 
 
 def _registered(admin: Administration, name: str, region: RegionShell) -> tuple[bool, str]:

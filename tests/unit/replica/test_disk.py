@@ -171,3 +171,15 @@ def test_a_crash_while_segments_are_removed_leaves_a_log(
     second.disk.close()
     (tmp_path / f"log-{number:010}").unlink()
     assert "is missing" in Opened(tmp_path, limit=2000).disk.damage
+
+
+def test_a_disk_that_was_given_up_is_put_aside_with_the_reason(tmp_path: Path) -> None:
+    first = Opened(tmp_path).disk
+    first.write(b"one")
+    first.give_up("it was set back")
+    first.close()
+    blank = Opened(tmp_path)
+    assert (blank.disk.is_new, blank.disk.damage) == (True, "it was set back")
+    assert blank.read == []
+    assert blank.disk.id != first.id
+    blank.disk.close()

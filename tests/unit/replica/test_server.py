@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from shardbus.ids import Address
-from shardbus.replica import server as module
+from shardbus.replica import turns as module
 from shardbus.replica.disk import Disk
 from shardbus.replica.server import ReplicaServer
 from shardbus.replication import log
@@ -27,6 +27,7 @@ from shardbus.replication.messages import (
     RowShown,
     Yes,
 )
+from shardbus.replication.ring import RingMember, first_ring, next_ring
 from shardbus.replication.values import ListChange, StateValue, list_key, state_key
 from shardbus.transport.network import SendResult
 from shardbus.wire.replica_frames import (
@@ -37,6 +38,7 @@ from shardbus.wire.replica_frames import (
     decode_reply,
     encode_call,
     encode_head,
+    encode_ring,
 )
 from tests.waiting import until
 
@@ -203,12 +205,15 @@ async def test_rows_are_written_anew_and_come_back(
     monkeypatch.setattr(module, "REWRITTEN_ROWS", 3)
     monkeypatch.setattr(log, "SEGMENT_BYTES", 2000)
     replica = await Replica(tmp_path, limit=6000).start()
+    ring = first_ring((RingMember(replica.disk.id, "", str(ME)),), 1)
+    replica.frame(ReplicaFrame.ADOPT, encode_ring(next_ring(ring, ring.members)))
     lists = [list_key("counter", str(n)) for n in range(10)]
     done, base = 0, {key: Ballot(-1, 0, 0, 0) for key in lists}
     for k in range(1, 60):
         key = lists[-(k % 10)]
         change = ListChange(1, (f"e-{k}",), ())
-        replica.call(AcceptChange(key, ballot(k), base[key], change), state(k, bytes(100)))
+        change_, write = AcceptChange(key, ballot(k), base[key], change), state(k, bytes(100))
+        replica.call(change_, write, ring=2)
         base[key], done = ballot(k), done + 2
         await replica.answers(done)
 
@@ -221,6 +226,8 @@ async def test_rows_are_written_anew_and_come_back(
     again = Replica(tmp_path, limit=6000)
     assert again.server.registers.rows == rows
     assert again.disk.damage == ""
+    facts = again.server.status()
+    assert (facts["ring"], facts["unmerged"]) == (2, 0)
     again.disk.close()
 
 
@@ -237,10 +244,9 @@ async def test_frames_of_strangers_change_nothing(tmp_path: Path) -> None:
     replica.call(state(1), sender=b"client")
     replica.call(state(1), ring=2)
     kinds = [kind for _, kind, _ in replica.wire.sent]
-    assert kinds == [ReplicaFrame.REFUSED] * 2
+    assert kinds == [ReplicaFrame.REFUSED, ReplicaFrame.WANTED]
     assert replica.server.registers.rows == {}
-    dropped = {name: n for name, n in replica.server.counts.items() if name != "turns"}
-    assert dropped == {
+    assert replica.server.counts == {
         "not for this cluster": 3,
         "malformed": 2,
         "unexpected": 1,

@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 
 from shardbus.replication.disk_life import (
+    GRACE_S,
     SILENT_S,
     DiskKnown,
+    DiskLife,
     DiskRegistry,
     DiskShown,
+    DiskVerdict,
     is_accepted,
 )
 
@@ -85,3 +88,64 @@ def test_all_others_decide_at_once_and_a_majority_later(
 
 def test_a_ring_of_one_disk_accepts_it() -> None:
     assert is_accepted(1, (1,), {}, waited=False) is True
+
+
+def life(*verdicts: tuple[int, bool, bool], now: float = 0.0) -> DiskLife:
+    """Disk 1 of three in run 9, at counter 4, with these verdicts: who, accepts, votes itself."""
+    disk = DiskLife(1, run=9)
+    disk.show(4, 0.0)
+    for judge, accepts, votes in verdicts:
+        disk.on_verdict(DiskVerdict(judge, 4, 9, accepts, votes), (1, 2, 3), now)
+    return disk
+
+
+def test_a_disk_votes_once_all_others_accept_it_or_a_majority_after_a_while() -> None:
+    assert life((2, True, True), (3, True, True)).votes
+    one = life((2, True, True))
+    assert not one.votes
+    assert one.silent((1, 2, 3)) == [3]
+    one.judge((1, 2, 3), GRACE_S)
+    assert one.votes
+
+
+def test_a_verdict_for_another_counter_or_run_does_not_count() -> None:
+    disk = life()
+    for counter, run in ((3, 9), (4, 8)):
+        for judge in (2, 3):
+            disk.on_verdict(DiskVerdict(judge, counter, run, True, True), (1, 2, 3), 0.0)
+    assert not disk.votes
+
+
+def test_a_vote_ends_with_the_first_refusal_and_comes_back_with_the_last_acceptance() -> None:
+    disk = life((2, True, True), (3, True, True))
+    disk.show(5, 1.0)
+    assert disk.votes, "it votes on while it is judged anew"
+    disk.on_verdict(DiskVerdict(2, 5, 9, False, True), (1, 2, 3), 1.0)
+    assert not disk.votes
+    assert disk.refusing((1, 2, 3)) == [2]
+    for judge in (2, 3):
+        disk.on_verdict(DiskVerdict(judge, 5, 9, True, True), (1, 2, 3), 2.0)
+    assert disk.votes
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "now", "lost"),
+    [
+        ([(2, False, True), (3, False, True)], GRACE_S, True),
+        ([(2, False, True), (3, True, True)], GRACE_S, True),
+        ([(2, False, True), (3, False, True)], 0.0, False),
+        ([(2, False, False), (3, False, True)], GRACE_S, False),
+        ([(2, False, True)], GRACE_S, False),
+        ([(2, True, True), (3, True, True)], GRACE_S, False),
+    ],
+)
+def test_a_refused_disk_is_lost_only_while_a_majority_votes_without_it(
+    verdicts: list[tuple[int, bool, bool]], now: float, lost: bool
+) -> None:
+    assert life(*verdicts, now=now).is_lost((1, 2, 3), now) is lost
+
+
+def test_what_is_known_of_disks_outside_the_ring_is_forgotten() -> None:
+    registry = DiskRegistry([KNOWN, DiskKnown(8, 1, 1)])
+    registry.keep({8, 9})
+    assert registry.known == (DiskKnown(8, 1, 1),)

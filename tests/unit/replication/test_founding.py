@@ -8,7 +8,7 @@ import pytest
 
 from shardbus.ids import Address
 from shardbus.replication.founding import Founding, FoundingState
-from shardbus.replication.ring import NO_RING, ReplicaRing
+from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, next_ring
 
 PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
 BLANK, NAMED, FOUNDED = FoundingState
@@ -140,6 +140,32 @@ def test_a_disk_that_is_copied_later_is_noticed_by_both():
     all_tell([a, b, copy])
     assert [one.is_copied for one in (a, b, copy)] == [True, False, True]
     assert a.waits_for == {PEERS[2]: "its disk is a copy of this one"}
+
+
+def test_a_blank_disk_beside_a_store_takes_no_later_ring_by_a_report() -> None:
+    a, b, c = replicas()
+    for _ in range(3):
+        all_tell([a, b, c])
+    new = Founding(PEERS[2], PEERS, 77)
+    assert not new.stands_beside_a_store
+    later = next_ring(a.ring, (*a.ring.members[:2], RingMember(77)))
+    for one in (a, b):
+        one.on_ring(later)
+        tell(one, new)
+    assert new.state is BLANK
+    assert new.stands_beside_a_store
+    new.on_ring(later)
+    assert (new.state, new.stands_beside_a_store) == (FOUNDED, False)
+
+
+def test_a_named_disk_serves_once_another_has_a_later_ring() -> None:
+    a, b, c = replicas()
+    tell(b, a)
+    tell(c, a)
+    tell(a, c)
+    a.on_ring(next_ring(a.ring, a.ring.members[:2]))
+    tell(a, c)
+    assert (c.state, c.ring.number) == (FOUNDED, 1)
 
 
 @pytest.mark.parametrize("seed", range(300))

@@ -14,7 +14,9 @@ import pytest
 
 from shardbus.replication.messages import AcceptValue, Ballot, Yes
 from shardbus.replication.moves import (
+    ASK_AGAIN_S,
     AskDisk,
+    BucketContent,
     MergedRecord,
     PlaceRecord,
     RingDisk,
@@ -282,6 +284,35 @@ def test_repair_makes_digests_equal() -> None:
         disk.check()
     assert one.registers.digests == other.registers.digests
     assert len(one.registers.rows) == 50
+
+
+def test_a_bucket_that_comes_in_parts_counts_with_the_last_part() -> None:
+    [ring] = rings_of("12")
+    behind, ahead = RingDisk(1, PARTITIONS), RingDisk(2, PARTITIONS)
+    for disk in (behind, ahead):
+        disk.adopt(ring, 0.0)
+    ahead.answer(StoreCall(1, 1, WRITE), 0.0)
+    [ask] = behind.repair(0.0)
+    assert isinstance(ask.request, ShowDigests)
+    [fetch] = behind.take(2, ahead.show(ask.request, 0.0), 0.0)
+    assert isinstance(fetch.request, ShowBucket)
+    content = ahead.show(fetch.request, 0.0)
+    assert isinstance(content, BucketContent)
+    behind.take(2, content._replace(rows=(), complete=False), 0.1)
+    assert (behind.behind, behind.counts["rows"]) == (1, 0)
+    behind.take(2, content, 0.2)
+    assert (behind.behind, behind.counts["rows"]) == (0, 1)
+    assert behind.registers.digests == ahead.registers.digests
+
+
+def test_nothing_is_asked_of_a_disk_that_is_away_until_it_comes_back() -> None:
+    rings = rings_of("123-124")
+    new = RingDisk(4, PARTITIONS)
+    new.away = {3}
+    assert {ask.disk for ask in new.adopt(rings[1], 0.0)} == {1, 2}
+    assert new.deadline() == ASK_AGAIN_S
+    new.away = set()
+    assert {ask.disk for ask in new.tick(0.1)} == {3}
 
 
 def test_the_next_ring_waits_for_a_majority_that_has_merged() -> None:

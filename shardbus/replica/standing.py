@@ -1,0 +1,236 @@
+"""Whether a replica serves, and why it waits: founding, disk life and ring as one. Pure.
+
+A replica serves while all of this holds:
+
+    founded    its disk is one of a store that was founded             `founding`, or a later ring
+    member     its disk is in the newest ring that it has              `ring`
+    alone      no other replica has a copy of its disk                 `founding`
+    accepted   the other disks of the ring have accepted this run      `disk_life`
+    merged     it votes in every partition that it holds               `moves`
+
+A blank disk beside a founded store, and a disk that a ring has left out, come in by a change of the
+ring: by themselves in place of the lost disk of their address (`joining`), else by an operator. A
+disk that was left out has rows on which no majority rests. It is given up like a refused one, so
+that a blank one follows it.
+
+Every report carries the counter and the run of the disk; the answer has the verdict. A ring that a
+report shows is adopted, if it is newer, and of this store. What a report changes is synced before
+it is answered.
+
+Source: docs/architecture.md; S2.75.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from shardbus.ids import Address
+from shardbus.replication.disk_life import DiskLife, DiskRegistry, DiskShown, DiskVerdict
+from shardbus.replication.founding import DiskReport, Founding, FoundingState
+from shardbus.replication.moves import AskDisk, RingDisk
+from shardbus.replication.ring import NO_RING, ReplicaRing, is_related, places_of
+from shardbus.replication.values import PARTITIONS
+from shardbus.wire.disk_frames import DiskState
+from shardbus.wire.replica_frames import ReportBody
+
+
+class ReplicaState(Enum):
+    """What a replica is, in `store status`."""
+
+    BLANK = "blank"
+    NAMED = "named"
+    WAITING = "waiting"
+    MERGING = "merging"
+    FOUNDED = "founded"
+
+
+class Standing:
+    """The standing of one replica.
+
+    Args:
+        founding: as the disk has stored it.
+        place: the rows, and the place in the ring.
+        stored: the facts that the disk has of itself.
+        run: a random number, of this process.
+    """
+
+    def __init__(self, founding: Founding, place: RingDisk, stored: DiskState, run: int) -> None:
+        self.founding, self.place = founding, place
+        self.starts = stored.starts + 1
+        self.counter = max(stored.counter, stored.starts) + 1
+        self.life = DiskLife(place.disk, run)
+        self.registry = DiskRegistry(stored.known)
+        self.addresses: dict[int, Address] = {}
+        """Where each other disk was last seen."""
+        self._runs: dict[Address, tuple[int, int]] = {}
+        """The disk and the run of each other replica."""
+        self.joining = ""
+        """Progress of the change that brings this blank disk into the ring."""
+
+    # ---- facts
+
+    @property
+    def ring(self) -> ReplicaRing:
+        """The newest ring that this disk has."""
+        return self.place.ring if self.place.ring != NO_RING else self.founding.ring
+
+    @property
+    def state(self) -> DiskState:
+        """The facts to store."""
+        known = self.registry.known
+        return DiskState(self.starts, self.ring, self.founding.founded, self.counter, known)
+
+    def advance(self, now: float) -> None:
+        """Take the place in the first ring once the store is founded."""
+        if self.founding.founded and self.place.ring == NO_RING:
+            self.place.adopt(self.founding.ring, now)
+
+    @property
+    def is_left_out(self) -> bool:
+        """True if a ring was adopted that does not have this disk."""
+        return self.place.ring != NO_RING and self.place.disk not in self.place.ring.disks
+
+    def serves(self, stored: DiskState) -> bool:
+        """True if the replica answers stores. `stored`: the facts that the disk has."""
+        if not stored.founded or self.founding.is_copied or not self.life.votes:
+            return False
+        return not self.unmerged and not self.is_left_out
+
+    @property
+    def away(self) -> frozenset[int]:
+        """The other disks of the ring, and of the ring before, that are not in sight."""
+        ring = self.place.ring
+        return (ring.disks | ring.former.disks) - self.addresses.keys() - {self.place.disk}
+
+    @property
+    def unmerged(self) -> int:
+        """The partitions that this disk holds, and does not vote in yet."""
+        if len(self.place.voting) == PARTITIONS:
+            return 0
+        places = places_of(self.place.ring)
+        held = sum(self.place.disk in disks for disks in places)
+        return held - len(self.place.voting)
+
+    def is_lost(self, now: float) -> str:
+        """Return why this disk is to be given up, empty if it is not."""
+        if self.is_left_out:
+            return f"ring {self.place.ring.number} of the store does not have this disk any more"
+        if not self.founding.is_copied and self.life.is_lost(self.ring.disks, now):
+            return "the other replicas know a later state of this disk: it was set back, or copied"
+        return ""
+
+    # ---- what others report
+
+    def on_report(
+        self, report: ReportBody, stored: DiskState, now: float
+    ) -> tuple[DiskVerdict, list[AskDisk]]:
+        """Take the report of another replica. Returns the verdict for its disk, and requests.
+
+        Raises:
+            ConfigError: its sender is no address.
+        """
+        sender = Address.parse(report.sender)
+        shown = DiskShown(report.disk, report.counter, report.run)
+        accepts = self.registry.answer(shown, now)
+        if report.disk != self.place.disk:
+            self.addresses[report.disk] = sender
+        self._runs[sender] = report.disk, report.run
+        if report.verdict is not None:
+            self.life.on_verdict(report.verdict, self.ring.disks, now)
+        effects = self.adopt(report.ring, now) if report.ring.number > 1 else []
+        self.founding.on_report(
+            sender, DiskReport(report.disk, report.ring, report.founded, report.peers)
+        )
+        self.advance(now)
+        votes = self.serves(stored)
+        verdict = DiskVerdict(self.place.disk, report.counter, report.run, accepts, votes)
+        return verdict, effects
+
+    def on_silent(self, peer: Address) -> None:
+        """A replica is out of reach: its process has ended, or the network is cut."""
+        self.founding.on_silent(peer)
+        if peer in self._runs:
+            disk, run = self._runs.pop(peer)
+            self.registry.closed(disk, run)
+            if self.addresses.get(disk) == peer:
+                del self.addresses[disk]
+
+    def adopt(self, ring: ReplicaRing, now: float) -> list[AskDisk]:
+        """Take a later ring of this store; another one changes nothing."""
+        mine = self.ring
+        related = self.place.disk in ring.disks if mine == NO_RING else is_related(mine, ring)
+        if ring.number <= self.place.ring.number or not related:
+            return []
+        effects = self.place.adopt(ring, now)
+        self.founding.on_ring(ring)
+        self.registry.keep(ring.disks)
+        return effects
+
+    def tick(self, now: float, stored: DiskState) -> None:
+        """Show the stored counter, and judge what was answered to it."""
+        self.life.show(stored.counter, now)
+        self.life.judge(self.ring.disks, now)
+
+    def report(self, stored: DiskState, verdict: DiskVerdict | None) -> ReportBody:
+        """Return the report of what the disk has stored of itself; with a verdict it is an
+        answer."""
+        founding = self.founding
+        return ReportBody(
+            str(founding.me),
+            self.place.disk,
+            stored.ring,
+            stored.founded,
+            tuple(map(str, founding.peers)),
+            verdict is not None,
+            stored.counter,
+            self.life.run,
+            self.serves(stored),
+            verdict,
+        )
+
+    # ---- for people
+
+    def replica_state(self, stored: DiskState) -> ReplicaState:
+        """What this replica is."""
+        if self.founding.state is FoundingState.BLANK:
+            return ReplicaState.BLANK
+        if not stored.founded:
+            return ReplicaState.NAMED
+        if self.serves(stored):
+            return ReplicaState.FOUNDED
+        return ReplicaState.MERGING if self.unmerged else ReplicaState.WAITING
+
+    def waits_for(self, stored: DiskState) -> str:
+        """The replicas for which this one waits, and why; empty if it serves."""
+        if self.serves(stored):
+            return ""
+        founding = self.founding
+        if founding.stands_beside_a_store and not founding.is_copied:
+            return self.joining or "a change of the ring that takes this blank disk in"
+        if not stored.founded or founding.is_copied:
+            reasons = founding.waits_for
+            texts = [f"{peer}: {reason}" for peer, reason in reasons.items()]
+            return "; ".join(texts) or "the first replica to found the store"
+        if self.is_left_out:
+            return f"a change of ring {self.place.ring.number}, which does not have this disk"
+        if not self.life.votes:
+            return self._unaccepted()
+        sources = ", ".join(sorted(map(self.name_of, self.place.missing_sources)))
+        return f"the rows of {self.unmerged} of {PARTITIONS} partitions, from {sources}"
+
+    def _unaccepted(self) -> str:
+        members = self.ring.disks
+        refusing = sorted(map(self.name_of, self.life.refusing(members)))
+        silent = sorted(map(self.name_of, self.life.silent(members)))
+        texts = [
+            f"{name}: it knows a later state of this disk, or another run" for name in refusing
+        ]
+        texts += [f"{name}: it has not accepted this run of the disk yet" for name in silent]
+        return "; ".join(texts) or "the other replicas to accept this run of the disk"
+
+    def name_of(self, disk: int) -> str:
+        """Return the address of a disk, or its id if none is known."""
+        if disk in self.addresses:
+            return str(self.addresses[disk])
+        named = (member.address for member in self.ring.members if member.disk == disk)
+        return next(named, "") or f"disk {disk:016x}"

@@ -1,0 +1,198 @@
+"""Whether a replica serves: founding, disk life and ring together. Reports arrive at once."""
+
+from __future__ import annotations
+
+from shardbus.ids import Address
+from shardbus.replica.standing import ReplicaState, Standing
+from shardbus.replication.disk_life import GRACE_S
+from shardbus.replication.founding import Founding
+from shardbus.replication.moves import AskDisk, RingDisk
+from shardbus.replication.ring import (
+    AdoptRing,
+    RingMember,
+    first_ring,
+    next_ring,
+)
+from shardbus.wire.disk_frames import DiskState
+
+PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
+OTHERS = first_ring((RingMember(77), RingMember(78)), 2)
+
+
+class Replica:
+    """A replica whose turns are stored at once. `log` has what its disk has."""
+
+    def __init__(self, number: int, disk: int) -> None:
+        self.number, self.disk, self.runs = number, disk, 0
+        self.log = (DiskState(), RingDisk(disk).place)
+        self.start()
+
+    def start(self) -> None:
+        """Start from what the disk has, in a new process."""
+        state, place = self.log
+        self.stored, self.runs = state, self.runs + 1
+        rows = RingDisk(self.disk)
+        if place.ring.number:
+            rows.replay(place)
+        founding = Founding(PEERS[self.number], PEERS, self.disk, state.ring, state.founded)
+        self.standing = Standing(founding, rows, state, 100 * self.number + self.runs)
+        self.standing.advance(0.0)
+        self.store()
+
+    def store(self) -> None:
+        self.stored = self.standing.state
+        self.log = self.stored, self.standing.place.place
+        self.standing.tick(0.0, self.stored)
+
+    @property
+    def serves(self) -> bool:
+        return self.standing.serves(self.stored)
+
+    @property
+    def waits_for(self) -> str:
+        return self.standing.waits_for(self.stored)
+
+
+class Trio:
+    """Three replicas. `reports` lets all that are up report to each other."""
+
+    def __init__(self) -> None:
+        self.all = [Replica(n, n + 1) for n in range(3)]
+        self.now = 0.0
+        self.reports(times=4)
+
+    def reports(self, *, without: tuple[int, ...] = (), times: int = 2) -> None:
+        up = [one for one in self.all if one.number not in without]
+        for one in up:
+            for number in without:
+                one.standing.on_silent(PEERS[number])
+        for _ in range(times):
+            for sender in up:
+                sender.standing.tick(self.now, sender.stored)
+                for other in up:
+                    if other is not sender:
+                        self._report(sender, other)
+
+    def _report(self, sender: Replica, other: Replica) -> None:
+        report = sender.standing.report(sender.stored, None)
+        verdict, asks = other.standing.on_report(report, other.stored, self.now)
+        other.store()
+        back = other.standing.report(other.stored, verdict)
+        _, more = sender.standing.on_report(back, sender.stored, self.now)
+        sender.store()
+        self.carry(other, asks)
+        self.carry(sender, more)
+
+    def carry(self, asker: Replica, asks: list[AskDisk]) -> None:
+        """Let requests between disks be answered."""
+        queue = list(asks)
+        while queue:
+            disk, request = queue.pop()
+            target = next((one for one in self.all if one.disk == disk), None)
+            if target is None:
+                continue
+            if isinstance(request, AdoptRing):
+                self.carry(target, target.standing.adopt(request.ring, self.now))
+                target.store()
+                continue
+            answer = target.standing.place.show(request, self.now)
+            queue += asker.standing.place.take(disk, answer, self.now)
+            asker.store()
+
+    def restart(self, number: int) -> Replica:
+        for other in self.all:
+            other.standing.on_silent(PEERS[number])
+        self.all[number].start()
+        return self.all[number]
+
+
+def test_three_replicas_serve_once_they_are_founded() -> None:
+    trio = Trio()
+    assert [one.serves for one in trio.all] == [True] * 3
+    assert trio.all[0].standing.replica_state(trio.all[0].stored) is ReplicaState.FOUNDED
+
+
+def test_a_restarted_replica_waits_until_all_others_accept_its_run() -> None:
+    trio = Trio()
+    again = trio.restart(2)
+    assert not again.serves
+    assert again.standing.replica_state(again.stored) is ReplicaState.WAITING
+    assert "it has not accepted this run" in again.waits_for
+    trio.reports()
+    assert (again.serves, again.waits_for) == (True, "")
+
+
+def test_after_a_while_a_majority_accepts() -> None:
+    trio = Trio()
+    again = trio.restart(2)
+    trio.reports(without=(0,))
+    assert not again.serves
+    assert again.waits_for == "10.0.0.1:7000: it has not accepted this run of the disk yet"
+    trio.now = GRACE_S + 1
+    trio.reports(without=(0,))
+    assert again.serves
+
+
+def test_a_set_back_disk_is_refused_and_then_given_up() -> None:
+    trio = Trio()
+    older = trio.all[2].log
+    trio.restart(2)
+    trio.reports()
+    trio.all[2].log = older
+    again = trio.restart(2)
+    trio.reports()
+    assert not again.serves
+    assert "it knows a later state of this disk" in again.waits_for
+    assert again.standing.is_lost(trio.now) == ""
+    trio.now = GRACE_S + 1
+    assert "set back" in again.standing.is_lost(trio.now)
+
+
+def test_a_blank_disk_comes_in_by_a_ring_and_serves_once_it_has_merged() -> None:
+    trio = Trio()
+    blank = trio.all[2] = Replica(2, 9)
+    trio.reports()
+    assert blank.standing.founding.stands_beside_a_store
+    assert blank.standing.replica_state(blank.stored) is ReplicaState.BLANK
+    ring = trio.all[0].standing.ring
+    later = next_ring(ring, (*ring.members[:2], RingMember(9, "", str(PEERS[2]))))
+    asks = blank.standing.adopt(later, 0.0)
+    blank.store()
+    assert not blank.serves
+    assert blank.standing.replica_state(blank.stored) is ReplicaState.MERGING
+    assert "the rows of 256 of 256 partitions, from 10.0.0.1:7000" in blank.waits_for
+    trio.carry(blank, asks)
+    trio.reports()
+    assert [one.standing.ring.number for one in trio.all] == [2, 2, 2], "reports spread it"
+    assert not blank.serves, "a disk of the former ring that is gone owes nothing"
+    trio.carry(blank, blank.standing.place.tick(100.0))
+    assert [one.serves for one in trio.all] == [True] * 3
+
+
+def test_a_disk_that_a_ring_leaves_out_is_given_up() -> None:
+    trio = Trio()
+    ring = trio.all[0].standing.ring
+    later = next_ring(ring, ring.members[:2])
+    for one in trio.all:
+        trio.carry(one, one.standing.adopt(later, 0.0))
+        one.store()
+    assert [one.serves for one in trio.all] == [True, True, False]
+    assert "does not have this disk" in trio.all[2].standing.is_lost(0.0)
+    assert trio.all[0].standing.is_lost(0.0) == ""
+
+
+def test_rings_of_another_store_change_nothing() -> None:
+    trio = Trio()
+    foreign = next_ring(OTHERS, OTHERS.members)
+    assert trio.all[0].standing.adopt(foreign, 0.0) == []
+    assert trio.all[0].standing.ring.number == 1
+    blank = Replica(2, 9)
+    blank.standing.adopt(foreign, 0.0)
+    assert blank.standing.ring.number == 0
+
+
+def test_a_start_counts_beyond_what_the_disk_has_shown() -> None:
+    rows = RingDisk(1)
+    for stored, counter in ((DiskState(3, counter=9), 10), (DiskState(7), 8)):
+        founding = Founding(PEERS[0], PEERS, 1)
+        assert Standing(founding, rows, stored, 1).counter == counter

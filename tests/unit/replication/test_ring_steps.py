@@ -1,0 +1,79 @@
+"""The steps of operators: which disk a blank one replaces, and rings in which each holds all."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardbus.ids import Address
+from shardbus.replication.ring import (
+    MEMBERS_MAX,
+    RingMember,
+    first_ring,
+    grown_ring,
+    is_related,
+    lost_member,
+    next_ring,
+    places_of,
+    ring_of,
+    ring_value,
+)
+from shardbus.store.ring_change import RingRefused, RingView, adding, removing, replacing
+
+A, B, C, D = (Address("10.0.0.1", 7000 + n) for n in range(4))
+MEMBERS = tuple(RingMember(n, "", str(at)) for n, at in enumerate((A, B, C), 1))
+RING = first_ring(MEMBERS, 3)
+BARE = first_ring(tuple(RingMember(n) for n in (1, 2, 3)), 3)
+
+
+def test_a_blank_disk_replaces_the_lost_one_of_its_address() -> None:
+    seen = {1: str(A), 2: str(B), 9: str(C)}
+    assert lost_member(RING, str(C), seen) == MEMBERS[2]
+    assert lost_member(RING, str(D), seen) is None
+    assert lost_member(RING, str(C), {**seen, 3: str(D)}) is None, "it has moved"
+    assert lost_member(BARE, str(C), seen) == BARE.members[2], "the only one that is away"
+    assert lost_member(BARE, str(C), {1: str(A), 9: str(C)}) is None, "two are away"
+
+
+def disks(step: object) -> set[int]:
+    assert isinstance(step, tuple)
+    return {member.disk for member in step}
+
+
+def test_a_step_adds_replaces_or_removes_one_disk() -> None:
+    view = RingView(RING, {1: A, 2: B, 9: C, 4: D})
+    assert disks(adding(D)(view)) == {1, 2, 3, 4}
+    assert disks(adding(C)(view)) == {1, 2, 9}
+    assert adding(A)(view) == RING.members, "it is there"
+    assert disks(replacing(C, 9)(view)) == {1, 2, 9}
+    assert "store add" in str(replacing(D, 4)(view))
+    assert "out of reach" in str(adding(Address("10.0.0.9", 1))(view))
+    assert disks(removing(B)(view)) == {1, 3}
+    assert disks(removing(C)(view)) == {1, 2}, "by its address in the ring"
+    assert removing(D)(view) == RING.members
+    with pytest.raises(RingRefused, match="the last disk"):
+        removing(A)(RingView(first_ring(MEMBERS[:1], 1), {1: A}))
+
+
+def test_a_grown_ring_has_all_on_each_disk() -> None:
+    ring = RING
+    for disk in range(4, MEMBERS_MAX + 1):
+        ring = grown_ring(ring, (*ring.members, RingMember(disk)))
+        assert all(set(each) == set(range(1, disk + 1)) for each in places_of(ring))
+        assert all(len(each) == disk - 1 for each in places_of(ring.former))
+    with pytest.raises(ValueError, match="more than"):
+        grown_ring(ring, (*ring.members, RingMember(99)))
+    with pytest.raises(ValueError, match="do not hold all"):
+        grown_ring(first_ring(MEMBERS, 2), MEMBERS)
+
+
+def test_rings_are_of_one_store_if_they_share_a_disk() -> None:
+    after = next_ring(RING, (*MEMBERS[:2], RingMember(9)))
+    other = first_ring((RingMember(7), RingMember(8)), 2)
+    assert is_related(RING, after)
+    assert is_related(after, first_ring(MEMBERS[2:], 1)), "by the members before"
+    assert not is_related(RING, other)
+
+
+def test_a_ring_of_a_register_comes_back_with_and_without_addresses() -> None:
+    assert ring_of(ring_value(RING)) == RING
+    assert ring_of((1, 3, [(5, "z")], [])) == first_ring((RingMember(5, "z"),), 3)
