@@ -228,7 +228,8 @@ class Node:
         endpoint = self.endpoint = self._make_endpoint(uid)
         self.dispatcher.attach(endpoint)
         within = ATTEMPTS * self.settings.store.timeout
-        self.states = EntityStates(self.store, uid, within, endpoint.end_turn)
+        clock = self.environment.clock
+        self.states = EntityStates(self.store, uid, within, endpoint.end_turn, clock)
         self.session_loss = SessionLoss(
             self.regions, endpoint, self.dispatcher, self.rpc, self.drops, self.is_member, loop
         )
