@@ -621,6 +621,15 @@ if (redis.call('HGET', KEYS[1], 'v') or '') ~= ARGV[3] then return 0 end
 return redis.call('DEL', KEYS[1])
 """)
 
+# KEYS due; ARGV 3 the id. Returns when its first reminder is due, empty if it has none.
+DUE_AT = Script("return redis.call('ZSCORE', KEYS[1], ARGV[3]) or ''", writes=False)
+
+# KEYS due; ARGV 3 the id, 4 when its first reminder is due
+ADD_DUE = Script("return redis.call('ZADD', KEYS[1], ARGV[4], ARGV[3])")
+
+# KEYS due; ARGV 3 the id
+DROP_DUE = Script("return redis.call('ZREM', KEYS[1], ARGV[3])")
+
 # KEYS remembered; ARGV from 3 on: entity ids
 COPY_LIST = Script("""
 for i = 3, #ARGV do redis.call('ZADD', KEYS[1], 0, ARGV[i]) end
