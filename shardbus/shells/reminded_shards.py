@@ -47,8 +47,8 @@ ShardOf = Callable[[str], str]
 
 class RemindedShards:
     """Asks for the homes of shards with reminders. `types()` returns the types that set some and
-    whose shards these are, each with its shard function; `ask_homes(shards)` asks for homes as messages would, and returns those
-    that the type has no more."""
+    whose shards these are, each with its shard function; `ask_homes(shards)` asks for homes as
+    messages would, and returns those that the type has no more."""
 
     def __init__(
         self,

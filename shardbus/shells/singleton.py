@@ -23,7 +23,7 @@ Source: docs/architecture.md; S0.18, S0.33, S2.62.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
