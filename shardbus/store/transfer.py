@@ -156,8 +156,8 @@ class Imported:
 
 class Importer:
     """Writes entities into a store. `shard_of(type, id)` gives the shard of an entity whose line
-    has none. `existing`: what happens to an entity that has another state, or reminders, already: `refuse`, `skip`
-    or `replace`. `write` False only counts."""
+    has none. `existing`: what happens to an entity that has another state, or other reminders,
+    already: `refuse`, `skip` or `replace`. `write` False only counts."""
 
     def __init__(
         self,
