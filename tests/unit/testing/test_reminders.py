@@ -9,6 +9,7 @@ import pytest
 
 from shardbus import Entity, Rejection, ShardBus, handler
 from shardbus.errors import EntityFailed
+from shardbus.ids import shard_of
 from shardbus.testing import TestCluster
 
 CALLS: list[tuple[str, str, str, datetime]] = []
@@ -234,6 +235,8 @@ async def test_reminders_follow_a_change_of_the_number_of_shards(shards: int) ->
         data.tables, data.states, data.reminders = former.tables, former.states, former.reminders
         data.remembered, data.leases = former.remembered, former.leases
         await cluster.add("second")
+        for index in data.reminders.values():
+            assert all(row[0] == shard_of(key, shards) for key, row in index.records.items())
         await cluster.advance(50)
         for one in ids:
             assert calls(one) == ["due", "ring"] or calls(one) == ["ring", "due"]
