@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from shardbus.app import ShardBus
-    from shardbus.store.protocol import StateStore
+    from shardbus.store.protocol import ReminderStore, StateStore
     from shardbus.store.transfer import Imported, StoredEntity
 
 BATCH = 500
@@ -108,7 +108,7 @@ def export(
         list[str] | None, typer.Argument(metavar="[TYPE]...", help="Names of entity types.")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every type with state of the application.")
+        bool, typer.Option("--all", help="Every type with state or reminders of the application.")
     ] = False,
     prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
     after: Annotated[
@@ -120,14 +120,15 @@ def export(
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
 ) -> None:
-    """Print every stored state as a line of JSON, and the entities that are remembered."""
+    """Print every stored state as a line of JSON, reminders, and entities that are remembered."""
     import asyncio
 
     named = NamedCluster(cluster, app, node, by_app=True)
     bus = named.bus
     names = list(types or ())
     if every and bus is not None:
-        names = [name for name, known in bus.types.items() if known.states is not None]
+        kept = [(name, k.states is not None or k.reminds) for name, k in bus.types.items()]
+        names = [name for name, keeps in kept if keeps]
     if not names or (every and (bus is None or types)) or (after is not None and len(names) != 1):
         raise CommandFailure(
             "give TYPE..., or --all with an application; --after is for one type",
@@ -214,7 +215,8 @@ async def _import(
         if other is not None:
             number = next(n for n, one in batch if one is other)
             raise CommandFailure(
-                f"line {number}: {other.entity_type} {other.entity_id!r:.100} has another state",
+                f"line {number}: {other.entity_type} {other.entity_id!r:.100} has"
+                f" {'another state' if other.reminders is None else 'other reminders'}",
                 "use --replace or --skip-existing",
                 code=ExitCode.REFUSED,
             )
@@ -228,7 +230,10 @@ async def _import(
             known = bus.types.get(one.entity_type) if bus is not None else None
             if one.data is not None and known is not None and known.states is not None:
                 known.states.read(one.entity_id, one.data)
-            if not one.shard or (one.data is not None and finder.places):
+            if one.reminders is not None:
+                with nullcontext() if not one.shard else suppress(ConfigError):
+                    one = one._replace(shard=await finder.learn(one.entity_type, one.entity_id))
+            elif not one.shard or (one.data is not None and finder.places):
                 one = one._replace(shard=await finder.learn(one.entity_type, one.entity_id))
         except (ConfigError, StateUnreadable) as error:
             raise CommandFailure(f"line {number}: {error}", code=ExitCode.REFUSED) from None
@@ -314,6 +319,7 @@ async def _lines(
 
     from shardbus.errors import ConfigError
     from shardbus.store.listing import stored_pages
+    from shardbus.store.protocol import reminder_store
     from shardbus.store.transfer import StoredEntity, line_of
 
     finder, began, count = ShardFinder(store, bus), time.monotonic(), 0
@@ -326,6 +332,10 @@ async def _lines(
             yield line_of(StoredEntity(kind, entity_id, shard, data), mark)
             mark, count = None, count + 1
         await asyncio.sleep(max(0.0, count / rate - (time.monotonic() - began)))
+    if (reminders := reminder_store(store)) is not None:
+        async for entity in _reminded(reminders, kind):
+            if entity.entity_id.startswith(prefix):
+                yield line_of(entity)
     for shard in sorted(await store.remembered_shards(kind)):
         cursor: str | None = None
         while True:
@@ -335,6 +345,22 @@ async def _lines(
                     yield line_of(StoredEntity(kind, entity_id, shard, None))
             if cursor is None:
                 break
+
+
+async def _reminded(store: ReminderStore, kind: str) -> AsyncIterator[StoredEntity]:
+    """Yield the reminders of a type's entities, shard by shard."""
+    from shardbus.store.protocol import Reminders
+    from shardbus.store.transfer import StoredEntity
+
+    for shard in sorted(await store.due_shards(kind)):
+        page = await store.page_due(kind, shard, None, REMEMBERED_PAGE)
+        while page:
+            ids = [entity_id for _, entity_id in page]
+            records = await store.load_reminders(kind, shard, ids)
+            for (due, entity_id), record in zip(page, records, strict=True):
+                if record is not None:
+                    yield StoredEntity(kind, entity_id, shard, None, Reminders(due, record, True))
+            page = await store.page_due(kind, shard, page[-1], REMEMBERED_PAGE)
 
 
 def _check_by_node(revision: str | None) -> None:

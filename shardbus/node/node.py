@@ -76,6 +76,7 @@ from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.pod_deletion_cost import PodDeletionCost
 from shardbus.shells.region import RegionShell, check_own_table, region_of
+from shardbus.shells.reminded_shards import ShardOf
 from shardbus.shells.singleton import SingletonShell
 from shardbus.shells.state_expiry import EXPIRE_STATES, StateExpiry
 from shardbus.shells.store_reach import StoreReach, reaches_store
@@ -228,7 +229,8 @@ class Node:
         endpoint = self.endpoint = self._make_endpoint(uid)
         self.dispatcher.attach(endpoint)
         within = ATTEMPTS * self.settings.store.timeout
-        self.states = EntityStates(self.store, uid, within, endpoint.end_turn)
+        clock = self.environment.clock
+        self.states = EntityStates(self.store, uid, within, endpoint.end_turn, clock)
         self.session_loss = SessionLoss(
             self.regions, endpoint, self.dispatcher, self.rpc, self.drops, self.is_member, loop
         )
@@ -358,10 +360,11 @@ class Node:
                 name, me, layout, settings, strategy, instances, least, threaded=threads
             )
 
-        def reminded() -> list[str]:
-            kinds = (one.entity_type for one in self.regions.values() if one.entity_type.reminds)
+        def reminded() -> dict[str, ShardOf]:
+            kinds = [one.entity_type for one in self.regions.values() if one.entity_type.reminds]
             lines = [(kind.name, [kind.interface, *ancestors(kind.interface)]) for kind in kinds]
-            return [kind for kind, line in lines if line[-1].name == name]
+            names = [kind for kind, line in lines if line[-1].name == name]
+            return {kind: self.regions[kind].router.shard_of for kind in names}
 
         return SingletonShell(region, make, self, margin, own.singleton, reminded)
 

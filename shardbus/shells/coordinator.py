@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -53,7 +53,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.strategy_calls import ANSWER_S
 from shardbus.sharding.overrides import Overrides
 from shardbus.shells.overrides import OverridesStore
-from shardbus.shells.reminded_shards import RemindedShards
+from shardbus.shells.reminded_shards import RemindedShards, ShardOf
 from shardbus.shells.strategy_thread import StrategyThread
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
@@ -100,7 +100,8 @@ class CoordinatorShell:
         overrides: keeps what operators set.
         store_timeout: seconds after which a store call has failed.
         remember: True if the type's entities are remembered.
-        reminded: returns the names of the types with these shards whose entities set reminders.
+        reminded: returns the types with these shards whose entities set reminders, each with its
+            shard function.
         check_lease: stops this shell if its lease is over; called before anything is handled.
     """
 
@@ -114,7 +115,7 @@ class CoordinatorShell:
         *,
         store_timeout: float,
         remember: bool = False,
-        reminded: Callable[[], Sequence[str]] = tuple,
+        reminded: Callable[[], Mapping[str, ShardOf]] = dict,
         check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self.entity_type = entity_type
@@ -277,6 +278,7 @@ class CoordinatorShell:
     async def _load(self, machine: Coordinator) -> None:
         try:
             table = await self._in_time(self._store.load_table(self.entity_type))
+            await self._reminded.move(table, machine.layout)
         except StoreError as e:
             self._handle_for(machine, events.StoreFailed(str(e)))
         except Exception as e:

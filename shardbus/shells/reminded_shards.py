@@ -5,33 +5,55 @@ the whole cluster, or after a node has left, nothing would ask for a home. So th
 in its place: once it rules, for every shard that has reminders, and later for those that lose their
 home. Only a home sets reminders, so no other shard can have got some meanwhile.
 
+**Another layout.** With another number of shards, entities belong to other shards than those that
+the store has their reminders in. The table has its former layout until the first epoch under the
+new one is claimed, and then no shard has a home. So before that claim each reminder that is in the
+wrong shard moves (`move`), under a fence above all former homes and below all later ones. If the
+process ends meanwhile, the table still has its former layout, and the next coordinator goes on.
+
 Source: docs/how-to/reminders.md; B.119.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from random import Random
 
-from shardbus.errors import StoreError
+from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT
+from shardbus.errors import StaleFence, StoreError
 from shardbus.guarded_log import GuardedLog
-from shardbus.store.protocol import StateStore, reminder_store
+from shardbus.store.protocol import (
+    Due,
+    Reminders,
+    ReminderStore,
+    Save,
+    StateStore,
+    StoredTable,
+    reminder_store,
+)
 
 log = GuardedLog("shardbus.sharding")
 
 PAUSE_S = 1.0
 """From the loss of homes to the question, and between two attempts."""
+PAGE = 500
+"""Entities whose reminders move at once."""
+
+ShardOf = Callable[[str], str]
+"""Returns the shard of an entity's id."""
 
 
 class RemindedShards:
-    """Asks for the homes of shards with reminders. `types()` names the types that set some and
-    whose shards these are; `ask_homes(shards)` asks for homes as messages would, and returns those
-    that the type has no more."""
+    """Asks for the homes of shards with reminders. `types()` returns the types that set some and
+    whose shards these are, each with its shard function; `ask_homes(shards)` asks for homes as
+    messages would, and returns those that the type has no more."""
 
     def __init__(
         self,
         store: StateStore,
-        types: Callable[[], Sequence[str]],
+        types: Callable[[], Mapping[str, ShardOf]],
         ask_homes: Callable[[list[str]], list[str]],
     ) -> None:
         self._store, self.types, self._ask_homes = store, types, ask_homes
@@ -43,6 +65,70 @@ class RemindedShards:
         self._freed.update(shards)
         if self._freed:
             self._some_freed.set()
+
+    async def move(self, table: StoredTable | None, layout: str) -> None:
+        """Move the reminders that are not in the shard of their entity, if this table is not of
+        this layout. Call it before an epoch of the layout is claimed. May be repeated.
+
+        Raises:
+            StoreError: the store does not answer. Some may have moved.
+        """
+        reminders = reminder_store(self._store)
+        types = self.types()
+        epoch = 0 if table is None else table.epoch
+        placed = table is not None and (bool(table.homes) or table.layout == layout)
+        if reminders is None or not types or placed or epoch >= EPOCH_MAX:
+            return
+        fence = (epoch + 1) << EPOCH_SHIFT
+        for name, shard_of in types.items():
+            moved = 0
+            for shard in await reminders.due_shards(name):
+                after: Due | None = None
+                page: list[Due] = []
+                while after is None or len(page) == PAGE:
+                    page = await reminders.page_due(name, shard, after, PAGE)
+                    misplaced = [d for d in page if _belongs(shard_of, d[1]) not in ("", shard)]
+                    if misplaced:
+                        await self._move_page(reminders, name, shard, misplaced, fence)
+                    moved += len(misplaced)
+                    if not page:
+                        break
+                    after = page[-1]
+            if moved:
+                log.info("the reminders of %d entities of %r have moved", moved, name)
+
+    async def _move_page(
+        self, reminders: ReminderStore, name: str, shard: str, page: list[Due], fence: int
+    ) -> None:
+        """Move the reminders of these entities, which `shard` has, to where they belong. One that
+        has a later fence belongs to a home already, and stays."""
+        shard_of = self.types()[name]
+        records = await reminders.load_reminders(name, shard, [entity_id for _, entity_id in page])
+        for n, record in enumerate(records):  # one may be where its state has moved already
+            if record is None:
+                entity_id = page[n][1]
+                [records[n]] = await reminders.load_reminders(
+                    name, shard_of(entity_id), [entity_id]
+                )
+        ids = count(Random(f"{name} {shard} {fence} {page[0]}").getrandbits(62))
+        saves = [
+            Save(name, shard_of(entity_id), entity_id, fence, None, next(ids),
+                 Reminders(due, record, alone=True))
+            for (due, entity_id), record in zip(page, records, strict=True)
+            if record is not None
+        ]  # fmt: skip
+        await self._write(saves)
+        left = set(await reminders.page_due(name, shard, (page[0][0], ""), PAGE))
+        gone = Reminders(0, None, alone=True)
+        # Only where the index of each shard is kept by itself; elsewhere they have left it.
+        await self._write(
+            [Save(name, shard, due[1], fence, None, next(ids), gone) for due in page if due in left]
+        )
+
+    async def _write(self, saves: list[Save]) -> None:
+        for refused in await self._store.save_states(saves) if saves else ():
+            if refused is not None and not isinstance(refused, StaleFence):
+                raise refused
 
     async def run(self, rules: Callable[[], bool]) -> None:
         """Ask, while the coordinator rules."""
@@ -69,3 +155,12 @@ class RemindedShards:
             first = False
             await self._some_freed.wait()
             await asyncio.sleep(PAUSE_S)
+
+
+def _belongs(shard_of: ShardOf, entity_id: str) -> str:
+    """Return the shard of an entity, empty if the shard function fails."""
+    try:
+        return shard_of(entity_id)
+    except Exception:  # a function of the application's
+        log.exception("the shard of %r is unknown: its reminders stay", entity_id)
+        return ""

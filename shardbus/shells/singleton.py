@@ -23,7 +23,7 @@ Source: docs/architecture.md; S0.18, S0.33, S2.62.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
@@ -41,6 +41,7 @@ from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.leases import LeaseShell
 from shardbus.shells.overrides import OverridesStore
 from shardbus.shells.region import RegionShell
+from shardbus.shells.reminded_shards import ShardOf
 from shardbus.shells.type_members import TypeMembers
 from shardbus.store.protocol import StateStore
 from shardbus.transport.machine_timer import MachineTimer
@@ -85,7 +86,8 @@ class SingletonShell:
         node: the services of the node.
         removal_margin: `cluster.downing.down_removal_margin`, in seconds.
         waits: the waits of a hand-over, section `cluster.singleton`.
-        reminded: returns the names of the types with these shards whose entities set reminders.
+        reminded: returns the types with these shards whose entities set reminders, each with its
+            shard function.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class SingletonShell:
         node: SingletonServices,
         removal_margin: float,
         waits: SingletonSettings,
-        reminded: Callable[[], Sequence[str]] = tuple,
+        reminded: Callable[[], Mapping[str, ShardOf]] = dict,
     ) -> None:
         role = region.coordinator_role
         self.singleton = Singleton(region.name, node.me, role, removal_margin, waits)

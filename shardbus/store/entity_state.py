@@ -12,6 +12,7 @@ from time import perf_counter
 
 from shardbus.errors import StoreUnavailable
 from shardbus.histograms import Histogram, HistogramWindow
+from shardbus.store.clock import machine_clock
 from shardbus.store.group_commit import ATTEMPTS, Entity, SaveGroup, op_ids
 from shardbus.store.journal_protocol import journals_of
 from shardbus.store.journals import Journals
@@ -44,7 +45,7 @@ class _Appends:
 class EntityStates:
     """Loads and saves the state of a node's entities, and measures the store. `uid` is the node's,
     from which operation ids are drawn. A save is not sent again `within` seconds after it was first
-    sent. `backed_up` is called when many saves wait."""
+    sent. `backed_up` is called when many saves wait. `clock` is the one of `SaveGroup`."""
 
     def __init__(
         self,
@@ -52,13 +53,14 @@ class EntityStates:
         uid: int,
         within: float = 6.0,
         backed_up: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = machine_clock,
     ) -> None:
         self._store, self.backed_up = store, backed_up
         ids = op_ids(uid)
-        self._group = SaveGroup(store, ids, self, within=within)
+        self._group = SaveGroup(store, ids, self, within=within, clock=clock)
         self._lane = store.lane if isinstance(store, HasLanes) else None
         self._groups: dict[int, SaveGroup] = defaultdict(
-            lambda: SaveGroup(store, ids, self, within=within)
+            lambda: SaveGroup(store, ids, self, within=within, clock=clock)
         )
         """The groups of a store of several servers, which answer each at its own time."""
         self.save = self._group.save if self._lane is None else self._save_in_lane
@@ -68,7 +70,7 @@ class EntityStates:
         """The journals of the store, None if it has none."""
         if journals is not None:
             self.journals = Journals(
-                journals, uid, observer=_Appends(self), lane=self._lane, within=within
+                journals, uid, observer=_Appends(self), lane=self._lane, within=within, clock=clock
             )
         self.errors = 0
         self._patience = within + within / ATTEMPTS + OUTCOME_S

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 from shardbus.errors import StoreError, StoreUnavailable
+from shardbus.store.clock import machine_clock
 from shardbus.store.group_commit import (
     ATTEMPTS,
     BeginSaves,
@@ -68,7 +69,7 @@ class _Appends:
 class Journals:
     """Appends to journals and reads them. `uid` is the process's, from which operation ids are
     drawn. `lane` separates the servers of a store that has several. An append is not sent again
-    `within` seconds after it was first sent."""
+    `within` seconds after it was first sent, by `clock`."""
 
     def __init__(
         self,
@@ -78,13 +79,14 @@ class Journals:
         observer: SaveObserver | None = None,
         lane: Lane | None = None,
         within: float = 6.0,
+        clock: Callable[[], float] = machine_clock,
     ) -> None:
         self._journals, self._lane = journals, lane
         self._observer = observer or SilentObserver()
         self._patience = within + within / ATTEMPTS + OUTCOME_S
         ids: Iterator[int] = op_ids(uid)
         self._groups: dict[int, SaveGroup] = defaultdict(
-            lambda: SaveGroup(_Appends(journals), ids, self._observer, within=within)
+            lambda: SaveGroup(_Appends(journals), ids, self._observer, within=within, clock=clock)
         )
 
     def append(

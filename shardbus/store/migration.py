@@ -8,8 +8,8 @@ moves the states, while no node runs:
     survey     count the keys that are in the wrong place, by type
     mark       record of each such type that its states are on the way; nodes refuse it from now on
     lists      copy each list of remembered entities of an earlier release, then remove it there
-    entities   slice by slice: copy to the right place unless it has a newer one, then remove the
-               old one unless it has changed
+    entities   slice by slice: copy to the right place unless it has a newer one, with its place in
+               the index of reminders, then remove the old one unless it has changed
     again      until one pass over all keys finds nothing in the wrong place
     record     the layout of each type, and the version of the keys
 

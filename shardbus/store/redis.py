@@ -415,9 +415,13 @@ class RedisStore:
     def _reminded_keys(self, saves: Sequence[Save], keys: Sequence[Value]) -> list[Value]:
         """Return the keys that SAVE_REMINDED takes. `keys`: of the entities."""
         found: list[Value] = []
+        of_shard: dict[tuple[str, str], tuple[str, str]] = {}
         for save, key in zip(saves, keys, strict=True):
-            fence, _ = self._keys.remembered(save.entity_type, save.shard)
-            found += (key, fence, self._keys.due(save.entity_type, save.shard))
+            names = of_shard.get(save[:2])
+            if names is None:
+                fence, _ = self._keys.remembered(*save[:2])
+                names = of_shard[save[:2]] = fence, self._keys.due(*save[:2])
+            found += (key, *names)
         return found
 
     def _keys_of(self, saves: Sequence[Save]) -> list[Value]:

@@ -137,6 +137,9 @@ class RedisMigration:
                 for key, row in kept.items()
             )
         )
+        await asyncio.gather(
+            *(self._move_due(key, places[key]) for key, row in kept.items() if _field(row, b"rem"))
+        )
         gone = await asyncio.gather(
             *(
                 self._servers.call(scripts.DROP, (key,), _field(row, b"v"))
@@ -144,6 +147,21 @@ class RedisMigration:
             )
         )
         found.moved += sum(gone)
+
+    async def _move_due(self, key: str, place: str) -> None:
+        """Move the entry of an entity from the index of its former shard to that of its shard."""
+        former, present = self._keys.parse(key), self._keys.parse(place)
+        assert former is not None
+        assert former.shard is not None
+        assert present is not None
+        assert present.shard is not None
+        name, entity_id = former.entity_type, former.entity_id
+        old, new = self._keys.due(name, former.shard), self._keys.due(name, present.shard)
+        due = await self._servers.call(scripts.DUE_AT, (old,), entity_id)
+        if due:
+            await self._servers.call(scripts.ADD_LIST, (self._keys.shards(name),), present.shard)
+            await self._servers.call(scripts.ADD_DUE, (new,), entity_id, due)
+            await self._servers.call(scripts.DROP_DUE, (old,), entity_id)
 
     async def _move_lists(self, name: str, found: Migration) -> None:
         old = self._keys.old_shards(name)

@@ -86,14 +86,14 @@ def _size_of_reminded(saves: Sequence[Save]) -> int:
 def _signed_reminded(signature: str, saves: Sequence[Save]) -> list[Value]:
     """Return the arguments that SAVE_REMINDED takes."""
     args = list[Value]()
-    for save in saves:
-        reminders = save.reminders
+    signed = {fence: f"{fence:0{FENCE_WIDTH}}{signature}".encode() for fence in fences_of(saves)}
+    for _, _, entity_id, fence, data, op_id, reminders in saves:
         assert reminders is not None
-        mark = "=" if reminders.alone else "-" if save.data is None else ""
-        v = f"{save.fence:0{FENCE_WIDTH}}{signature}{save.op_id:016x}{mark}"
-        data = b"" if reminders.alone or save.data is None else save.data
-        due = reminders.due if reminders.record is not None else 0
-        args += (v, data, due, reminders.record or b"", save.entity_id)
+        due, record, alone = reminders
+        mark = b"=" if alone else b"-" if data is None else b""
+        kept = b"" if alone or data is None else data
+        first = due if record is not None else 0
+        args += (b"%b%016x%b" % (signed[fence], op_id, mark), kept, first, record or b"", entity_id)
     return args
 
 
@@ -274,7 +274,7 @@ SAVE_REMINDED = Script(
     LATE
     + """
 local keys, args, call = KEYS, ARGV, redis.call
-local skipped, stale = {}, {}
+local skipped, stale, fences = {}, {}, {}
 for i = 1, #keys / 3 do
   local v, new = call('HGET', keys[3 * i - 2], 'v'), args[5 * i - 2]
   local fence = new:sub(1, 19)
@@ -284,8 +284,12 @@ for i = 1, #keys / 3 do
     local stored = v and v:sub(1, 19) or ''
     if stored == fence and late(v:sub(20, 44)) then return 'late' end
     if stored <= fence then
-      local list = call('HGET', keys[3 * i - 1], 'v')
-      stored = list and list:sub(1, 19) or ''
+      local list = keys[3 * i - 1]
+      if not fences[list] then
+        local held = call('HGET', list, 'v')
+        fences[list] = held and held:sub(1, 19) or ''
+      end
+      stored = fences[list]
     end
     if stored > fence then
       skipped[i] = true
@@ -298,20 +302,24 @@ for i = 1, #keys / 3 do
   if not skipped[i] then
     local key, due, at = keys[3 * i - 2], keys[3 * i], 5 * i - 2
     local new, id = args[at], args[at + 4]
-    local mark = new:sub(61)
-    if mark == '' then
-      call('HSET', key, 'v', new, 'data', args[at + 1])
-    else
-      call('HSET', key, 'v', new:sub(1, 60))
-      if mark == '-' then call('HDEL', key, 'data') end
-    end
-    if args[at + 2] == '0' then
+    local mark, first, rem = new:sub(61), args[at + 2], args[at + 3]
+    if first == '0' then
+      if mark == '' then
+        call('HSET', key, 'v', new, 'data', args[at + 1])
+      else
+        call('HSET', key, 'v', new:sub(1, 60))
+      end
       call('HDEL', key, 'rem')
       call('ZREM', due, id)
     else
-      call('HSET', key, 'rem', args[at + 3])
-      call('ZADD', due, args[at + 2], id)
+      if mark == '' then
+        call('HSET', key, 'v', new, 'data', args[at + 1], 'rem', rem)
+      else
+        call('HSET', key, 'v', new:sub(1, 60), 'rem', rem)
+      end
+      call('ZADD', due, first, id)
     end
+    if mark == '-' then call('HDEL', key, 'data') end
   end
 end
 return stale
@@ -620,6 +628,15 @@ DROP = Script("""
 if (redis.call('HGET', KEYS[1], 'v') or '') ~= ARGV[3] then return 0 end
 return redis.call('DEL', KEYS[1])
 """)
+
+# KEYS due; ARGV 3 the id. Returns when its first reminder is due, empty if it has none.
+DUE_AT = Script("return redis.call('ZSCORE', KEYS[1], ARGV[3]) or ''", writes=False)
+
+# KEYS due; ARGV 3 the id, 4 when its first reminder is due
+ADD_DUE = Script("return redis.call('ZADD', KEYS[1], ARGV[4], ARGV[3])")
+
+# KEYS due; ARGV 3 the id
+DROP_DUE = Script("return redis.call('ZREM', KEYS[1], ARGV[3])")
 
 # KEYS remembered; ARGV from 3 on: entity ids
 COPY_LIST = Script("""

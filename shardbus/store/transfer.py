@@ -7,12 +7,15 @@ get theirs from a later epoch.
 **Lines.** An export is one JSON object per entity and line:
 
     {"type": "cart", "id": "7", "shard": "42", "version": 2, "state": {"items": {"tea": 1}}}
+    {"type": "cart", "id": "7", "shard": "42", "due": 1764412800000, "reminders": "kgGR..."}
     {"type": "cart", "id": "7", "shard": "42", "remembered": true}
 
 `state` is the plain value (`wire.plain_json`). If that would lose something, or the state is not
 readable at all, `raw` has the stored bytes in base64 instead. `compressed` is true for a state that
 was. `page`, in the first line of each page, is where an export that was interrupted goes on.
-`shard` is missing if it is not known. Entities that are remembered come last, without state.
+`shard` is missing if it is not known. Behind the states come the reminders of each entity that has
+some: its record in base64, and when the first is `due`, in milliseconds since 1970. Entities that
+are remembered come last, without state.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -30,23 +33,25 @@ from typing import Any, NamedTuple
 from shardbus.bounds import FENCE_MAX
 from shardbus.errors import ConfigError, SchemaError, StaleFence, StoreError
 from shardbus.ids import check_id
-from shardbus.store.protocol import Save, StateStore
+from shardbus.store.protocol import Reminders, Save, StateStore, reminder_store
 from shardbus.wire.plain_json import from_json, to_json
 from shardbus.wire.schema import decode_value, encode_value
 from shardbus.wire.stored_state import VERSION_MAX, compressed, is_compressed, joined, split
 
-FIELDS = {"type", "id", "shard", "version", "state", "raw", "compressed", "remembered", "page"}
+STATE_FIELDS = {"version", "state", "raw", "compressed", "remembered", "page"}
+FIELDS = {"type", "id", "shard", "due", "reminders"} | STATE_FIELDS
 """The fields of a line."""
 
 
 class StoredEntity(NamedTuple):
-    """One line: an entity with its stored state, or (`data` None) one that is remembered. `shard`
-    is empty if it is not known."""
+    """One line: an entity with its stored state, with its reminders, or (neither) one that is
+    remembered. `shard` is empty if it is not known."""
 
     entity_type: str
     entity_id: str
     shard: str
     data: bytes | None
+    reminders: Reminders | None = None
 
 
 def line_of(entity: StoredEntity, page: str | None = None) -> str:
@@ -54,7 +59,11 @@ def line_of(entity: StoredEntity, page: str | None = None) -> str:
     row: dict[str, Any] = {"type": entity.entity_type, "id": entity.entity_id}
     row |= {"shard": entity.shard} if entity.shard else {}
     row |= {"page": page} if page is not None else {}
-    row |= {"remembered": True} if entity.data is None else _shown(entity.data)
+    if entity.reminders is not None:
+        record = base64.b64encode(entity.reminders.record or b"").decode()
+        row |= {"due": entity.reminders.due, "reminders": record}
+    else:
+        row |= {"remembered": True} if entity.data is None else _shown(entity.data)
     return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -92,9 +101,27 @@ def read_line(text: str | bytes) -> StoredEntity:
             raise ConfigError(f"{name} is {row[name]!r:.60}, not a text")
         check_id(name, row[name])
     shard = row.get("shard", "")
+    if "reminders" in row or "due" in row:
+        return StoredEntity(row["type"], row["id"], shard, None, _reminders_of(row))
     if row.get("remembered") is True and not {"state", "raw"} & set(row):
         return StoredEntity(row["type"], row["id"], shard, None)
     return StoredEntity(row["type"], row["id"], shard, _data_of(row))
+
+
+def _reminders_of(row: dict[str, Any]) -> Reminders:
+    """Return the reminders of a line. Raises ConfigError."""
+    due, text = row.get("due"), row.get("reminders")
+    if STATE_FIELDS & set(row):
+        raise ConfigError("it has reminders and a state")
+    if type(due) is not int or not 0 < due < 2**53:
+        raise ConfigError(f"due is {due!r:.60}, no milliseconds since 1970")
+    try:
+        record = base64.b64decode(text or "", validate=True)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"reminders: {error}") from None
+    if not record:
+        raise ConfigError("it has no reminders")
+    return Reminders(due, record, alone=True)
 
 
 def _data_of(row: dict[str, Any]) -> bytes:
@@ -119,16 +146,18 @@ class Imported:
 
     written: int = 0
     same: int = 0
-    """These had that very state already."""
+    """These had that very state, or those reminders, already."""
     skipped: int = 0
-    """These had another state, which was kept."""
+    """These had others, which were kept."""
+    reminded: int = 0
+    """The reminders of these entities were written."""
     remembered: int = 0
 
 
 class Importer:
     """Writes entities into a store. `shard_of(type, id)` gives the shard of an entity whose line
-    has none. `existing`: what happens to an entity that has another state already: `refuse`, `skip`
-    or `replace`. `write` False only counts."""
+    has none. `existing`: what happens to an entity that has another state, or other reminders,
+    already: `refuse`, `skip` or `replace`. `write` False only counts."""
 
     def __init__(
         self,
@@ -143,8 +172,8 @@ class Importer:
         self.done = Imported()
 
     async def put(self, entities: Sequence[StoredEntity]) -> StoredEntity | None:
-        """Write some entities. Returns the first that has another state already, if that is
-        refused; then nothing of these was written.
+        """Write some entities. Returns the first that has another state, or reminders, already, if
+        that is refused; then nothing of these was written.
 
         Raises:
             ConfigError: the shard of an entity is not known. StoreError: the store refuses one.
@@ -158,18 +187,58 @@ class Importer:
         other = [one for key, one in states.items() if found[key] not in (None, one.data)]
         if other and self._existing == "refuse":
             return other[0]
+        last = {one[:2]: one for one in entities if one.reminders is not None}
+        reminded, refused = await self._new_reminders(list(last.values()))
+        if refused is not None:
+            return refused
         kept = {one[:2] for one in other} if self._existing == "skip" else set()
         new = [s for key, s in states.items() if found[key] != s.data and key not in kept]
         self.done.same += sum(found[key] == one.data for key, one in states.items())
         self.done.skipped += len(kept)
         self.done.written += len(new)
-        lists = [one for one in entities if one.data is None]
+        lists = [one for one in entities if one.data is None and one.reminders is None]
         self.done.remembered += len(lists)
         if self._write:
             rows = [(one.entity_type, self._shard(one), one.entity_id, one.data) for one in new]
             await write_states(self._store, rows)
+            await self._remind(reminded)
             await self._remember(lists)
         return None
+
+    async def _new_reminders(
+        self, entities: Sequence[StoredEntity]
+    ) -> tuple[list[StoredEntity], StoredEntity | None]:
+        """Return those whose reminders are to be written, and the first with others that are stored
+        already, if that is refused."""
+        store, new = reminder_store(self._store), []
+        for one in entities:
+            if store is None:
+                raise StoreError(
+                    "this store keeps no reminders", hint="see docs/how-to/reminders.md"
+                )
+            assert one.reminders is not None
+            shard = self._shard(one)
+            [stored] = await store.load_reminders(one.entity_type, shard, [one.entity_id])
+            if stored not in (None, one.reminders.record) and self._existing == "refuse":
+                return [], one
+            if stored == one.reminders.record:
+                self.done.same += 1
+            elif stored is not None and self._existing == "skip":
+                self.done.skipped += 1
+            else:
+                new.append(one)
+        self.done.reminded += len(new)
+        return new, None
+
+    async def _remind(self, entities: Sequence[StoredEntity]) -> None:
+        """Write reminders, and enter their shards among those that may have some."""
+        saves = [
+            Save(one.entity_type, self._shard(one), one.entity_id, 0, None, 0, one.reminders)
+            for one in entities
+        ]
+        await _write(self._store, saves)
+        for entity_type, shard in dict.fromkeys(save[:2] for save in saves):
+            await self._add(entity_type, shard, ())
 
     async def _remember(self, entities: Iterable[StoredEntity]) -> None:
         """Add entities to the lists of their shards."""
@@ -177,10 +246,13 @@ class Importer:
         for one in entities:
             lists.setdefault((one.entity_type, self._shard(one)), []).append(one.entity_id)
         for (entity_type, shard), ids in lists.items():
-            try:
-                await self._store.add_remembered(entity_type, shard, ids, 0)
-            except StaleFence as stale:
-                await self._store.add_remembered(entity_type, shard, ids, stale.stored)
+            await self._add(entity_type, shard, ids)
+
+    async def _add(self, entity_type: str, shard: str, ids: Sequence[str]) -> None:
+        try:
+            await self._store.add_remembered(entity_type, shard, ids, 0)
+        except StaleFence as stale:
+            await self._store.add_remembered(entity_type, shard, ids, stale.stored)
 
     def _shard(self, entity: StoredEntity) -> str:
         return entity.shard or self._shard_of(entity.entity_type, entity.entity_id)
@@ -196,11 +268,17 @@ async def write_states(store: StateStore, rows: Sequence[Row]) -> None:
     Raises:
         StoreError: the store refuses one, or does not answer. Others may be written.
     """
-    fences = [0] * len(rows)
-    waiting = list(range(len(rows)))
-    for _ in range(2):
-        saves = [_save(rows[n], fences[n]) for n in waiting]
-        answers = await store.save_states(saves)
+    await _write(store, [Save(*row[:3], 0, row[3], 0) for row in rows])
+
+
+async def _write(store: StateStore, saves: Sequence[Save]) -> None:
+    """Write these saves, each under a fence above those of its entity and, with reminders, of its
+    shard. Raises as `write_states`."""
+    fences = [0] * len(saves)
+    waiting = list(range(len(saves)))
+    for _ in range(3):
+        batch = [saves[n]._replace(fence=fences[n], op_id=secrets.randbits(63)) for n in waiting]
+        answers = await store.save_states(batch) if batch else ()
         again = []
         for n, refused in zip(waiting, answers, strict=True):
             if isinstance(refused, StaleFence):
@@ -210,13 +288,8 @@ async def write_states(store: StateStore, rows: Sequence[Row]) -> None:
                 raise refused
         waiting = again
     if waiting:
-        name, _, entity_id, _ = rows[waiting[0]]
+        name, _, entity_id = saves[waiting[0]][:3]
         raise StoreError(
             f"the fence of {name} {entity_id!r:.100} has grown meanwhile: a node runs",
             hint="stop all nodes",
         )
-
-
-def _save(row: Row, fence: int) -> Save:
-    entity_type, shard, entity_id, data = row
-    return Save(entity_type, shard, entity_id, fence, data, secrets.randbits(63))

@@ -3,6 +3,9 @@ home, whatever happens to nodes, store and clocks."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,8 +17,9 @@ from tests.markers import long_only
 CALM: dict[str, Any] = {"nodes": 3, "seconds": 20.0, "density": "thin"}
 
 
-def run(seed: int, **options: Any) -> tuple[NodeRun, str]:
-    made = NodeRun(draw_node_options(seed, **{**CALM, **options}), reminds=True)
+def run(seed: int, *, store: str = "", **options: Any) -> tuple[NodeRun, str]:
+    load = draw_node_options(seed, **{**CALM, **options})
+    made = NodeRun(replace(load, store=store or load.store), reminds=True)
     outcome = made.run()
     return made, "" if outcome.broken is None else outcome.report()
 
@@ -26,3 +30,15 @@ def test_each_reminder_is_called_when_it_is_due(seed: int) -> None:
     assert broken == ""
     assert made.application.reminders is not None
     assert made.application.reminders.called > 0 or seed > 2  # the few of a run may be forgotten
+
+
+def test_a_run_is_a_function_of_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the runs before it in the process nor the clocks of the machine count."""
+    alone, _ = run(43, seconds=5.0, store="failing")
+    run(33, seconds=2.0, store="failing")
+    hours = count(0, 3600)
+    for clock in ("clock_gettime", "monotonic", "time"):
+        monkeypatch.setattr(time, clock, lambda *_: float(next(hours)))
+    again, _ = run(43, seconds=5.0, store="failing")
+    assert again.world.trace.digest == alone.world.trace.digest
+    assert again.world.events == alone.world.events

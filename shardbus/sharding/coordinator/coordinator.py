@@ -114,7 +114,8 @@ class Coordinator:
         self.entity_type = entity_type
         self._rows = InstanceRows(instances) if instances is not None else None
         self._settings = settings
-        self._layout = layout
+        self.layout = layout
+        """The name of the shard function: a table of another one cannot be claimed."""
         self._epoch_claim = EpochClaim(layout, settings.coordinator_failure_backoff)
         self._registry = Registry(settings.min_members, cluster_minimum)
         self._ledger = Ledger(layout)

@@ -12,8 +12,9 @@ from unittest.mock import ANY
 
 import pytest
 
+from shardbus.ids import shard_of
 from shardbus.store.opening import open_store
-from shardbus.store.protocol import Save
+from shardbus.store.protocol import Reminders, Save, reminder_store
 from shardbus.store.transfer import Importer, StoredEntity
 from shardbus.wire.schema import encode_value
 from shardbus_cli.exit_codes import ExitCode
@@ -194,7 +195,7 @@ def test_an_export_is_read_by_another_store(
     other = f"sqlite:///{tmp_path}/other.db"
     bring = ["state", "import", str(file), "--store", other, "--app", app]
     assert run([*bring, "--dry-run"]) == 0
-    assert "4 written, 0 same, 0 skipped, 0 remembered: nothing was written" in (
+    assert "4 written, 0 same, 0 skipped, 0 reminded, 0 remembered: nothing was written" in (
         capsys.readouterr().err
     )
     assert states(other, "cart") == {}
@@ -212,6 +213,39 @@ def test_an_export_is_read_by_another_store(
     assert json.loads(capsys.readouterr().out)["skipped"] == 1
     assert run([*bring, "--replace"]) == 0
     assert states(other, "cart") == states(url, "cart")
+
+
+def test_an_export_has_the_reminders_of_entities(
+    url: str, app: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    due, shards = 1_764_412_800_000, set[str]()
+
+    async def check(where: str, *, sets: bool) -> None:
+        store = open_store(where, cluster="shop", timeout=PATIENCE_S)
+        await store.start()
+        reminders = reminder_store(store)
+        assert reminders is not None
+        if sets:
+            await store.add_remembered("cart", "7", [], 1)
+            record = Reminders(due, b"record", alone=True)
+            await store.save_states([Save("cart", "7", "a/1", 2, None, 77, record)])
+        for shard in await reminders.due_shards("cart"):
+            shards.add(shard)
+            assert await reminders.page_due("cart", shard, None, 9) == [(due, "a/1")]
+            assert await reminders.load_reminders("cart", shard, ["a/1"]) == [b"record"]
+        await store.close()
+
+    asyncio.run(check(url, sets=True))
+    assert run(["state", "export", "cart", "--store", url, "--app", app]) == 0
+    file, other = tmp_path / "states.jsonl", f"sqlite:///{tmp_path}/other.db"
+    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    bring = ["state", "import", str(file), "--store", other, "--app", app]
+    assert run(bring) == 0
+    assert "3 written, 0 same, 0 skipped, 1 reminded" in capsys.readouterr().err
+    asyncio.run(check(other, sets=False))
+    assert shards == {"7", shard_of("a/1", 100)}  # the present shard, whatever the line says
+    assert run(bring) == 0
+    assert "0 written, 4 same" in capsys.readouterr().err
 
 
 def test_an_import_writes_when_its_lines_are_long_and_not_only_when_they_are_many(

@@ -9,6 +9,7 @@ import pytest
 
 from shardbus.reminders.schedule import (
     HELD_MAX,
+    PAUSE_MAX_MS,
     WINDOW,
     WOKEN_MAX,
     WOKEN_MS,
@@ -193,6 +194,18 @@ def test_a_clock_that_is_set_back_and_forward() -> None:
     assert deadline <= 3_600_000 * 5 + 200
     shard.tick(3_600_000 * 6)
     assert sorted(one for _, one, _ in shard.woken) == ["a", "a", "b"]
+
+
+def test_no_pause_outlasts_a_clock_that_is_set_back() -> None:
+    hour = 3_600_000
+    shard = started({"a": hour, "b": hour})
+    shard.tick(5 * hour)
+    shard.handle(Ended("a", False))  # b is at work, a pauses
+    shard.tick(4 * hour)
+    shard.tick(4 * hour + PAUSE_MAX_MS)
+    assert [one for _, one, _ in shard.woken] == ["a", "b", "a"]
+    shard.tick(4 * hour + WOKEN_MS)
+    assert [one for _, one, _ in shard.woken] == ["a", "b", "a", "b"]
 
 
 def test_what_is_saved_behind_the_horizon_is_read_later() -> None:

@@ -16,7 +16,7 @@ from shardbus.store.journal_protocol import Append
 from shardbus.store.memory import MemoryStore
 from shardbus.store.migration import Declared, migratable
 from shardbus.store.placement import placing, shard_function
-from shardbus.store.protocol import Save
+from shardbus.store.protocol import Reminders, Save
 from shardbus.store.redis import RedisStore
 from tests.unit.store.store_suite import LONG_S
 
@@ -219,6 +219,38 @@ async def test_states_of_another_layout_are_refused_until_they_are_moved(
     for name in NAMES:
         assert await store.load_state("cart", shard_of(name, 80), name, 9 << 32) == name.encode()
     assert (await store.survey(declared)).is_done
+    await store.close()
+
+
+async def test_reminders_move_with_the_states_of_their_entities(
+    server: fakeredis.FakeServer,
+) -> None:
+    """So does an entity that has reminders alone; the index of its new shard has it."""
+    store = open_redis(server)
+    await store.start()
+    former, present = shard_function("crc32/4"), shard_function("crc32/6")
+    assert former is not None
+    assert present is not None
+    await store.placed("cart", "crc32/4", former)
+    for n, name in enumerate(NAMES):
+        record = Reminders(1000 + n, b"record of %d" % n, alone=n % 2 == 0)
+        await store.add_remembered("cart", former(name), (), 7)
+        [refused] = await store.save_states(
+            [Save("cart", former(name), name, 7, None if n % 2 == 0 else b"s", n, record)]
+        )
+        assert refused is None
+    moving = migratable(store)
+    assert moving is not None
+    await moving.migrate({"cart": Declared("crc32/6", present)}, ignore)
+    entries = []
+    for shard in await store.due_shards("cart"):
+        page = await store.page_due("cart", shard, None, 1000)
+        entries += page
+        assert all(present(entity_id) == shard for _, entity_id in page)
+    assert sorted(entries) == [(1000 + n, name) for n, name in enumerate(NAMES)]
+    for n, name in enumerate(NAMES):
+        [record] = await store.load_reminders("cart", present(name), [name])
+        assert record == b"record of %d" % n
     await store.close()
 
 

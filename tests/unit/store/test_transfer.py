@@ -12,7 +12,7 @@ from shardbus.errors import ConfigError, StaleFence, StoreError
 from shardbus.ids import shard_of
 from shardbus.store.listing import stored_pages
 from shardbus.store.memory import MemoryStore
-from shardbus.store.protocol import Save, StateStore
+from shardbus.store.protocol import Reminders, Save, StateStore, reminder_store
 from shardbus.store.redis import RedisStore
 from shardbus.store.sqlite import SqliteStore
 from shardbus.store.transfer import Importer, StoredEntity, line_of, read_line, write_states
@@ -135,6 +135,33 @@ async def test_remembered_entities_come_back_to_their_lists(stores: dict[str, St
             (["x", "y"], None),
             (["y", "x"], None),
         )
+
+
+async def test_reminders_are_written_above_the_fences_of_entity_and_shard(
+    stores: dict[str, StateStore],
+) -> None:
+    due = 1_764_412_800_000
+    lines = [line_of(StoredEntity("cart", key, "4", None, Reminders(due, b"r-%d" % n, alone=True)))
+             for n, key in enumerate(("x", "y", "z"))]  # fmt: skip
+    for store in stores.values():
+        reminders = reminder_store(store)
+        assert reminders is not None
+        await store.add_remembered("cart", "4", [], 9)
+        await store.save_states([Save("cart", "4", "x", 12, b"state", 1)])
+        assert (await brought(store, lines, 10)).done.reminded == 3
+        assert await reminders.due_shards("cart") == ["4"]
+        assert await reminders.page_due("cart", "4", None, 9) == [(due, k) for k in ("x", "y", "z")]
+        assert await reminders.load_reminders("cart", "4", ["x", "z"]) == [b"r-0", b"r-2"]
+        assert await store.read_states("cart", ["x", "y"]) == [b"state", None]
+        assert (await brought(store, lines, 10)).done.same == 3
+        other = [lines[0].replace(str(due), "1764412800001"), lines[1].replace("ci0x", "ci05")]
+        importer = Importer(store, shard)
+        refused = await importer.put([read_line(line) for line in other])
+        assert refused is not None
+        assert refused.entity_id == "y"
+        assert (await brought(store, other, 10, existing="skip")).done.skipped == 1
+        assert (await brought(store, other, 10, existing="replace")).done.reminded == 1
+        assert await reminders.load_reminders("cart", "4", ["y"]) == [b"r-9"]
 
 
 async def test_a_fence_that_grows_meanwhile_shows_a_node() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from shardbus import Entity, Rejection, ShardBus, handler
 from shardbus.errors import EntityFailed
+from shardbus.ids import shard_of
 from shardbus.testing import TestCluster
 
 CALLS: list[tuple[str, str, str, datetime]] = []
@@ -21,11 +22,11 @@ class Count:
     log: list[str] = field(default_factory=list)
 
 
-def application() -> ShardBus:
+def application(shards: int = 8) -> ShardBus:
     bus = ShardBus("reminded")
     CALLS.clear()
 
-    @bus.entity(name="timer", shards=8)
+    @bus.entity(name="timer", shards=shards)
     class Timer(Entity):
         """Without state."""
 
@@ -51,7 +52,7 @@ def application() -> ShardBus:
             assert now >= reminder.due
             CALLS.append((self.context.entity_id, name, reminder.delivery, now))
 
-    @bus.entity(name="stored", shards=8)
+    @bus.entity(name="stored", shards=shards)
     class Stored(Entity):
         state: Count
 
@@ -214,3 +215,30 @@ async def test_many_at_one_entity_fire_one_after_the_other() -> None:
             await client.call("timer", "a", "set", f"r{n:02}", 30)
         await cluster.advance(40)
         assert sorted(calls("a")) == [f"r{n:02}" for n in range(20)]
+
+
+@pytest.mark.parametrize("shards", [3, 21])
+async def test_reminders_follow_a_change_of_the_number_of_shards(shards: int) -> None:
+    ids = [f"e-{n}" for n in range(20)]
+    async with TestCluster(application(), nodes=1, seed=3) as cluster:
+        client = cluster.client()
+        for one in ids:
+            await client.call("timer", one, "set", "due", 40)
+            await client.call("stored", one, "set", 40, True)
+        for node in list(cluster.nodes):
+            await cluster.leave(node)
+        former = cluster.world.store.data
+        assert not any(table.homes for table in former.tables.values())
+    async with TestCluster(application(shards), nodes=1, seed=4) as cluster:
+        await cluster.kill(cluster.nodes[0])
+        data = cluster.world.store.data
+        data.tables, data.states, data.reminders = former.tables, former.states, former.reminders
+        data.remembered, data.leases = former.remembered, former.leases
+        await cluster.add("second")
+        for index in data.reminders.values():
+            assert all(row[0] == shard_of(key, shards) for key, row in index.records.items())
+        await cluster.advance(50)
+        for one in ids:
+            assert calls(one) == ["due", "ring"] or calls(one) == ["ring", "due"]
+        for name, index in data.reminders.items():
+            assert not index.records, name
