@@ -83,12 +83,12 @@ class AsyncClient(Towards):
     a node is down. `timeout` is the default deadline of an ask, in seconds (5), and bounds entering
     the client, too, which otherwise waits `connect_timeout` (10). `send_buffer_bytes`
     bounds the messages that wait for each node while the caller does not await its tells. `secret`
-    names the file with the cluster's secret, by default as SHARDBUS_SECURITY__SECRET says; empty is
-    none. `key` names the file of a key of its own, for a cluster with `security.allowed`, by
-    default as SHARDBUS_SECURITY__KEYS says. `tracing` creates OpenTelemetry spans for messages that
-    are sent under a sampled span, and for the part `trace_ratio` of those that are sent under none,
-    but for at most `trace_limit` of these in a second; 0 is no limit. `environment` is for the
-    simulator.
+    names the file with the cluster's secret, by default the file named by
+    SHARDBUS_SECURITY__SECRET; empty is none. `key` names the file of a key of its own, for a
+    cluster with `security.allowed`, by default the file named by SHARDBUS_SECURITY__KEYS. `tracing`
+    creates OpenTelemetry spans for messages that are sent under a sampled span, and for the part
+    `trace_ratio` of those that are sent under none, but for at most `trace_limit` of these in a
+    second; 0 is no limit. `environment` is for the simulator.
 
     Raises ConfigError if an argument is invalid, or the secret cannot be used."""
 
