@@ -125,7 +125,7 @@ class EntityType:
     without one."""
 
     carries: bool = False
-    """Its entities carry their state from memory to the next home of their shard."""
+    """Its entities carry their memory to the next home of their shard."""
     reminds: bool = False
     """Its entities may set reminders."""
 

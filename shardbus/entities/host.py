@@ -147,7 +147,7 @@ class Host:
         self._attach(store)
 
     def _attach(self, store: StateStore) -> None:
-        """Make the parts that only some types have: the carried states of entities, and their
+        """Make the parts that only some types have: the carried memory of entities, and their
         reminders."""
         kind = self.kind
         if kind.carries:

@@ -214,7 +214,8 @@ class EntityRunner:
         self.tick = self._supervisor.tick = tick
 
     def carry(self, carrying: CarriedStates) -> None:
-        """Let entities take their carried state when they start. Called once, before any starts."""
+        """Let entities take their carried memory when they start. Called once, before any
+        starts."""
         self.carrying = self._supervisor.carrying = carrying
 
     def remind(self, reminding: Reminding) -> None:

@@ -174,7 +174,7 @@ class Stopper:
             self._runner.carrying.freeze(activation, entity)
 
     def _stop_failed(self, activation: Activation, error: BaseException) -> None:
-        """Count and log an `on_stop` that has raised; the entity's state is not carried."""
+        """Count and log an `on_stop` that has raised; the entity's memory is not carried."""
         self._runner.note_failure(activation, ON_STOP, error)
         about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
         log.error(

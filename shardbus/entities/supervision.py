@@ -1,8 +1,8 @@
 """Supervision: starting an entity, and the steps after a start or a handler that fails.
 
-A start makes the object, loads its state, or takes the state carried from the old home of its shard
-(`carrying`), and runs `on_start`. A start that fails is tried again while the entity is needed, the
-first time at once, then with a doubling backoff; messages wait:
+A start makes the object, loads its state, or takes the memory carried from the old home of its
+shard (`carrying`), and runs `on_start`. A start that fails is tried again while the entity is
+needed, the first time at once, then with a doubling backoff; messages wait:
 
     it fails ──> the directive is `stop` ──> it ends, and the messages that wait are refused
              ──> any other ────────────────> backoff ──> again
@@ -141,7 +141,7 @@ class EntityCounts:
         self.own_dropped = 0
         """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
         self.carried: dict[str, int] = {}
-        """By outcome: entities that were to carry their state."""
+        """By outcome: entities that were to carry their memory."""
         self.cut_off = 0
         self.expired = 0
         """States that were removed after `state_ttl`."""
@@ -237,7 +237,7 @@ class Supervisor:
         self._kind, self._settings, self._keeper = kind, settings, keeper
         self._end_work = end_work
         self.carrying: CarriedStates | None = None
-        """The carried states of entities, of a type that carries."""
+        """The carried memory of entities, of a type that carries."""
         self.sizes: StateSizes | None = None
         self.load_reminders: LoadReminders | None = None
         """Reads the reminders of an entity that starts; None: its type sets none."""
@@ -391,7 +391,8 @@ class Supervisor:
         activation.entity = entity
 
     async def _prepare(self, activation: Activation) -> None:
-        """Make the object, and give it its state carried from another node, else the stored one."""
+        """Make the object, and give it its memory carried from another node, else its stored
+        state."""
         self.construct(activation)
         if self.carrying is not None and self.carrying.has(activation):
             if self.carrying.restore(activation):
