@@ -200,8 +200,8 @@ class Towards:
         return asyncio.gather(*asks, return_exceptions=True)
 
     def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Any:
-        """Send while there is room. Returns an awaitable: nothing to await, or the task that sends
-        the rest."""
+        """Send while there is room. Returns an awaitable: an empty one, or the task that sends the
+        rest."""
         rows, sender = iter(messages), self._known(kind)
         if sender is None:
             return self._hold_many(kind, rows)

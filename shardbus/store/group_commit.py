@@ -7,13 +7,13 @@ so the store writes one while the node goes on with the answers to the other. Wa
 shared equally between the writers that are free. The callers of a batch are answered in one
 callback of the loop (`batch_answer`), and each goes on there.
 
-A store may offer `begin_saves`, which sends a batch without a task, and tells its end to a
+A store may offer `begin_saves`, which sends a batch without a task, and reports its end to a
 callback. Then a batch goes as soon as `AT_ONCE` saves wait, and a third one may be in flight: where
 one turn of the loop handles many messages, the store works on the first of them while the node
 handles the others.
 
 While every writer has a batch in flight, further handlers only take memory. So each time that
-another `AT_ONCE` saves wait, the group tells its observer, and the node lets the store's answers
+another `AT_ONCE` saves wait, the group notifies its observer, and the node lets the store's answers
 come before further messages: handlers end before others begin, which takes a tenth less time.
 
 Appends to journals are writes like saves, and have groups of their own.

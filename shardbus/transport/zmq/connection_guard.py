@@ -331,7 +331,7 @@ class ConnectionGuard:
         with suppress(OSError, ValueError):
             door = net.socket(fileno=self._listening)
             try:
-                door.setblocking(False)  # for ZeroMQ, too, which must not wait for it in vain
+                door.setblocking(False)  # for ZeroMQ, too: it must not wait for a lost connection
                 while turned_away < TURNED_AWAY_MAX and door.getsockname()[1] == self._port:
                     door.accept()[0].close()
                     turned_away += 1

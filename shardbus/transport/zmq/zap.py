@@ -6,8 +6,8 @@ connection then carries as `User-Id`, or 400. Anything but a well-formed questio
 in this domain is refused.
 
 There is one handler for each ZeroMQ context that listens. It must be bound before the first socket
-of the context is: earlier connections would be accepted without a question. It has a thread of its
-own, because a handler of the application may block the loop.
+of the context is: earlier connections would not pass through it. It has a thread of its own,
+because a handler of the application may block the loop.
 
 **It fails closed, and loudly.** A question that it fails to answer is refused, counted and logged
 with a traceback. If the thread itself ends, its socket is closed: the sockets that listen require
