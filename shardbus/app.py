@@ -124,8 +124,7 @@ class ShardBus:
                 round-robin, random, least-busy, hash, all or first. A sender may choose another by
                 `ref.to`.
                 within: the class of their parents, with which they live and move [S3.4-S3.6].
-                carry: entities take what they have in memory along when their shard moves
-                [S3.80].
+                carry: entities take their memory along when their shard moves [S3.80].
                 state_version: the version of the class of `state`; see `migrate`.
                 options: any sharding setting by its name, besides those above. `handoff` may also
                 be a `Handoff`.
@@ -157,8 +156,8 @@ class ShardBus:
 
     def migrate(self, kind: str | type, version: int) -> Callable[[M], M]:
         """Declare how the stored state of a type goes from this version to the next: a function
-        from the plain value of the one, of dicts, lists, texts, numbers and bytes, to that of the
-        other. It runs when a state of that version, or of an earlier one, is loaded.
+        from the plain value of the one, of dicts, lists, texts, numbers and bytes, to the other's.
+        It runs when a state of that version, or of an earlier one, is loaded.
 
         Raises:
             ConfigError: this application has no such type, the type has no state, or no such
@@ -184,9 +183,9 @@ class ShardBus:
 
     def upcast(self, kind: str | type, event: str | type, version: int) -> Callable[[M], M]:
         """Declare how stored events of a class go from this version to the next: a function from
-        the plain value of the one, of dicts, lists, texts, numbers and bytes, to that of the
-        other. It runs when an event of that version, or of an earlier one, is replayed. `event` is
-        the class, or the name under which its events are stored.
+        the plain value of the one, of dicts, lists, texts, numbers and bytes, to the other's. It
+        runs when an event of that version, or of an earlier one, is replayed. `event` is the class,
+        or the name under which its events are stored.
 
         Raises:
             ConfigError: this application has no such type, the type has no such event or no such

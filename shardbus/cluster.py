@@ -97,7 +97,7 @@ __all__ = [
 
 
 POLL_S = 0.02
-"""Seconds between two looks at what other nodes have told."""
+"""Seconds between two looks at the reports of other nodes."""
 ASK_AGAIN_S = 0.2
 """Seconds after which nodes that have not answered are asked again."""
 
@@ -115,7 +115,7 @@ class PartitionTable:
 
 
 class RunningNode(Protocol):
-    """What a node offers to the application that runs in it."""
+    """The services of a node for the application that runs in it."""
 
     me: NodeId
     subscriptions: Subscriptions
@@ -189,7 +189,7 @@ class Cluster:
         timeout: float = 30.0,
     ) -> PartitionTable:
         """Wait until every registered node has this version of a type's shard table, or a later
-        one. `version` None: the one that this node has. Returns this node's table.
+        one. `version` None: this node's. Returns this node's table.
 
         Raises:
             TimeoutError: they had not within `timeout` seconds, or no table travels by gossip.

@@ -95,7 +95,7 @@ def entity_type_of(
     messages: Iterable[type],
     types: Mapping[str, EntityType],
 ) -> EntityType:
-    """Return the entity type of a class. `messages` and `types` are those of the application.
+    """Return the entity type of a class. `messages` and `types` are the application's.
 
     Raises:
         ConfigError: an invalid declaration, with its place.
@@ -142,7 +142,7 @@ def sets_reminders(cls: type, kind: str, declared: object) -> bool:
     class names `remind`.
 
     Raises:
-        ConfigError: what is declared is no bool.
+        ConfigError: the declared value is no bool.
     """
     if declared is not None and not isinstance(declared, bool):
         raise ConfigError(f"{kind!r}: reminders is {declared!r:.60}, which is not true or false")
@@ -192,7 +192,7 @@ def handoff_of(kind: EntityType) -> str:
 def check_carrying(
     cls: type, kind: str, carry: object, mode: str, settings: ShardingSettings
 ) -> None:
-    """Check that a type may carry what its entities have in memory.
+    """Check that a type may carry the memory of its entities.
 
     Raises:
         ConfigError: its shards move in another mode than `ordered`, it has nothing to carry, or
@@ -225,8 +225,8 @@ def check_carrying(
 
 
 def declared_settings(name: str, options: EntityOptions) -> dict[str, object]:
-    """Return the settings of a declaration, with the names of a strategy and of a hand-off, and
-    those of its passivation.
+    """Return the settings of a declaration, with the names of a strategy and of a hand-off, and the
+    settings of its passivation.
 
     Raises:
         ConfigError: there is no such argument, or two arguments set the same.

@@ -9,23 +9,23 @@
                                                    v │                                   │
                                                REJOINING ──stop, refused, too late───────┘
 
-The node is that of `shardbus node start`, with its HTTP interface. It takes nothing from its
+The node is the same as `shardbus node start`'s, with its HTTP interface. It takes nothing from its
 process: no signal handler, no event loop, no limit of descriptors, no setting of the garbage
 collector, and it ends no process. So these are the application's own:
 
 - *Signals.* At the end of `async with` the node hands its shards off and leaves. That takes up to
   the sum of all phases: a server that embeds the node must let its shutdown take that long.
-- *A loop that stands still* keeps the node from what it must do. Membership has a thread of its
-  own, and gives the node up after `app_stall_timeout`.
+- *A loop that stands still* keeps the node from its work. Membership has a thread of its own, and
+  gives the node up after `app_stall_timeout`.
 - *The end of the node before the application's*: an operator let it leave, or downed it. It then
   closes, its references raise NodeLost, and `on_stopped` gets the reason. A process whose node is
   gone should end, and be started again.
 
 A node that membership has downed rejoins as a new incarnation, by the rules of `node.rejoining`:
 it closes, waits for its store, and joins through the members that it knew. Its entities are gone
-from memory. Until it is up again `bus.ref` raises NodeLost, or what is sent waits for a home;
-references of the former incarnation raise NodeLost for ever. Each incarnation calls the callbacks
-of `bus.on_member_up` and `bus.on_member_removed`.
+from memory. Until it is up again `bus.ref` raises NodeLost, or messages wait for a home; references
+of the former incarnation raise NodeLost for ever. Each incarnation calls the callbacks of
+`bus.on_member_up` and `bus.on_member_removed`.
 
 Source: docs/how-to/web.md; S3.42.
 """
@@ -254,7 +254,7 @@ class EmbeddedNode:
         return served
 
     async def _unless_asked_to_end(self, work: Coroutine[Any, Any, bool]) -> bool:
-        """Return what the work returns; False if `stop` is called before."""
+        """Return the result of the work; False if `stop` is called before."""
         doing = asyncio.ensure_future(work)
         ends: set[asyncio.Future[Any]] = {doing, self._leaves}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

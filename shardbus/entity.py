@@ -1,4 +1,4 @@
-"""What an application writes: `Entity`, `handler` and `behaviour`.
+"""The classes and marks that an application uses: `Entity`, `handler` and `behaviour`.
 
 Source: docs/how-to/define-entities.md; S2.9, S4.15-S4.25.
 """
@@ -56,7 +56,7 @@ class Called(Protocol[P, R_co]):
     distinguishes the two."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R_co]:
-        """Ask the entity. The answer is what the handler returns."""
+        """Ask the entity. The answer is the handler's result."""
         ...
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]:
@@ -85,7 +85,7 @@ class Called(Protocol[P, R_co]):
 
 class Handler(Generic[P, R]):
     """A method that references can call. Inside its own entity it is the plain method. For type
-    checkers it is also what an attribute of the blocking client's references is."""
+    checkers it is also the attribute of a blocking client's reference."""
 
     def __init__(self, function: Callable[..., Any], *, thread: Thread) -> None:
         self.function = function
@@ -97,7 +97,7 @@ class Handler(Generic[P, R]):
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-            """Ask the entity, and return what the handler returns."""
+            """Ask the entity, and return the handler's result."""
             ...
 
         def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -211,8 +211,8 @@ def handlers_in(cls: type) -> Sequence[Handler[Any, Any]]:
 
 def behaviour(method: F) -> F:
     """Mark a method `method(self, message)` as a behaviour: after a call of
-    `self.context.become(self.method)` it handles what `receive` would [S4.24]. An entity begins
-    with `receive`; `receive = loading` in the class makes it begin with `loading`."""
+    `self.context.become(self.method)` it handles messages in place of `receive` [S4.24]. An entity
+    begins with `receive`; `receive = loading` in the class makes it begin with `loading`."""
     setattr(method, BEHAVIOUR_MARK, True)
     return method
 
@@ -258,16 +258,16 @@ class Entity:
         raises, the type's supervision decides whether it is tried again."""
 
     async def on_stop(self, reason: StopReason) -> None:
-        """Release what the entity holds. Called after the last message."""
+        """Release the resources of the entity. Called after the last message."""
 
     def dehydrate(self) -> bytes:
-        """Return what this entity has in memory, for its next activation at another node. Called
-        after `on_stop`, if its type is declared with `carry=True` and its shard moves [S3.80].
-        `self.state` is carried by itself."""
+        """Return the content of this entity's memory, for its next activation at another node.
+        Called after `on_stop`, if its type is declared with `carry=True` and its shard moves
+        [S3.80]. `self.state` is carried by itself."""
         return b""
 
     def rehydrate(self, data: bytes) -> None:
-        """Take what `dehydrate` returned at the old home. Called before `on_start`, after
+        """Take the result of `dehydrate` at the old home. Called before `on_start`, after
         `self.state` is set; not called if nothing was carried. If it raises, the entity starts
         without it, from the store."""
 
@@ -276,10 +276,10 @@ class Entity:
 
         Raises:
             SchemaError: its class would not read the state as it is; the text has the field's path.
-                What is stored stays as it was.
+                The stored state stays as it was.
             StaleFence: the entity has a newer activation elsewhere; this one stops.
             StaleActivation: this activation has ended on its own node, or has started again after a
-                failure. Nothing was written, and what runs instead is not affected.
+                failure. Nothing was written, and its successor is not affected.
             StoreUnavailable: the stored value is the old one or the new one. Unless the handler
                 catches this, the entity starts again with the stored value.
         """

@@ -14,7 +14,7 @@ ShardBusError
 │   ├── JournalConflict      an append comes after another entry than the journal's last
 │   └── StateTooLarge        a state above the limit, not sent to the store
 ├── Refused                the cluster refuses this node or client
-│   └── StateChanged         the stored state is not the one that the operator has read
+│   └── StateChanged         the stored state differs from the operator's revision
 ├── ReentrancyError        an entity waits for itself; `.cycle`
 └── RequestError           a tell or an ask failed; `.definite`: no handler of it has begun
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
@@ -33,7 +33,7 @@ from shardbus.quantities import counted
 
 
 class ShardBusError(Exception):
-    """The root of all errors. `hint` says what to do, if that is known."""
+    """The root of all errors. `hint` names the remedy, if one is known."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -44,8 +44,8 @@ class ShardBusError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle every attribute, and do not call `__init__`: its arguments are not those
-        of Exception, and an error that cannot be unpickled breaks a pool of processes."""
+        """Copy and pickle every attribute, and do not call `__init__`: its arguments differ from
+        Exception's, and an error that cannot be unpickled breaks a pool of processes."""
         return _restored, (type(self), self.args, object.__getstate__(self))
 
 
@@ -146,7 +146,7 @@ class StaleFence(StoreError):
 class StaleActivation(StaleFence):
     """The activation that saves, asks or acts is over on its own node: it has passivated, stopped,
     moved, was cut off, or has started again after a failure or with the state of an operator. Its
-    tasks may still run. Nothing was written, sent or changed; what runs instead is not affected.
+    tasks may still run. Nothing was written, sent or changed; its successor is not affected.
 
     `what` names the method that was called.
     """
@@ -160,7 +160,7 @@ class StaleActivation(StaleFence):
 
 
 class JournalConflict(StoreError):
-    """The last entry of a journal is not the one that an append comes after. Nothing was written.
+    """An append comes after another entry than the last one of a journal. Nothing was written.
 
     `after` is the number that the append names, `last` the journal's last one.
     """
@@ -275,8 +275,8 @@ class NodeLost(RequestError):
 
 class EntityFailed(RequestError):
     """The handler raised, or a start did that is not tried before the deadline of the ask: then the
-    text says that the entity does not start. `type` and `message` are those of the exception.
-    What the handler did before it raised is not undone."""
+    text says that the entity does not start. `type` and `message` are the exception's. Acts of the
+    handler before it raised are not undone."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(f"{type}: {message}")
@@ -291,8 +291,8 @@ class StateUnreadable(EntityFailed):
     """The entity has not started, because no version of its class can read its stored state. The
     handler did not run. To send again is useless until the state or the class is mended.
 
-    `entity_type` and `entity_id` name the entity, `version` is that of the stored state, and
-    `field` the path of what does not fit, empty if it is none.
+    `entity_type` and `entity_id` name the entity, `version` is the stored state's, and `field` the
+    path of the value that does not fit, empty if it is none.
     """
 
     definite = True
@@ -375,8 +375,8 @@ class Rejection(RequestError):
     else:
 
         def __getattr__(self, name: str) -> Any:
-            """Return what `__init__` would have set, in which a dataclass does not call this one.
-            Class attributes would become defaults of fields with these names."""
+            """Return the attributes that `__init__` would have set, in which a dataclass does not
+            call this one. Class attributes would become defaults of fields with these names."""
             match name:
                 case "type":
                     return self.__class__.__name__

@@ -50,8 +50,8 @@ def event(function: Any = None, *, version: int = 1, name: str = "") -> Any:
 
     Args:
         version: the version of the event's class; see `ShardBus.upcast`.
-        name: the name under which the event is stored; that of its class by default. Give the
-        former name to a class that is renamed.
+        name: the name under which the event is stored; by default its class's. Give the former name
+        to a class that is renamed.
     """
 
     def mark(fold: F) -> F:
@@ -75,7 +75,7 @@ class EventSourced(Entity):
             StaleFence: the entity has a newer activation elsewhere; this one stops.
             StaleActivation: this activation has ended on its own node. Nothing was stored.
             StoreUnavailable: the events may or may not be stored, and `self.state` is without them.
-                Unless the handler catches this, the entity starts again with what is stored; the
+                Unless the handler catches this, the entity starts again with the stored events; the
                 next `persist` folds them first if they are.
         """
         return self._log().persist(self, events)
@@ -91,7 +91,7 @@ class EventSourced(Entity):
         return self._log().clear(self)
 
     def deliver(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Refuse: what an entity delivers is stored with its state, and events are stored without
+        """Refuse: an entity's deliveries are stored with its state, and events are stored without
         it.
 
         Raises:

@@ -1,7 +1,7 @@
 """The log of shardbus, which costs its caller nothing, whatever the application has configured.
 
-A handler, formatter, filter or record factory of the application's logging may raise. What shardbus
-does next must not depend on that: a node would lose the rest of a run of messages, or its
+A handler, formatter, filter or record factory of the application's logging may raise. The next
+steps of shardbus must not depend on that: a node would lose the rest of a run of messages, or its
 membership. So every module logs by a `GuardedLog`. A line that cannot be logged is written to
 standard error instead, as Python's own handlers do.
 

@@ -2,7 +2,7 @@
 
 Python accepts classes whose handlers cannot work, and says nothing: a decorator over `@handler`
 hides it, a subclass replaces a handler by a plain method, a second `def` replaces the first. Each
-is refused here. The error names the class and the method, and its hint says what to write.
+is refused here. The error names the class and the method, and its hint names the right form.
 
     in the class                                         here
     function, sync or async; a callable object           a handler
@@ -47,7 +47,7 @@ NOT_POSITIONAL: dict[Any, str] = {
     inspect.Parameter.VAR_KEYWORD: NAMES,
     inspect.Parameter.KEYWORD_ONLY: "write it without the * before it; a call may still name it",
 }
-"""Kinds of parameters that a message cannot fill, and what to write instead."""
+"""Kinds of parameters that a message cannot fill, and the right form instead."""
 INIT = "def __init__(self): self.context.entity_id is there, and on_start may load the rest"
 HOOKS: tuple[tuple[str, tuple[object, ...], str], ...] = (
     ("on_start", (), "async def on_start(self) -> None"),

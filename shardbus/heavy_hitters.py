@@ -5,8 +5,8 @@ A key without one takes over the smallest counter, with its count, and remembers
 possible error. So each count is at most its error too high, no error exceeds the total divided by
 `KEYS_MAX`, and a key that occurs more often than that has a counter for certain.
 
-`halve` makes old occurrences count less; called at even times, it makes the counts those of the
-last few periods.
+`halve` makes old occurrences count less; called at even times, it limits the counts to the last few
+periods.
 
 Source: docs/how-to/operate.md; N.9.
 """
@@ -43,7 +43,7 @@ class HeavyHitters(Generic[K]):
         counts[key] = count + weight, error
 
     def halve(self) -> None:
-        """Let what was counted so far count half. Keys whose count falls below 1 lose it."""
+        """Let earlier occurrences count half. Keys whose count falls below 1 lose it."""
         self.total /= 2
         halves = ((key, count / 2, error / 2) for key, (count, error) in self._counts.items())
         self._counts = {key: (count, error) for key, count, error in halves if count >= 1}

@@ -1,7 +1,7 @@
 """A histogram: how often something took how long, by upper bounds that are fixed from the start.
 
-A histogram counts since its process started. `HistogramWindow` has what was counted lately: it
-keeps copies of the counts, and subtracts the oldest one, so that an observation costs no more.
+A histogram counts since its process started. `HistogramWindow` has recent counts: it keeps copies
+of the counts, and subtracts the oldest one, so that an observation costs no more.
 
 An observation costs one binary search and two additions. It may have a weight: a sample that stands
 for a hundred messages counts as a hundred, so the counts of a sampled histogram are estimates of
@@ -28,7 +28,7 @@ LATENCY_BOUNDS = (
 
 
 class Histogram:
-    """Counts by `bounds`, in ascending order; what exceeds all of them is counted last. `counts`
+    """Counts by `bounds`, in ascending order; values above all of them are counted last. `counts`
     and `sum` may be read at any time, in the thread that observes."""
 
     __slots__ = ("bounds", "counts", "sum")
@@ -93,7 +93,7 @@ class HistogramWindow(Generic[K]):
         self._marks.append({key: (list(h.counts), h.sum) for key, h in histograms.items()})
 
     def recent(self, key: K, histogram: Histogram) -> Histogram:
-        """Return what a histogram has counted since the oldest mark; all of it if it is younger."""
+        """Return a histogram's counts since the oldest mark; all of it if it is younger."""
         recent = Histogram(histogram.bounds)
         counts, total = self._marks[0].get(key, ([], 0.0)) if self._marks else ([], 0.0)
         before = counts or [0] * len(histogram.counts)

@@ -1,4 +1,5 @@
-"""Inflates what another process has compressed, up to a bound: a few bytes may stand for gigabytes.
+"""Inflates the compressed bytes of another process, up to a bound: a few bytes may stand for
+gigabytes.
 
 Source: S1.46; docs/security.md.
 """

@@ -5,7 +5,7 @@ any library does, and no call needs to name its event. The arguments become fiel
 given here; `-` leaves one out, because it has no meaning by itself. The notes of machines and the
 events of membership name themselves (`node.event_log`).
 
-The library only logs. What writes the lines, as the command line does, asks `event_of` and
+The library only logs. Code that writes the lines, as the command line does, calls `event_of` and
 `fields_of`.
 
 Source: docs/reference/logs.md; B.62.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from shardbus.error_text import written
 
 LEFT_OUT = re.compile(r" \(\d+ lines like it were left out\)$")
-"""What the limit on a log's rate appends to a text."""
+"""The text that the limit on a log's rate appends."""
 
 
 class LogEvent(NamedTuple):

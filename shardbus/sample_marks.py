@@ -4,14 +4,14 @@ An event stream is counted, and one event is sampled when the count passes a *ma
 stands for all events since the last one (its *weight*), so the weights add up to the count.
 
 The distance to the next mark is drawn, uniformly between one and twice the mean, so that no period
-of the stream can fall in step with the marks. Whether an event is sampled does not depend on what
-it is.
+of the stream can fall in step with the marks. Whether an event is sampled does not depend on its
+kind.
 
-The mean follows the rate in two ways. `pace`, once a second, sets it to what the second would have
-needed. Between two calls it only grows: samples take tokens from a bucket, which holds those of one
-second and is refilled a half faster than they are wanted. Each time it is empty the mean doubles,
-for a tenth of a second's samples. So the first events after a quiet second are all sampled, and a
-rush is some hundred times in excess, not thousands.
+The mean follows the rate in two ways. `pace`, once a second, sets it to the value that the second
+would have needed. Between two calls it only grows: samples take tokens from a bucket, which holds
+one second's and is refilled a half faster than they are needed. Each time it is empty the mean
+doubles, for a tenth of a second's samples. So the first events after a quiet second are all
+sampled, and a rush is some hundred times in excess, not thousands.
 
 Source: N.9, B.150.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 from random import Random
 
 REFILL = 1.5
-"""Tokens that come back, for each sample that is wanted."""
+"""Tokens that come back, for each sample that is due."""
 NEVER = 2**62
 
 

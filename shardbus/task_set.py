@@ -1,7 +1,7 @@
 """Background tasks of one owner: held until they end, cancelled together.
 
 An event loop keeps only weak references to its tasks, so a task without another reference may be
-garbage-collected while it runs. A task whose result no code awaits may fail unseen, and what it did
+garbage-collected while it runs. A task whose result no code awaits may fail unseen, and its work
 for its owner then stops. So each such task belongs to a `TaskSet`, or is given to `watch`. If it
 fails, that is a defect: it is logged with its traceback at once and counted for its event loop. A
 node shows the number as a metric, and is not ready any more.

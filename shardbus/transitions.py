@@ -1,4 +1,4 @@
-"""State machines whose arrows are a table: what follows a state and a trigger.
+"""State machines whose arrows are a table: the next state for a state and a trigger.
 
 The table of each machine is in the machine's module, beside the drawing that it is. `following` is
 the one way to read it, so a transition that the drawing does not have is refused everywhere alike.

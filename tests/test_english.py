@@ -1,11 +1,18 @@
 """The words that hide who acts: no page, docstring, comment or message has one of them.
 
 `docs/FEATURES.md` quotes requirements in the words of their source; its other columns are checked.
+
+Constructions that circle a thing instead of naming it are rare in the packages of a table: noun
+clauses with "what", "that of", "the one which", and machines that ask, learn or want like people.
 """
 
 from __future__ import annotations
 
+import ast
+import io
+import math
 import re
+import tokenize
 from collections import Counter
 from pathlib import Path
 
@@ -51,3 +58,68 @@ def test_words_are_found_at_their_bounds_and_across_lines() -> None:
     assert found("So\nmany shells Tell them; nobody's. Marshall is whomever.") == [
         "so many", "tell them", "nobody",
     ]  # fmt: skip
+
+
+# ---- constructions, by package
+
+PER_10_000 = 5
+"""Occurrences of each construction that a package may have in 10,000 words, rounded up."""
+CONSTRUCTIONS = {
+    "what": re.compile(r"(?<!`)\bwhat\b(?!`)(?![^.]{0,80}\?)", re.IGNORECASE),
+    "that of": re.compile(r"\b(?:that|those) of\b", re.IGNORECASE),
+    "the one which": re.compile(r"\bthe ones? (?:which|that|who)\b", re.IGNORECASE),
+    "a machine that asks or learns": re.compile(
+        r"\b(?:(?<!`)(?:learns?|learned|learnt|wants?|wanted|told)(?!`)"
+        r"|asks? (?:it|them|him|whether)|(?<!an )asks? for|asked (?:it|for|whether)"
+        r"|tells? (?:it|them|how|whether|which|what))\b",
+        re.IGNORECASE,
+    ),
+}
+"""In docstrings and comments. A message is told or asked by the API, and `tells that` are those."""
+PACKAGES = {
+    ".": (), "admin": (), "client": ("outbox.py",), "config": (), "http": (), "integrations": (),
+    "entities": ("deliveries.py", "entity_sends.py", "reminding.py"),
+    "membership": (), "node": (), "routing": ("delivering.py",), "sharding": (), "shells": (),
+    "simulation": (), "tasks": (), "testing": (), "transport": (), "wire": (),
+    "store": ("journal_protocol.py", "journals.py", "protocol.py", "replicated.py"),
+}  # fmt: skip
+"""The packages that hold this level, and the modules beside them, with the files not counted."""
+
+
+def prose(text: str) -> str:
+    """The docstrings and comments of a module, on one line."""
+    parts = [
+        node.value.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    parts += [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    return re.sub(r"\s+", " ", "\n".join(parts))
+
+
+def occurrences(text: str) -> dict[str, list[str]]:
+    """Each construction that a text has too often, with the places."""
+    most = math.ceil(len(text.split()) * PER_10_000 / 10_000)
+    places = {
+        name: [text[max(0, m.start() - 40) : m.end() + 40] for m in pattern.finditer(text)]
+        for name, pattern in CONSTRUCTIONS.items()
+    }
+    return {name: hits for name, hits in places.items() if len(hits) > most}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_names_things_instead_of_circling_them(package: str) -> None:
+    folder = ROOT / "shardbus" / package
+    paths = sorted(folder.glob("*.py") if package == "." else folder.rglob("*.py"))
+    counted = [path for path in paths if path.name not in PACKAGES[package]]
+    assert occurrences(" ".join(prose(path.read_text("utf-8")) for path in counted)) == {}
+
+
+def test_constructions_are_found_in_docstrings_and_comments_alone() -> None:
+    text = prose('"""Keeps what\narrives."""\nx = "those of"  # that of a node\n# it wants more\n')
+    assert {name: len(hits) for name, hits in occurrences(text * 2).items()} == {
+        "what": 2, "that of": 2, "a machine that asks or learns": 2,
+    }  # fmt: skip

@@ -1,10 +1,10 @@
 """`AsyncClient`: send to entities from outside the cluster.
 
-A client is not a member. It asks one node, its *contact*, what a type is and where its shards live,
-and sends messages directly to their homes. The contact pushes every change. When a node dies or
-leaves, the client learns it from its own connection and chooses another contact. Messages that were
-not sent are routed again. Asks that were sent and not answered fail as NodeLost, because the
-handler may have run.
+A client is not a member. It asks one node, its *contact*, for the description of a type and the
+homes of its shards, and sends messages directly to their homes. The contact pushes every change.
+When a node dies or leaves, the client sees it by its own connection and chooses another contact.
+Messages that were not sent are routed again. Asks that were sent and not answered fail as NodeLost,
+because the handler may have run.
 
 A client hosts nothing: it refuses asks, ignores tells and answers a flush at once.
 
@@ -71,7 +71,7 @@ SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
 def path_of(given: str | os.PathLike[str] | None, variable: str) -> str:
-    """Return a file of keys: the given one, or that of the environment. Empty is none."""
+    """Return a file of keys: the given one, or the environment's. Empty is none."""
     return os.environ.get(variable, "") if given is None else os.fspath(given)
 
 
@@ -82,14 +82,13 @@ class AsyncClient(Towards):
     The client connects by the first address that answers; give several, so that it starts although
     a node is down. `timeout` is the default deadline of an ask, in seconds (5), and bounds entering
     the client, too, which otherwise waits `connect_timeout` (10). `send_buffer_bytes`
-    bounds what waits for each node while the caller does not await its tells. `secret` names the
-    file with the cluster's secret, by default that of SHARDBUS_SECURITY__SECRET; empty is none.
-    `key` names the file of a key of its own, for a cluster with `security.allowed`, by default
-    that of SHARDBUS_SECURITY__KEYS.
-    `tracing` creates OpenTelemetry spans for messages that are sent under a sampled span, and for
-    the part `trace_ratio` of those that are sent under none, but for at most `trace_limit` of these
-    in a second; 0 is no limit.
-    `environment` is for the simulator.
+    bounds the messages that wait for each node while the caller does not await its tells. `secret`
+    names the file with the cluster's secret, by default the file named by
+    SHARDBUS_SECURITY__SECRET; empty is none. `key` names the file of a key of its own, for a
+    cluster with `security.allowed`, by default the file named by SHARDBUS_SECURITY__KEYS. `tracing`
+    creates OpenTelemetry spans for messages that are sent under a sampled span, and for the part
+    `trace_ratio` of those that are sent under none, but for at most `trace_limit` of these in a
+    second; 0 is no limit. `environment` is for the simulator.
 
     Raises ConfigError if an argument is invalid, or the secret cannot be used."""
 
@@ -218,7 +217,7 @@ class AsyncClient(Towards):
         self._end()
 
     def _end(self) -> None:
-        """Close everything, and count what was not acknowledged."""
+        """Close everything, and count unacknowledged messages."""
         self._closed = True
         self._contact.close()
         self.lost_messages += self._regions.buffered_tells
@@ -292,8 +291,8 @@ class AsyncClient(Towards):
         self, kind: str | type, *, prefix: str = "", shard: str | None = None
     ) -> AsyncIterator[str]:
         """Yield the ids of the type's entities that have a stored state, from the nodes' store, one
-        page in memory: `async for id in client.stored(Cart)`. With `prefix`, those that begin with
-        it; with `shard`, those of that shard.
+        page in memory: `async for id in client.stored(Cart)`. With `prefix`, only ids that begin
+        with it; with `shard`, only ids of that shard.
 
         An entity that has a state all the time comes at least once. With a store in Redis one may
         come twice. Each page may take the client's `timeout`.
@@ -358,8 +357,8 @@ class AsyncClient(Towards):
 
     def outbox(self, name: str) -> ClientOutbox:
         """Return a durable sender: `async with client.outbox("orders") as outbox: await
-        outbox.send(ref.add, 2)`. What it has taken is in the cluster's store, and is delivered by
-        this process or by the next one that opens the outbox of this name.
+        outbox.send(ref.add, 2)`. Each message that it has taken is in the cluster's store, and is
+        delivered by this process or by the next one that opens the outbox of this name.
 
         Raises:
             ConfigError: the name is not valid.
@@ -462,7 +461,7 @@ class AsyncClient(Towards):
     # ---- sessions
 
     def _on_leaving(self, session: Session) -> None:
-        """Send nothing new to a node that leaves; what is under way there ends normally."""
+        """Send nothing new to a node that leaves; messages under way there end normally."""
         contact = self._contact
         contact.leaving.add(session.tag)
         self._regions.on_node_leaving(session.tag)
@@ -497,7 +496,7 @@ class AsyncClient(Towards):
         for node in list(self._contact.leaving):
             self._endpoint.close_idle(node, in_use=self._regions.uses)
 
-    # ---- what arrives
+    # ---- arrivals
 
     def on_control(self, session: Session, control: Control) -> None:
         """Handle a message of the contact or of another node."""

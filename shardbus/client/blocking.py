@@ -141,7 +141,7 @@ class BlockingTowards:
         return self._bridge.run(work, within=timeout_ms / 1000)
 
     def _router_until(self, kind: str | type, timeout: float | None) -> tuple[LoopSender, float]:
-        """Return what sends to a type, and the time at which the call must end."""
+        """Return the sender to a type, and the time at which the call must end."""
         timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         deadline = monotonic() + timeout_ms / 1000
         router = self._to.routers.get(kind)
@@ -158,8 +158,8 @@ class BlockingTowards:
 class Client(BlockingTowards):
     """Send to entities from any thread; use it as `with Client("tcp://host:port",
     cluster="shop") as client`. Without `with` it opens at its first use, and closes by `close` or
-    at the end of the process. Threads may share it. The arguments are those of `AsyncClient`; with
-    `tracing`, the span of the calling thread is the parent of what it sends."""
+    at the end of the process. Threads may share it. It takes the arguments of `AsyncClient`; with
+    `tracing`, the span of the calling thread is the parent of its messages."""
 
     def __init__(
         self,
@@ -261,8 +261,8 @@ class Client(BlockingTowards):
     def ref(self, kind: type[E], entity_id: str) -> type[E]:
         """Return a reference to one entity; its handlers block until they are answered: `total =
         client.ref(Counter, "page-7").add(2)` is an int. For type checkers it has the attributes of
-        the class, whose handlers are blocking, and not those of an object, whose handlers are
-        awaited. Raises as `AsyncClient.ref`."""
+        the class, whose handlers are blocking, and not of an object, whose handlers are awaited.
+        Raises as `AsyncClient.ref`."""
         sender = ThreadSender(self._bridge, self._router(kind))
         interface = getattr(kind, "__shardbus_interface__", None)
         return cast("type[E]", Ref(sender, entity_id, self._timeout_ms, interface))

@@ -120,8 +120,8 @@ class Contact:
         self._found.set()
 
     def _candidates(self) -> list[Address]:
-        """Return the addresses to try, in order: that of an open session, else all in random order.
-        Nodes that leave are tried only if there is no other."""
+        """Return the addresses to try, in order: the address of an open session, else all in random
+        order. Nodes that leave are tried only if there is no other."""
         members = [node.address for node in self.members]
         candidates = list(dict.fromkeys([*members, *self._addresses]))
         self._dice.shuffle(candidates)

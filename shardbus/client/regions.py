@@ -1,4 +1,4 @@
-"""The entity types that a client uses: one router for each, fed with what the contact sends.
+"""The entity types that a client uses: one router for each, fed by the contact's messages.
 
 A type that is named by its class brings its shard function. A type that is named by a string is
 described by the contact; if its shard function is its own, it can only be used by its class.
@@ -64,7 +64,7 @@ Row = tuple[str, object]
 
 class Rest(Iterator[Row]):
     """The messages of a batch that are not sent yet. `first` was taken from the others. Its length
-    is known if that of the batch is."""
+    is known if the batch's is."""
 
     __slots__ = ("_first", "_others")
 
@@ -168,7 +168,7 @@ class ClientRegions:
             endpoint.name, DeliverySettings(), DeliveryCounts(), endpoint.loop
         )
         self.routers: dict[str | type, LoopSender] = {}
-        """What sends to the known types, by name and by class."""
+        """The senders to the known types, by name and by class."""
         self._by_name: dict[str, ClientRegion] = {}
         self._contact: NodeId | None = None
         self._guides: dict[str, NodeId] = {}
@@ -203,14 +203,14 @@ class ClientRegions:
         return region
 
     def find(self, kind: str | type) -> LoopSender | None:
-        """Return what sends to a type, None if it is named by a string and not known yet."""
+        """Return the sender to a type, None if it is named by a string and not known yet."""
         if isinstance(kind, str):
             known = self._by_name.get(kind)
             return known.sender if known is not None else None
         return self.of_class(kind).sender
 
     async def learn(self, kind: str | type, timeout: float) -> LoopSender:
-        """Return what sends to a type; ask the contact for its description if it is not known.
+        """Return the sender to a type; ask the contact for its description if it is not known.
 
         Raises:
             UnknownEntityType: the cluster has no such type. AskTimeout: no answer in time.
@@ -288,7 +288,7 @@ class ClientRegions:
             self.endpoint.session_to(guide.address, guide, probe=True).outbox.control(control)
 
     def _describe(self, name: str) -> None:
-        """Ask what a type is in the cluster."""
+        """Request the description of a type in the cluster."""
         self.ask_guide(name, Describe())
 
     def _guide_of(self, name: str) -> NodeId | None:
@@ -345,7 +345,7 @@ class ClientRegions:
         return region
 
     def _introduce(self, region: ClientRegion) -> None:
-        """Ask what the type is in the cluster and where its shards live."""
+        """Request the type's description in the cluster and the homes of its shards."""
         name = region.interface.name
         self._describe(name)
         if region.has_table:
@@ -459,7 +459,7 @@ class ClientRegions:
 
     @property
     def buffered_tells(self) -> int:
-        """Return how many of these messages are tells, with those of batches that follow."""
+        """Return how many of these messages are tells, with the tells of batches that follow."""
         tables = [r.router for r in self._by_name.values() if r.has_table]
         batches = sum(map(length_hint, self.batches.values()))
         return batches + self.unknown.tells + sum(router.buffered_tells for router in tables)
@@ -487,7 +487,7 @@ class ClientRegions:
         self._ask_for_refused()
 
     def _ask_for_refused(self) -> None:
-        """Ask again what the refused types are: nodes that know them may have come."""
+        """Request the descriptions of refused types again: nodes that know them may have come."""
         now = self.endpoint.loop.time()
         if now - self._asked_for_refused < REFUSED_RETRY_S:
             return
@@ -497,7 +497,7 @@ class ClientRegions:
                 self._describe(name)
 
     def close(self) -> None:
-        """Stop the timers, and refuse what is buffered and what is sent later."""
+        """Stop the timers, and refuse all buffered and later messages."""
         self._closed = True
         self.deliverer.close(LocalProtocolError(CLOSED))
         for region in self._by_name.values():

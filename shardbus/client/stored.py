@@ -1,4 +1,5 @@
-"""What is stored, for a client: the ids of a type's entities that have a state, and a call of each.
+"""The stored states, for a client: the ids of a type's entities that have a state, and a call of
+each.
 
 A client has no store. It asks its contact for one page of ids after the other, so it keeps one
 page, whatever their number. A cursor is valid at every node, so a lost contact costs nothing but
@@ -29,7 +30,7 @@ from shardbus.errors import (
 PAGE = 500
 """Ids, about, of one page."""
 AGAIN_S = 0.1
-"""Before a page is asked for again."""
+"""Before a page is requested again."""
 BURST_S = 0.1
 """Time for which calls that came too late are made up for."""
 ERRORS_MAX = 1000
@@ -43,8 +44,8 @@ AskPage = Callable[[str], Awaitable[tuple[list[str], str | None]]]
 
 @dataclass(slots=True)
 class ForEach:
-    """What `for_each` did: how many calls ended well, how many failed, and the errors of the first
-    `ERRORS_MAX` that failed, by entity id."""
+    """The outcome of `for_each`: how many calls ended well, how many failed, and the errors of the
+    first `ERRORS_MAX` that failed, by entity id."""
 
     done: int = 0
     failed: int = 0
@@ -81,7 +82,7 @@ async def stored_ids(ask_page: AskPage, within: float) -> AsyncIterator[str]:
 
 
 async def _insist(ask_page: AskPage, cursor: str, end: float) -> tuple[list[str], str | None]:
-    """Ask for a page until a node answers, at most until `end`."""
+    """Request a page until a node answers, at most until `end`."""
     while True:
         try:
             return await ask_page(cursor)

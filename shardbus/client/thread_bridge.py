@@ -8,7 +8,7 @@ message, appends it to the queue and goes on; the loop is woken once and takes t
                                               └──> wait for room; threads that put meanwhile wait
 
 A tell to an entity without room (`transport.held_entities`) stops nothing but later tells to this
-entity: the threads that put them wait, and the loop goes on with what others have put.
+entity: the threads that put them wait, and the loop goes on with the items of others.
 
 Asks, flushes and other calls pass through the same queue, so each comes after the tells before it.
 A tell may fail only when the loop sends it (its shard has had no home, and the buffer no room, for
@@ -18,11 +18,10 @@ next call of any thread raises its error.
 An ask ends by its deadline wherever it waits: for room in the queue, in the queue behind tells that
 wait for room in the send buffer, or for its answer. It is not sent if it leaves the queue later.
 
-**Traces.** The span that is current when a thread sends is the parent of what it sends. In a client
+**Traces.** The span that is current when a thread sends is the parent of its messages. In a client
 with tracing, each item of the queue has the thread's context, unless that has no span. Other calls
-run in a copy of all context variables of the thread.
-Everything else of the loop runs in an empty context, not in that of the thread that happened to
-wake it.
+run in a copy of all context variables of the thread. Everything else of the loop runs in an empty
+context, not in the context of the thread that happened to wake it.
 
 Source: docs/how-to/send.md, docs/how-to/trace.md; S0.35.
 """
@@ -56,7 +55,7 @@ T = TypeVar("T")
 
 QUEUE_BYTES = 1024 * 1024
 ITEM_BYTES = 256
-"""What a message counts besides its payload; about 4,000 small messages fit into the queue."""
+"""The weight of a message besides its payload; about 4,000 small messages fit into the queue."""
 TURN_MAX = 2048
 """Messages that are sent before the loop's other work gets a turn."""
 RETRY_S = 0.01
@@ -112,7 +111,7 @@ class ThreadFuture:
 
 
 TellItem = tuple[LoopSender, Key, str, bytes]
-"""A tell: what sends it, key, entity id and payload."""
+"""A tell: its sender, key, entity id and payload."""
 AskItem = tuple[LoopSender, Key, str, bytes, int, ThreadFuture, Decode]
 """An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
 Job = Callable[[], None]
@@ -135,7 +134,7 @@ class ThreadBridge:
         self._is_woken = self._waits_for_room = False
         self._taken: deque[Queued] = deque()
         self._full: dict[Target, asyncio.Future[Any]] = {}
-        """Entities whose tells wait for room, and what is done when they have room."""
+        """Entities whose tells wait for room, each with a future that is done when it has room."""
         self._refused_since: float | None = None
         self._error: Exception | None = None
         self._closed = False
@@ -229,7 +228,7 @@ class ThreadBridge:
         self, work: Callable[[], Awaitable[T]], *, last: bool = False, within: float = math.inf
     ) -> T:
         """Run `work` in the loop after everything queued before, and return its result. Raises as
-        `put`, what the work raises, and AskTimeout after `within` seconds."""
+        `put` and as the work, and AskTimeout after `within` seconds."""
         answer = ThreadFuture(monotonic() + within)
 
         async def call() -> None:
@@ -246,7 +245,7 @@ class ThreadBridge:
         return result
 
     def close(self) -> None:
-        """Refuse new items, also those of threads that wait for room."""
+        """Refuse new items, also of threads that wait for room."""
         with self._lock:
             self._closed = True
             self._room.notify_all()
@@ -254,7 +253,7 @@ class ThreadBridge:
     # ---- the loop
 
     def _drain(self) -> None:
-        """Send what is queued while there is room, TURN_MAX items in one turn."""
+        """Send queued items while there is room, TURN_MAX items in one turn."""
         for _ in range(TURN_MAX):
             if not self._taken and not self._take():
                 self._waits_for_room = False
@@ -286,7 +285,8 @@ class ThreadBridge:
     def _send(
         self, item: TellItem | AskItem | Job, context: Any = None
     ) -> asyncio.Future[Any] | None:
-        """Send one item. Returns what to wait for before the next one, None if there is room."""
+        """Send one item. Returns an awaitable to wait for before the next one, None if there is
+        room."""
         if not isinstance(item, tuple):
             item()
             return None
@@ -416,17 +416,17 @@ class ThreadSender:
 
     @property
     def address(self) -> tuple[Any, ...]:
-        """What two senders have in common that send alike."""
+        """Equal for two senders that send alike."""
         return self._bridge, *self._sender.address
 
     @property
     def done(self) -> None:
-        """What a tell returns: it has waited already."""
+        """The result of a tell, which has waited already."""
         return
 
     @property
     def deliverer(self) -> ThreadDeliverer:
-        """What delivers for threads. Raises ConfigError: the type takes no deliveries."""
+        """The deliverer of threads. Raises ConfigError: the type takes no deliveries."""
         return ThreadDeliverer(self._bridge, self._sender)
 
     def key(self, method: str) -> Key:

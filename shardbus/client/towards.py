@@ -1,6 +1,6 @@
 """The verbs of a client by the name of a type: `client.call(...)`, `client.to("all").tell(...)`.
 
-Each sends when it is called; a type that is not known yet is learned first, in order
+Each sends when it is called; an unknown type is described by the contact first, in order
 (`unknown_types`). `to` chooses a router for types with instances; a client itself has no choice and
 uses the router that the type declares.
 
@@ -51,7 +51,7 @@ class Towards:
         self._regions, self._choice, self.timeout_ms = regions, choice, timeout_ms
         self._thread = get_ident()
         self.routers: dict[str | type, LoopSender] = regions.routers if choice is None else {}
-        """What sends to the known types, by name and by class."""
+        """The senders to the known types, by name and by class."""
 
     @awaited
     def tell(
@@ -73,9 +73,9 @@ class Towards:
 
     @awaited
     def tell_many(self, kind: str | type, messages: Iterable[Row]) -> Sent[None]:
-        """Send a batch of (entity id, message), in order. What has no room is sent as soon as there
-        is room, unless the caller cancels its wait; what others send meanwhile may come before. An
-        error ends the batch; it is not definite if messages before were sent."""
+        """Send a batch of (entity id, message), in order. Messages without room are sent as soon as
+        there is room, unless the caller cancels its wait; messages of others may come in between.
+        An error ends the batch; it is not definite if messages before were sent."""
         return self._here(lambda: self._tell_many(kind, messages))
 
     @awaited
@@ -87,8 +87,8 @@ class Towards:
         *args: Any,
         timeout: float | None = None,
     ) -> Any:
-        """Send and await the answer, at most `timeout` seconds, in which the client also learns a
-        type that it does not know and finds a node if it has lost the last one. By `all`, the
+        """Send and await the answer, at most `timeout` seconds, in which the client also requests
+        an unknown type's description and finds a node if it has lost the last one. By `all`, the
         answer is a dict of node to reply or error.
 
         With further arguments `message` is the name of a handler. Raises a RequestError; its
@@ -135,7 +135,7 @@ class Towards:
         return self._here(lambda: self._ask_many(kind, messages, self._ms(timeout)))
 
     async def router_of(self, kind: str | type, timeout_ms: int | None = None) -> LoopSender:
-        """Return what sends to a type, for the blocking client. Raises UnknownEntityType, or
+        """Return the sender to a type, for the blocking client. Raises UnknownEntityType, or
         AskTimeout after `timeout_ms`."""
         wait_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         return self._by_choice(kind, await self._regions.learn(kind, wait_ms / 1000))
@@ -163,7 +163,7 @@ class Towards:
         return Sent(send() if self._regions.in_loop else OnceAwaited(send))
 
     def _known(self, kind: str | type) -> LoopSender | None:
-        """Return what sends to a type; None if it is not known yet."""
+        """Return the sender to a type; None if it is not known yet."""
         sender = self.routers.get(kind)
         if sender is None and (known := self._regions.find(kind)) is not None:
             sender = self._by_choice(kind, known)
@@ -175,7 +175,7 @@ class Towards:
         return sender
 
     def _to(self, kind: str | type) -> Messages:
-        """Return what takes messages for a type, known or not."""
+        """Return an object that takes messages for a type, known or not."""
         known = self._known(kind)
         if known is not None:
             return known
@@ -200,7 +200,7 @@ class Towards:
         return asyncio.gather(*asks, return_exceptions=True)
 
     def _tell_many(self, kind: str | type, messages: Iterable[Row]) -> Any:
-        """Send while there is room. Returns what to await: nothing, or the task that sends the
+        """Send while there is room. Returns an awaitable: an empty one, or the task that sends the
         rest."""
         rows, sender = iter(messages), self._known(kind)
         if sender is None:

@@ -14,8 +14,8 @@ the order of the calls that sent them:
 A name that has a router has no message here, because `release` is called where the router is made.
 So a message that is sent later comes behind.
 
-The messages of all names together are bounded as those for shards without a home. A tell that is
-dropped is counted, also if its caller awaits it and so gets the error.
+The messages of all names together are bounded as messages for shards without a home. A dropped tell
+is counted, also if its caller awaits it and so gets the error.
 
 Source: docs/guarantees.md, "What order means"; S2.37.
 """
@@ -153,7 +153,7 @@ class UnknownTypes:
         return outcome
 
     def sender_of(self, name: str) -> asyncio.Future[LoopSender]:
-        """Return a future of what sends to a type, once that is known. Cancel it to give up."""
+        """Return a future of the sender to a type, once that is known. Cancel it to give up."""
         future: asyncio.Future[LoopSender] = self._loop.create_future()
         self._learning.setdefault(name, []).append(future)
         self._ask(name)
@@ -165,14 +165,14 @@ class UnknownTypes:
             self._describe(name)
 
     def ask_again(self) -> None:
-        """Ask for each description now: there is a new contact."""
+        """Request each description now: there is a new contact."""
         for name in self._described_at:
             self._described_at[name] = self._loop.time()
             self._describe(name)
 
     def tick(self) -> int:
-        """Fail what has waited too long, and ask again for what is not described. Returns the
-        number of asks that failed."""
+        """Fail messages that have waited too long, and request missing descriptions again. Returns
+        the number of asks that failed."""
         late = 0
         if self._clock.tick >= self._earliest:
             self._earliest = NEVER
@@ -215,7 +215,7 @@ class UnknownTypes:
     # ---- the end of the wait
 
     def release(self, name: str, sender: LoopSender) -> None:
-        """Send what waits for a type: this sends to it from now on."""
+        """Send the messages that wait for a type: this sends to it from now on."""
         for waiting in self._take(name):
             if self._is_given_up(waiting):
                 self._leave(waiting)
@@ -239,7 +239,7 @@ class UnknownTypes:
                 future.set_result(sender)
 
     def refuse(self, name: str, error: Exception) -> None:
-        """Fail what waits for a type: there is none, or it cannot be used."""
+        """Fail the messages that wait for a type: there is none, or it cannot be used."""
         for waiting in self._take(name):
             self._fail(waiting, UNKNOWN_TYPE, error)
         for future in self._learning.pop(name, ()):

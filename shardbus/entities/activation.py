@@ -16,15 +16,15 @@
 - GONE: the activation has left memory.
 
 An activation in any state can end. `TRANSITIONS` is the drawing as data. `Activation.step` is the
-only place that changes the state, and refuses what the table lacks. The hot path reads two slots
-instead of the state: `busy`, which `step` sets in every state but RUNNING, and `stopping`.
+only place that changes the state, and refuses steps that the table lacks. The hot path reads two
+slots instead of the state: `busy`, which `step` sets in every state but RUNNING, and `stopping`.
 
 An activation that starts again after a failure makes another object of the entity, and the former
 one is over: it may write and ask nothing any more, whatever its tasks do. `objects_ended` counts
 these, so that `context` can tell one object from the next.
 
-`Activation` is data. The methods that an entity calls are in `context`; what moves an activation
-from state to state is in `supervision`, `runner`, `stopping` and `host`.
+`Activation` is data. The methods that an entity calls are in `context`; the steps from state to
+state are in `supervision`, `runner`, `stopping` and `host`.
 
 Source: S2.38-S2.42, S4.15-S4.20; docs/architecture.md.
 """
@@ -47,7 +47,7 @@ OUTCOME = "$outcome"
 """The name of the invoker of a piped outcome. No handler has this name."""
 
 AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
-"""Reasons to stop after the current message. What is in the mailbox starts a new activation."""
+"""Reasons to stop after the current message. The mailbox's messages start a new activation."""
 
 NEVER = 2**62
 """The deadline of a message that was put aside."""
@@ -74,7 +74,7 @@ STARTING, RUNNING = LifeState.STARTING, LifeState.RUNNING
 
 
 class LifeStep(IntEnum):
-    """What moves an activation on."""
+    """The triggers that move an activation on."""
 
     LISTS = 1
     LISTED = 2
@@ -167,9 +167,9 @@ class StopRequest:
 
 
 class Extras:
-    """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
-    request, the error of a start that is not tried again, failures, the last failure of a start,
-    failures of their own timers, former objects, and reminders."""
+    """The state that few entities need: timers, a stash, piped work, an idle timeout of their own,
+    a stop request, the error of a start that is not tried again, failures, the last failure of a
+    start, failures of their own timers, former objects, and reminders."""
 
     __slots__ = (
         "failures",
@@ -236,11 +236,11 @@ class Extras:
 
 
 class Shard:
-    """A shard that this node hosts: its fence, what it admits, and its activations.
+    """A shard that this node hosts: its fence, the messages it admits, and its activations.
 
     An open shard admits every message, and its activations are in `Host.active`, on the hot path.
-    `activations` holds them while the shard is not open. The region machine decides what a shard
-    admits."""
+    `activations` holds them while the shard is not open. The region machine decides which messages
+    a shard admits."""
 
     __slots__ = (
         "activations",
@@ -266,7 +266,7 @@ class Shard:
         self.live = 0
         """Activations in memory."""
         self.records: dict[str, Any] = {}
-        """By entity id, what was delivered to the entity (`entities.deliveries`), as far as it is
+        """By entity id, the deliveries to the entity (`entities.deliveries`), as far as they are
         known here."""
         self.returning: set[str] = set()
         """Ids of remembered entities that stopped and start again after a backoff."""
@@ -286,8 +286,8 @@ class Shard:
 
 
 class HotSlots:
-    """What every message reads of an activation. The slots of a base class come first in memory, so
-    these are in one line of the processor's cache, with the object's header."""
+    """The slots of an activation that every message reads. The slots of a base class come first in
+    memory, so these are in one line of the processor's cache, with the object's header."""
 
     __slots__ = ("busy", "entity", "mailbox", "stopping", "used")
 

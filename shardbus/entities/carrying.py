@@ -1,11 +1,11 @@
-"""What the entities of one type carry when their shard moves: from the memory of the old home to
-that of the new one, without the store.
+"""The memory that the entities of one type carry when their shard moves: from the old home to the
+new one, without the store.
 
     old home   on_stop ──> freeze: state, dehydrate() ──> take: sent before Switch
     new home   put ──> the shard starts, and its entities with it ──> restore: state, rehydrate()
                    ──> on_start ──> forgotten
 
-What is carried must equal what the entity had last, so it counts only under these rules:
+The carried memory must equal the entity's last, so it counts only under these rules:
 
 - It is frozen after `on_stop` of an activation that stops because its shard moves. One that was cut
   off, that failed in `on_stop`, or whose last save has an unknown outcome carries nothing: the next
@@ -13,14 +13,14 @@ What is carried must equal what the entity had last, so it counts only under the
 - An activation that has ended cannot save any more (`context`). So the store needs no load at the
   new home to refuse a late save of the old one; the first save of the new activation raises the
   stored fence.
-- It is for one fence: that of the new home in this very move.
+- It is for one fence: the new home's in this very move.
 - It is forgotten once the entity has started, or saves. A start that fails has it again; an entity
   that cannot take it starts without it, from the store.
 - A record of deliveries goes with the state. An entity with a delivery of its own that no save has
   stored carries nothing: it must not be sent before it is stored.
-- What no activation took when the shard moves on is carried on.
+- Memory that no activation took when the shard moves on is carried on.
 
-Bounds: `CARRIED_BYTES_MAX` for an entity, `CARRY_MAX` for a shard. What exceeds them is not
+Bounds: `CARRIED_BYTES_MAX` for an entity, `CARRY_MAX` for a shard. Memory over these bounds is not
 carried. The entities of a shard start `WAKE_MAX` in a turn of the loop.
 
 Not here: the messages (`sharding/region/outgoing_moves`, `incoming_moves`).
@@ -52,7 +52,7 @@ WAKE_MAX = 256
 
 @dataclass(slots=True)
 class ShardCargo:
-    """What the entities of one shard carry, by id, under the fence of the shard here."""
+    """The memory that the entities of one shard carry, by id, under the fence of the shard here."""
 
     fence: int
     entities: dict[str, CarriedEntity] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ShardCargo:
 
 
 class CarriedStates:
-    """What the entities of one type carry out of this node, and into it.
+    """The memory that the entities of one type carry out of this node, and into it.
 
     Args:
         kind: the entity type, which carries.
@@ -84,7 +84,7 @@ class CarriedStates:
 
     @contextmanager
     def saving(self, activation: Activation) -> Iterator[None]:
-        """Keep in mind that a save is under way, and what is known of it afterwards."""
+        """Keep in mind that a save is under way, and afterwards its known outcome."""
         self.forget(activation)
         saves = self._saves
         saves[activation] = saves.get(activation, 0) + 1
@@ -104,7 +104,7 @@ class CarriedStates:
             self._saves.pop(activation, None)
 
     def freeze(self, activation: Activation, entity: object) -> None:
-        """Keep what an entity has after `on_stop`, if its shard moves."""
+        """Keep the memory that an entity has after `on_stop`, if its shard moves."""
         hosted = activation.shard
         moves = activation.stopping in MOVES and hosted.stopping in MOVES
         if not moves or activation.state is LifeState.GONE:
@@ -147,20 +147,20 @@ class CarriedStates:
         self._saves.pop(activation, None)
 
     def take(self, shard: str) -> tuple[CarriedEntity, ...]:
-        """Return, once, what the entities of a shard that has stopped carry."""
+        """Return, once, the memory that the entities of a stopped shard carry."""
         cargo = self._shards.pop(shard, None)
         return () if cargo is None else tuple(cargo.entities.values())
 
     # ---- into this node
 
     def put(self, shard: str, fence: int, entities: Iterable[CarriedEntity]) -> None:
-        """Keep what entities carry for a shard that is about to start under this fence."""
+        """Keep the carried memory of a shard that is about to start under this fence."""
         mine = {one.id: one for one in entities if self._belongs(one.id, shard)}
         self._shards[shard] = ShardCargo(fence, mine, sum(one.size for one in mine.values()))
 
     def waiting(self, shard: str, fence: int) -> list[str]:
         """Return the entities of a shard that starts under this fence, and have something to take.
-        What is for another fence is forgotten."""
+        Memory for another fence is forgotten."""
         cargo = self._shards.get(shard)
         if cargo is None:
             return []
@@ -179,7 +179,7 @@ class CarriedStates:
         return self.has_for(activation.shard.shard, activation.key)
 
     def restore(self, activation: Activation) -> bool:
-        """Give a new object what it carried. Returns False if it cannot take that: then another
+        """Give a new object its carried memory. Returns False if it cannot take that: then another
         object must be made, which has nothing to take."""
         carried = self._shards[activation.shard.shard].entities[activation.key]
         kind, entity = self._kind, activation.entity
@@ -199,7 +199,8 @@ class CarriedStates:
         return True
 
     def forget(self, activation: Activation) -> None:
-        """Forget what an entity carried here: it has started with it, or has something newer."""
+        """Forget the memory that an entity carried here: it has started with it, or has something
+        newer."""
         cargo = self._shards.get(activation.shard.shard)
         if cargo is not None:
             cargo.entities.pop(activation.key, None)

@@ -8,8 +8,8 @@ context of its own:
     each later one  LaterContext, which has the number of the object
 
 A context is *over* once its object is: the activation makes another object, or has left memory.
-Then whatever writes, asks or acts raises StaleActivation, and changes nothing. What a context tells
-of its entity stays: ids, shard, node, fence.
+Then whatever writes, asks or acts raises StaleActivation, and changes nothing. A context's facts
+about its entity stay: ids, shard, node, fence.
 
 Source: docs/how-to/define-entities.md; docs/how-to/keep-state.md; S2.38-S2.42, S4.15-S4.24.
 """
@@ -46,7 +46,7 @@ GONE = LifeState.GONE
 
 
 class ContextHost(Protocol):
-    """What a context calls: the host of its type, and the parts of that host."""
+    """The host of its type and the host's parts, as a context calls them."""
 
     name: str
     kind: EntityType
@@ -77,9 +77,9 @@ class ContextHost(Protocol):
 
 
 class Context:
-    """What an entity knows of itself and may ask for, as `self.context`. Once the activation of
-    this object has ended, or has made another object after a failure, everything that writes, asks
-    or acts raises StaleActivation."""
+    """The facts of an entity and the acts that it may request, as `self.context`. Once the
+    activation of this object has ended, or has made another object after a failure, everything that
+    writes, asks or acts raises StaleActivation."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ class Context:
 
     @property
     def _host(self) -> ContextHost:
-        """Return what serves the entities of this type here."""
+        """Return the host of the entities of this type here."""
         host: ContextHost = self._of().shard.host
         return host
 
@@ -188,7 +188,7 @@ class Context:
 
         With a `stop_message`, the entity first handles the messages that have arrived, then that
         message, and stops when it calls `stop`. Messages that arrive meanwhile wait for the new
-        activation, except those of its own timers and piped work.
+        activation, except messages of its own timers and piped work.
 
         Raises:
             ConfigError: no handler takes the stop message. Nothing has changed.
@@ -200,8 +200,8 @@ class Context:
             self._host.stopper.passivate(activation, stop_message)
 
     def stop(self) -> None:
-        """Stop this entity after its current message. If a stop message asked for it, the reason is
-        the one of that request; otherwise it is STOPPED."""
+        """Stop this entity after its current message. If a stop message requested it, the reason is
+        the request's; otherwise it is STOPPED."""
         self._host.stopper.leave(self._acting("stop"), StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
@@ -256,7 +256,7 @@ class Context:
         answer leaves. A handler that raises has set nothing that it has not saved.
 
         Args:
-            handler: the handler's name; by default that of the reminder.
+            handler: the handler's name; by default the reminder's.
             at: when it is due. A datetime without a zone is of the wall clock in `tz`.
             after: seconds from now, or a duration as "10m", or a timedelta.
             every: again after this elapsed time, and after that again. At least 1 s.
@@ -338,8 +338,8 @@ class Context:
 
         Args:
             work: a coroutine or a future. It is cancelled if this activation ends first.
-            answer: the asker of the message being handled is answered by what handling the outcome
-            returns or raises, and not before.
+            answer: the asker of the message being handled gets the result or error of handling the
+            outcome, and no answer before.
 
         Raises:
             LocalProtocolError: there is no `receive`, or no message to answer later.
@@ -353,8 +353,8 @@ class Context:
         self._host.deferred.begin(activation, work, answer=answer)
 
     def become(self, behaviour: Callable[[Any], object]) -> None:
-        """Handle what `receive` would handle by this method, from the next message on. A restart
-        begins with `receive` again. Handlers that are called by name do not change.
+        """Handle the messages of `receive` by this method, from the next one on. A restart begins
+        with `receive` again. Handlers that are called by name do not change.
 
         Raises:
             LocalProtocolError: it is not this entity's `receive`, nor a method marked `@behaviour`.
@@ -455,7 +455,7 @@ class LaterContext(Context):
 
 
 def reminding_of(host: ContextHost) -> Reminding:
-    """Return what keeps the reminders of a type. Raises ConfigError if nothing does."""
+    """Return the keeper of a type's reminders. Raises ConfigError if there is none."""
     reminding: Reminding | None = host.runner.reminding
     if reminding is not None:
         return reminding

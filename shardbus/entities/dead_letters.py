@@ -40,7 +40,7 @@ from shardbus.config.settings import ShardingSettings
 
 T = TypeVar("T")
 LETTER_BYTES = 256
-"""What a letter counts besides its texts and its body."""
+"""The weight of a letter besides its texts and its body."""
 CHARACTER_BYTES_MAX = 4
 TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")
 
@@ -49,7 +49,7 @@ class DeadLetter(NamedTuple):
     """A message that no handler received.
 
     `number` is unique on its node, `at` in seconds since 1970, `sender` the name of the
-    process or empty. `size` is that of the body; `payload` is None if the body was not kept."""
+    process or empty. `size` is the body's; `payload` is None if the body was not kept."""
 
     number: int
     at: float
@@ -109,11 +109,11 @@ class LetterRing:
         return self._letters.get(number)
 
     def replay(self, number: int, send: Callable[[DeadLetter], T]) -> T:
-        """Take a letter with a body out, and send its message. Returns what `send` returns.
+        """Take a letter with a body out, and send its message. Returns the result of `send`.
 
         Raises:
             KeyError: there is no such letter with a body. Nothing was sent.
-            Exception: that of `send`, which has sent nothing. The letter is kept as it was.
+            Exception: the error of `send`, which has sent nothing. The letter is kept as it was.
         """
         letter = self._letters[number]
         if letter.payload is None:
@@ -145,8 +145,8 @@ class LetterRing:
 
 
 class KeepLetter(Protocol):
-    """Keeps a dropped message of one type. `sender`: the name of its process, or what stands in
-    place of a correlation id. A `payload` of None is no bytes, and is never sent again."""
+    """Keeps a dropped message of one type. `sender`: the name of its process, or the mark in place
+    of a correlation id. A `payload` of None is no bytes, and is never sent again."""
 
     def __call__(
         self,
@@ -177,7 +177,8 @@ class DeadLetters:
         self._strangers: LetterRing | None = None
 
     def keeper(self, name: str, settings: ShardingSettings) -> KeepLetter | None:
-        """Make the ring of a type; return what keeps letters in it, None if none are kept."""
+        """Make the ring of a type; return a function that keeps letters in it, None if none are
+        kept."""
         if not settings.dead_letters:
             return None
         bounds = settings.dead_letters, settings.dead_letter_bytes, settings.dead_letter_payloads
@@ -254,7 +255,7 @@ class DeadLetters:
         ring.keep(letter)
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """Iterate over all letters, those of one ring oldest first."""
+        """Iterate over all letters, in each ring oldest first."""
         for ring in (*self.rings.values(), *((self._strangers,) if self._strangers else ())):
             yield from ring
 

@@ -1,7 +1,7 @@
 """Deaf entities: busy, with messages that wait, and without anything of theirs that runs.
 
 An entity is busy while a handler, a start or an `on_stop` of it runs. One that waits has a task,
-and what goes on in the next turn of the loop has a callback there. If neither is there, nothing
+and one that goes on in the next turn of the loop has a callback there. If neither is there, nothing
 ever makes the entity take its next message: a defect of shardbus, which no other figure shows. So
 the entities with a mailbox are looked at once a second:
 

@@ -1,4 +1,4 @@
-"""What an entity puts aside: messages for later, and work that runs beside its messages.
+"""Things that an entity puts aside: messages for later, and work that runs beside its messages.
 
     stash()                  the message being handled returns after unstash_all()
     pipe_to_self(work)       a task; `receive` gets its outcome as a message
@@ -51,7 +51,7 @@ log = GuardedLog("shardbus.entity")
 
 
 class MessageRunner(Protocol):
-    """What deferred work calls: the runner of the type."""
+    """The runner of the type, as deferred work calls it."""
 
     counts: EntityCounts
     mailbox_limits: MailboxLimits
@@ -63,7 +63,7 @@ class MessageRunner(Protocol):
 
 
 class DeferredWork:
-    """What the entities of one type on one node have put aside."""
+    """The messages and work that the entities of one type on one node have put aside."""
 
     def __init__(self, kind: EntityType, runner: MessageRunner, stash_max: int) -> None:
         self._name, self._runner, self._stash_max = kind.name, runner, stash_max
@@ -167,7 +167,7 @@ class DeferredWork:
     # ---- the end
 
     def end(self, activation: Activation) -> None:
-        """End what an activation has begun: its timers and its work. Its stash stays."""
+        """End an activation's timers and work. Its stash stays."""
         extras = activation.extras
         if extras is not None:
             extras.cancel_timers()
@@ -208,13 +208,14 @@ class DeferredWork:
 
 
 class EndedProcess(NamedTuple):
-    """Work has raised what would end the process: `sys.exit` does. Only the entity gets it."""
+    """Work has raised an exception that would end the process: `sys.exit` does. Only the entity
+    gets it."""
 
     error: BaseException
 
 
 async def _contained(work: Awaitable[object]) -> object:
-    """Await work. No task may raise what ends its loop."""
+    """Await work. No task may raise an exception that ends its loop."""
     try:
         return await work
     except (KeyboardInterrupt, SystemExit) as error:
@@ -222,7 +223,7 @@ async def _contained(work: Awaitable[object]) -> object:
 
 
 def _outcome_of(task: asyncio.Future[object]) -> object:
-    """Return what became of work: its value, or the exception itself. The future may be of a class
+    """Return the outcome of work: its value, or the exception itself. The future may be of a class
     of the application's."""
     try:
         if task.cancelled():

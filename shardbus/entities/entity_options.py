@@ -1,7 +1,7 @@
 """The keyword arguments of `@bus.entity`, for type checkers and editors: they complete the names,
 and refuse unknown ones and values that cannot be.
 
-`EntityArguments` are those of the declaration itself, which `ShardBus.entity` describes.
+`EntityArguments` are the arguments of the declaration itself, which `ShardBus.entity` describes.
 `EntityOptions` adds every setting of section `sharding`, under its own name; a test compares both
 with `ShardingSettings`, where units, ranges and meanings stand.
 

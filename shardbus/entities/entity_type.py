@@ -47,7 +47,7 @@ class StopReason(Enum):
 
 
 class Directive(Enum):
-    """What happens to an entity whose handler raised."""
+    """The next step of an entity whose handler raised."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -77,7 +77,7 @@ class Invoker:
 
     @property
     def never_waits(self) -> bool:
-        """True for a plain function that returns a value; another may return what it waits for."""
+        """True for a plain function that returns a value; another may return an awaitable."""
         return not self.is_async and self.returns_values
 
     def calling(self, function: Callable[..., Any]) -> Invoker:
@@ -98,7 +98,7 @@ class Invoker:
 
 @dataclass(frozen=True, slots=True)
 class EntityType:
-    """What a node knows of one entity type."""
+    """A node's knowledge of one entity type."""
 
     cls: type
     interface: Interface
@@ -110,7 +110,7 @@ class EntityType:
     stops: bool
     """The class has an `on_stop` of its own."""
     states: StateCodec | None = None
-    """Writes and reads what the store has; None: the type has no state."""
+    """Writes and reads the form in the store; None: the type has no state."""
     events: EventCodec | None = None
     """Writes and folds events; None: the type is not event-sourced."""
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
@@ -125,7 +125,7 @@ class EntityType:
     without one."""
 
     carries: bool = False
-    """Its entities carry what they have in memory to the next home of their shard."""
+    """Its entities carry their memory to the next home of their shard."""
     reminds: bool = False
     """Its entities may set reminders."""
 
@@ -205,7 +205,8 @@ def _is_awaitable_generator(function: Callable[..., Any]) -> bool:
 
 
 def awaited(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
-    """Return what the runner calls for a method, and whether that is a coroutine function."""
+    """Return the function that the runner calls for a method, and whether it is a coroutine
+    function."""
     if is_coroutine_function(function):
         return function, True
     return (finishing(function), True) if may_wait(function) else (function, False)

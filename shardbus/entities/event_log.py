@@ -1,21 +1,21 @@
 """The events of running entities: replay at the start, persist, and snapshots.
 
     start     load the snapshot: a state and the number of its last event
-              open the journal under the shard's fence, fold what follows that number
+              open the journal under the shard's fence, fold the events behind that number
     persist   append after the last number ──stored──> fold, then answer
                                             ──no answer──> IN_DOUBT
-    snapshot  every `snapshot_after` events: save state and number, then trim what is not kept
+    snapshot  every `snapshot_after` events: save state and number, then trim older events
 
 An append without an answer may be in the journal or not. Then the log is IN_DOUBT: the next
-`persist` opens the journal first, which waits for the outcome of that append, and folds what is
-there. An entity whose handler does not catch the error starts again, and reads it there.
+`persist` opens the journal first, which waits for the outcome of that append, and folds the new
+events. An entity whose handler does not catch the error starts again, and reads it there.
 
 A snapshot only saves time. If it cannot be saved, the command that was due for it goes on, and the
 next one is tried `snapshot_after` events later. Events are trimmed only behind a snapshot that the
 store has, so snapshot and journal together have the whole state in every moment.
 
-Opening raises the fence of the journal, so the activation before cannot append any more, and what
-is read is all that there is.
+Opening raises the fence of the journal, so the activation before cannot append any more, and the
+events read are all that there are.
 
 Source: docs/how-to/event-sourcing.md; S2.74.
 """
@@ -51,7 +51,7 @@ log = GuardedLog("shardbus.entity")
 
 
 class LogState(Enum):
-    """What is known of the end of a journal."""
+    """The knowledge of the end of a journal."""
 
     KNOWN = "known"
     IN_DOUBT = "in doubt"
@@ -59,7 +59,7 @@ class LogState(Enum):
 
 
 class EventLogs:
-    """The logs of one type's entities. `journals` are those of the store."""
+    """The logs of one type's entities. `journals` are the store's."""
 
     def __init__(
         self,
@@ -82,8 +82,7 @@ class EventLogs:
         self.snapshot_after, self.kept = settings.snapshot_after, settings.events_kept
 
     async def load(self, activation: Activation, data: bytes | None) -> None:
-        """Give a new object its state: that of its snapshot, stored as `data`, with the events
-        behind it.
+        """Give a new object its state: its snapshot's, stored as `data`, with the events behind it.
 
         Raises:
             StateUnreadable: the snapshot or an event cannot be read, or is missing.
@@ -111,8 +110,7 @@ class EventLogs:
 
 
 class EventLog:
-    """The place of one object of an entity in its journal. `number` is that of the last event that
-    is folded."""
+    """The place of one object of an entity in its journal. `number` is the last folded event's."""
 
     __slots__ = ("_activation", "_due", "_logs", "_state", "_turn", "number")
 
@@ -124,7 +122,7 @@ class EventLog:
         self._turn = asyncio.Lock()
 
     async def catch_up(self, entity: Any) -> None:
-        """Open the journal, and fold what follows the last number."""
+        """Open the journal, and fold the events behind the last number."""
         logs, activation = self._logs, self._activation
         shard, key = activation.shard, activation.key
         place = (logs.name, shard.shard, key)

@@ -42,11 +42,11 @@ counters, an id has one in each, and the least of them is the estimate, never to
 at 15. After ten times as many uses as the limit, all counters are halved, so that the recent past
 counts.
 
-*The climber* chooses the size of the window. Work that repeats few ids wants a small window, work
-that moves on to ever new ids a large one. After each ten times as many messages as the limit it
-compares the part of them that found their entity in memory: if that grew, the window changes on in
-the same direction; if it shrank, in the other. The step shrinks, and is long again when the rate
-jumps, since then the work has changed.
+*The climber* chooses the size of the window. Work that repeats few ids gains by a small window,
+work that moves on to ever new ids by a large one. After each ten times as many messages as the
+limit it compares the part of them that found their entity in memory: if that grew, the window
+changes on in the same direction; if it shrank, in the other. The step shrinks, and is long again
+when the rate jumps, since then the work has changed.
 
 Source: B.81-B.84; Karedla et al. 1994 (segmented LRU), Arlitt et al. 1999 (dynamic aging),
 Einziger, Friedman, Manes 2017 (TinyLFU), Einziger et al. 2018 (adaptive window).

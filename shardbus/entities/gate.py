@@ -3,12 +3,12 @@
 The cluster thread writes `valid_until`, the time until which membership has confirmed this node
 (`membership.suspension`). The application compares it with the clock before it handles anything:
 
-    what                                        checked
+    work                                        checked
     a run of messages from a session            at its start, and every 64 messages
     the mailbox of an entity                    at its start, and every 16 messages
     a timer, an outcome of piped work           each
     a handler, start or on_stop that waited     each time it goes on
-    a save that the store has acknowledged      before the entity learns of it
+    a save that the store has acknowledged      before the entity goes on
     a start, a recovery of remembered entities  each, or once in a turn of the loop
 
 A process that was stopped finds the time passed at its first check, before any message of another
@@ -111,7 +111,7 @@ class SuspensionGate:
                 action()
 
     def end(self) -> None:
-        """Keep the gate shut: the process ends. Handlers that wait at it learn so."""
+        """Keep the gate shut: the process ends. It wakes handlers that wait at it."""
         self.closed = self.ended = True
         self._wake()
 

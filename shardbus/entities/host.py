@@ -1,4 +1,5 @@
-"""The host of one entity type on one node: its shards, its activations, and what they admit.
+"""The host of one entity type on one node: its shards, its activations, and the messages they
+admit.
 
 `active` holds the activations of every open shard, one that admits all messages; it is the hot
 path's one look-up. The activations of a shard that moves are kept in the shard itself, where only
@@ -113,7 +114,7 @@ class Host:
         self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish, self.gate)
         self.stopper.attach(self.runner)
         self.outside = self.runner.running_handlers.eager.outside
-        """The context of timers: not that of the handler that sets one."""
+        """The context of timers: not the context of the handler that sets one."""
         self.tracer: Any = None
         """The tracer (`routing.tracer`) of a node with tracing."""
         self.counts, self.deferred = self.runner.counts, self.runner.deferred
@@ -146,7 +147,8 @@ class Host:
         self._attach(store)
 
     def _attach(self, store: StateStore) -> None:
-        """Make what only some types have: what entities carry, and their reminders."""
+        """Make the parts that only some types have: the carried memory of entities, and their
+        reminders."""
         kind = self.kind
         if kind.carries:
             self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
@@ -163,7 +165,7 @@ class Host:
         store: StateStore,
         start_elsewhere: Callable[[str], Awaitable[None]],
     ) -> None:
-        """Send what the entities deliver themselves."""
+        """Send the deliveries of the entities themselves."""
         self.deliveries.sends = EntitySends(
             self.kind,
             self.node_name,
@@ -247,7 +249,8 @@ class Host:
             return False
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
-        """Set what a shard admits from links: all messages, those from one node, or none."""
+        """Set the messages that a shard admits from links: all, only those from one node, or
+        none."""
         hosted = self.shards.get(shard)
         if hosted is None:
             return
@@ -309,7 +312,7 @@ class Host:
             self._on_down(shard)
 
     def _cut_off(self, shards: list[Shard]) -> None:
-        """End what is left of these shards: their time to stop is over."""
+        """End the rest of these shards: their time to stop is over."""
         for hosted in shards:
             if self.shards.get(hosted.shard) is hosted:
                 for activation in list(hosted.activations.values()):
@@ -492,8 +495,8 @@ class Host:
             message.refuse(error)
 
     def take_left(self, shard: str) -> list[tuple[str, Message]]:
-        """Return, once, the unhandled messages of a shard that has stopped, by entity id; those of
-        one entity are in order."""
+        """Return, once, the unhandled messages of a shard that has stopped, by entity id; messages
+        of one entity are in order."""
         return self._left.pop(shard, [])
 
     def _may_return(self, activation: Activation) -> bool:
@@ -538,7 +541,7 @@ class Host:
         self.runner.close()
         self.passivator.stop()
 
-    # ---- what contexts call
+    # ---- for contexts
 
     def timer_cause(self) -> str:
         """Return the trace context of the handler that sets a timer now; empty if it has none."""
@@ -620,8 +623,8 @@ class Host:
     async def change_state(
         self, shard: str, entity_id: str, data: bytes | None, revision: str = ""
     ) -> None:
-        """Make this the state of an entity, for an operator; None removes it. `revision` is that of
-        the state to be replaced, empty for any.
+        """Make this the state of an entity, for an operator; None removes it. `revision` names the
+        state to be replaced, empty for any.
 
         Raises:
             Refused: the shard is not here, or moves, or the entity is busy. Nothing was changed.
@@ -647,7 +650,7 @@ class Host:
                 return
 
     async def _load_stored(self, activation: Activation) -> bytes | None:
-        """Read what is stored of an entity, and raise its stored fence to that of the shard."""
+        """Read the stored state of an entity, and raise its stored fence to the shard's."""
         shard = activation.shard
         return await self._keeper.load(self.name, shard.shard, activation.key, shard.fence)
 
@@ -667,7 +670,7 @@ class Host:
                 self._go_on(hosted, activation)
 
     def _go_on(self, hosted: Shard, activation: Activation) -> None:
-        """Start an entity whose state was changed, if it is wanted; else let it leave memory."""
+        """Start an entity whose state was changed, if it is needed; else let it leave memory."""
         if self.remembered is not None and not self.remembered.knows(hosted, activation.key):
             self.remembered.add(hosted, activation)
         elif self.remembered is not None or activation.mailbox:
@@ -733,8 +736,8 @@ class Host:
 
     @property
     def waiting(self) -> int:
-        """Messages that entities here have not handled, those of stopped shards included, which are
-        about to leave. Costs a pass over what is in mailboxes."""
+        """Messages that entities here have not handled, those in stopped shards included, which are
+        about to leave. Costs a pass over the mailboxes' messages."""
         return self.runner.waiting + sum(map(len, self._left.values()))
 
     @property

@@ -40,7 +40,8 @@ class WatchingProof:
 
 
 def watch_states(states: StateCodec, loop: asyncio.AbstractEventLoop) -> None:
-    """Let each save of a type warn of what it leaves out, if the loop is one that looks for it."""
+    """Let each save of a type warn of attributes it leaves out, if the loop is one that looks for
+    these."""
     if is_watched(loop) and not isinstance(states.proof, WatchingProof):
         states.proof = WatchingProof(states.entity_type, states.proof)
 

@@ -61,8 +61,8 @@ STEP_MAX_S = 0.25
 
 @dataclass(slots=True)
 class BlockedSender:
-    """What a session waits for: room in these mailboxes, or (`all`) in all together. `paused`: all
-    of the session waits, and not only what is for these entities."""
+    """The room that a session waits for: in these mailboxes, or (`all`) in all together. `paused`:
+    all of the session waits, and not only the messages for these entities."""
 
     activations: dict[Activation, None] = field(default_factory=dict)
     all: bool = False
@@ -104,7 +104,7 @@ class MailboxLimits:
         self._bytes, self._messages = settings.mailbox_bytes, settings.mailbox
         self.room = self._bytes - self._spare
         """Bytes that may be queued before the mailboxes are measured again, or while they are
-        `tight`, what was left when they were measured, without what was queued since."""
+        `tight`, the bytes left when they were measured, without those queued since."""
         self.pauses = 0
         """How often a session had to wait."""
         self._patience = settings.mailbox_patience
@@ -132,7 +132,7 @@ class MailboxLimits:
 
     @property
     def _spare(self) -> int:
-        """Bytes for what arrives while the mailboxes are `tight`."""
+        """Bytes for arrivals while the mailboxes are `tight`."""
         return self._bytes // 4
 
     @property
@@ -338,7 +338,7 @@ class MailboxLimits:
             self._over_stuck = self._over_stuck or self._still_s >= self._patience
 
     def _count(self) -> None:
-        """Measure what is in all mailboxes."""
+        """Measure the contents of all mailboxes."""
         taken, filled, activations = 0, 0, dict[Activation, None]()
         for activation in self._activations:
             mailbox = activation.mailbox

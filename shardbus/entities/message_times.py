@@ -65,7 +65,7 @@ class MessageTimes:
         self.mark()
 
     def mark(self) -> None:
-        """Let what was measured up to `MARKS` marks ago be recent no more."""
+        """Let measurements of up to `MARKS` marks ago be recent no more."""
         self._window.mark(self.methods)
         self._marked.append(self._clock())
 

@@ -46,7 +46,7 @@ class Passivation:
 
     @classmethod
     def never(cls) -> Passivation:
-        """Passivate no entity, unless it asks for it."""
+        """Passivate no entity, unless it requests it."""
         return cls(limit=0, after=0.0)
 
     @classmethod
@@ -98,7 +98,7 @@ class Passivation:
 
 
 def duration(name: str, seconds: float | str) -> float:
-    """Parse a duration in the format of `passivate_after`. `name` is that of the argument.
+    """Parse a duration in the format of `passivate_after`. `name` is the argument's.
 
     Raises:
         ConfigError: it is none.

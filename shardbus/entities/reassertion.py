@@ -1,4 +1,4 @@
-"""What a node writes again when the store's server is another one than before.
+"""The rows that a node writes again when the store's server is another one than before.
 
 The problem: a server that took over, was restored from an older copy, or came back empty may have
 lost the last writes that the store acknowledged. Among them are fences. Then nothing in the store
@@ -6,7 +6,7 @@ keeps a former owner from a save: one that stood still, for example, and continu
 
 So each node, as soon as its store meets another server, raises the fence of every entity that it
 has in memory, and lists its remembered entities once more. A former owner is refused again from
-then on, as it would be if nothing had been lost. What an entity has in memory is not written: the
+then on, as it would be if nothing had been lost. An entity's state in memory is not written: the
 next save does that.
 
     owner A, fence 10            owner B, fence 11                     store

@@ -1,21 +1,22 @@
 """Cycles of asks: an entity that waits, directly or through others, for its own answer.
 
 An entity handles its next message when its handler has returned. So an ask that comes to it on
-behalf of what its own handler waits for would wait until the deadline. It is refused at once:
+behalf of the very ask that its own handler waits for would wait until the deadline. It is refused
+at once:
 
     A handles m, asks B          B gets the ask with the chain  [A#7]
       B handles it, asks C       C gets the ask with the chain  [A#7, B#3]
-        C handles it, asks A     A is busy, and #7 is what it is busy with:
+        C handles it, asks A     A is busy, and with #7:
                                  C gets ReentrancyError A -> B -> C -> A
 
 A *chain* travels with the asks that handlers make, and with nothing else: not with tells, not with
 asks of code outside entities. Its numbers name runs of handlers (`CallChain`), so that an ask on
-behalf of a run that is over is queued like any other. An entity waits for what its handler has
-asked until that ask has its outcome; a handler that gave up after a timeout waits no more. A chain
-keeps the last CHAIN_MAX entities. A longer cycle ends by AskTimeout, and so do two entities that
-ask each other while each handles another message.
+behalf of a run that is over is queued like any other. An entity waits for its handler's ask until
+that has its outcome; a handler that gave up after a timeout waits no more. A chain keeps the last
+CHAIN_MAX entities. A longer cycle ends by AskTimeout, and so do two entities that ask each other
+while each handles another message.
 
-The current task tells which handler makes an ask: a handler runs under an `EagerTask`. A task that
+The current task shows which handler makes an ask: a handler runs under an `EagerTask`. A task that
 a handler has made belongs to the chain only while the handler waits for it (`gather`, `TaskGroup`,
 `wait`, `wait_for`, `shield` or `await`).
 

@@ -12,9 +12,9 @@ the entity passivates.
     hand-off, shutdown        ──> stops, and stays on the list
 
 **Writes** of a shard go one after the other, each with everything that gathered during the last
-one: what counts for an id is its last state, listed or not. A failed write is repeated while the
-shard is here, with a pause that doubles up to `shard_failure_backoff`; messages wait meanwhile,
-bounded by the mailbox. A shard is not given away before its last write has ended.
+one: for an id its last state counts, listed or not. A failed write is repeated while the shard is
+here, with a pause that doubles up to `shard_failure_backoff`; messages wait meanwhile, bounded by
+the mailbox. A shard is not given away before its last write has ended.
 
 **Fences.** Every write carries the shard's fence, and the first one raises it before the list is
 read: a former home can neither add to the list nor remove from it any more.
@@ -118,7 +118,7 @@ class RememberedEntities:
         self._lists.pop(hosted, None)
 
     def busy(self, hosted: Shard) -> bool:
-        """True if a write of this shard is under way, or wanted."""
+        """True if a write of this shard is under way, or due."""
         shard_list = self._lists.get(hosted)
         return (
             shard_list is not None
@@ -246,7 +246,7 @@ class RememberedEntities:
 
 
 class ShardList:
-    """What this node knows of one shard's list."""
+    """This node's knowledge of one shard's list."""
 
     __slots__ = ("activations", "hosted", "listed", "read", "stale", "touched", "wanted", "writing")
 

@@ -1,22 +1,22 @@
 """The runner of one entity type's messages: the hot path, the mailboxes, starts and failures.
 
 Messages come in runs (`runs`), or one by one (`receive`). A message for a busy entity goes into the
-mailbox; any other is handled where it arrived. What follows a message is here for both: its answer,
-the rest of the mailbox, the end of the entity.
+mailbox; any other is handled where it arrived. The work behind a message is here for both: its
+answer, the rest of the mailbox, the end of the entity.
 
 **Suspension.** While the gate is shut nothing is handled and nothing starts: messages go into
-mailboxes, and what would go on is held, in order. Once it opens, the held activations go on, some
-in each turn of the loop.
+mailboxes, and activations that would go on are held, in order. Once it opens, these go on, some in
+each turn of the loop.
 
 **Failures.** A handler that raises fails its asker with EntityFailed and restarts the entity (a new
-object, its state loaded again, `on_start`) at once; messages wait. A told message whose handler
-raises is counted as dropped, `failed`. The directive `resume` keeps the object, `stop` stops it.
+object, its state loaded again, `on_start`) at once; messages wait. A tell whose handler raises is
+counted as dropped, `failed`. The directive `resume` keeps the object, `stop` stops it.
 `supervision` describes when a start waits for a backoff.
 
 **Rejections.** A `Rejection` that a handler raises, or lets pass from an entity that it asked, is
-an answer: the asker gets it, and the entity goes on as it is. For a told message it is counted as
-dropped, `rejected`. Only the stop message of an entity has no sender that could be refused: there
-it is a failure, which stops the entity.
+an answer: the asker gets it, and the entity goes on as it is. A tell counts as dropped, `rejected`.
+Only the stop message of an entity has no sender that could be refused: there it is a failure, which
+stops the entity.
 
 A message that an entity asks of itself, directly or through others, is refused (`reentrancy`).
 
@@ -118,7 +118,7 @@ def invoked(invoker: Invoker, entity: Any, payload: bytes) -> Any:
 def answer(
     activation: Activation, invoker: Invoker, value: Any, session: Session, corr: int
 ) -> None:
-    """Answer with what the handler returned, unless it has put the message aside."""
+    """Answer with the handler's result, unless it has put the message aside."""
     if activation.extras is not None and activation.extras.take_stashed():
         return
     try:
@@ -186,7 +186,7 @@ class EntityRunner:
     ) -> None:
         self.gate = gate or SuspensionGate()
         self._held: dict[Activation, Callable[[], None]] = {}
-        """Activations that would go on if the gate were open, each with what it would do."""
+        """Activations that would go on if the gate were open, each with its next step."""
         self.gate.on_open(self._resume_some)
         self.kind, self.settings, self.loop = kind, settings, loop
         self.plain = kind.plain
@@ -215,7 +215,8 @@ class EntityRunner:
         self.tick = self._supervisor.tick = tick
 
     def carry(self, carrying: CarriedStates) -> None:
-        """Let entities take what they carried when they start. Called once, before any starts."""
+        """Let entities take their carried memory when they start. Called once, before any
+        starts."""
         self.carrying = self._supervisor.carrying = carrying
 
     def remind(self, reminding: Reminding) -> None:
@@ -257,8 +258,8 @@ class EntityRunner:
         corr: int,
         chain: Chain,
     ) -> None:
-        """Handle an ask for an idle entity inside the await of its caller. The gate is open. What
-        the caller's own message has asked in its first step is kept apart."""
+        """Handle an ask for an idle entity inside the await of its caller. The gate is open. Asks
+        of the caller's own message in its first step are kept apart."""
         activation.used = self.tick
         self.counts.begun += 1
         handlers = self.running_handlers
@@ -384,7 +385,7 @@ class EntityRunner:
         work: Coroutine[Any, Any, Any] | None = None,
     ) -> bool:
         """Handle one message. Returns True if that is done; otherwise `settle` is called later.
-        `work`: what its handler has left to do, instead of a call of it."""
+        `work`: the rest of its handler's work, instead of a call of it."""
         invoker, payload, session, corr, deadline, chain = message
         if corr != OWN and invoker.name != OUTCOME and work is None:
             self.counts.begun += 1
@@ -608,7 +609,7 @@ class EntityRunner:
             self.settle_soon(activation)
 
     def disown(self, activation: Activation) -> None:
-        """Refuse what the object of an entity, which is to be replaced, does from now on."""
+        """Refuse later acts of an entity's object, which is to be replaced."""
         self._supervisor.disown(activation)
 
     def abandoned(self, activation: Activation) -> bool:
@@ -626,9 +627,9 @@ class EntityRunner:
     def _failed(
         self, activation: Activation, error: BaseException, message: Handled | None
     ) -> bool:
-        """Fail the asker of a handler that raised, or count its told message, and follow the
-        directive. Returns True if the entity goes on or stops, False if it starts again.
-        `message`: None if a start failed."""
+        """Fail the asker of a handler that raised, or count its tell, and follow the directive.
+        Returns True if the entity goes on or stops, False if it starts again. `message`: None if a
+        start failed."""
         if is_a(error, StateReplaced):
             self._start_again(activation)
             return False
@@ -736,7 +737,7 @@ class EntityRunner:
     @property
     def waiting(self) -> int:
         """Messages of others that are in mailboxes and stashes, or that a handler works on. Costs a
-        pass over what is in mailboxes."""
+        pass over the mailboxes' messages."""
         return self.mailbox_limits.waiting_of_others + self.counts.stashed + self.at_work
 
     def close(self) -> None:

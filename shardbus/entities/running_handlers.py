@@ -1,4 +1,4 @@
-"""Handlers that wait: their eager tasks, and what they ask.
+"""Handlers that wait: their eager tasks, and their asks.
 
 Most handlers end in their first step and are never here. A handler that waits has an eager task of
 its own until it ends, and so has a start or an `on_stop` that waits. During the first step
@@ -139,8 +139,8 @@ class RunningHandlers:
         message: Current | None = None,
     ) -> None:
         """Let the current eager task go on where the first step stopped, in the context of that
-        step. `done` is called at its end, and must first ask whether the task has `ended` by
-        itself. `message`: the one that the step has handled, if the caller has it at hand."""
+        step. `done` is called at its end, and must first check whether the task has `ended` by
+        itself. `message`: the message of the step, if the caller has it at hand."""
         eager, current = self.eager.task, self._current
         if eager.activation is None:
             eager.activation, header = activation, current.run_header
@@ -164,7 +164,7 @@ class RunningHandlers:
         return True
 
     def cut_off(self, activation: Activation) -> None:
-        """Cancel the task of an entity, and ignore what becomes of it."""
+        """Cancel the task of an entity, and ignore its outcome."""
         eager, activation.task = activation.task, None
         if eager is not None:
             del self.tasks[id(eager)]

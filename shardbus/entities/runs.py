@@ -53,9 +53,9 @@ Row = tuple[str, bytes, int, Activation | None]
 the run began. Of one that has left memory since then `busy` is true."""
 Rows = Iterator[Row]
 Run = tuple[Find, Arrive, Invoker, Session | None, int, Chain, list[Any] | None]
-"""What the messages of a run share: what finds and what starts an entity, the method, the asker,
-deadline, chain, and the payloads that are decoded, the next one last; None: they are decoded one by
-one."""
+"""The properties that the messages of a run share: the functions that find and start an entity, the
+method, the asker, deadline, chain, and the payloads that are decoded, the next one last; None: they
+are decoded one by one."""
 
 AHEAD_MIN, AHEAD_MAX = 8, 1024
 """Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
@@ -87,7 +87,8 @@ def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
 
 
 class RunHandler:
-    """Handles the runs of one entity type on one node; its runner does what follows a message."""
+    """Handles the runs of one entity type on one node; its runner does the work behind a
+    message."""
 
     def __init__(self, runner: EntityRunner) -> None:
         self._runner, self._eager = runner, runner.eager
@@ -380,8 +381,8 @@ class RunHandler:
         value: object,
         context: contextvars.Context,
     ) -> None:
-        """Do the work behind what a plain function has returned, under the current task and in the
-        current context, as a part of its message."""
+        """Do the work behind a plain function's result, under the current task and in the current
+        context, as a part of its message."""
         runner = self._runner
         self._eager.task.coroutine = coroutine = finish(value)
         try:

@@ -48,7 +48,7 @@ WAITED, BLOCKED = "waited", "blocked"
 WALKED_MAX = 500
 """Frames of one task that are looked at."""
 _AWAITING = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"))
-"""Of coroutines and generators: their frame, and what they await. Python does not tell which
+"""Of coroutines and generators: their frame, and the object they await. Python does not show which
 asynchronous generator a coroutine is in, so a stack ends there."""
 _OURS = (
     str(Path(__file__).parent),
@@ -82,8 +82,8 @@ class SlowHandlers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, blocked_after: float) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Slow handlers by entity type and what they did, `waited` or `blocked`. Both threads
-        write it: copy it before iterating."""
+        """Slow handlers by entity type and kind, `waited` or `blocked`. Both threads write it: copy
+        it before iterating."""
         self._loop, self._blocked_after = loop, blocked_after
         self._thread = threading.get_ident()
         self._blocking: _BlockingHandler | None = None
@@ -193,10 +193,10 @@ def suspended_frames(eager: EagerTask) -> list[tuple[FrameType, int]]:
 
 
 def frames_of(coroutine: Any) -> list[tuple[FrameType, int]]:
-    """Return the frames of a coroutine and of what it awaits, each with its line, innermost last;
-    at most `WALKED_MAX`."""
+    """Return the frames of a coroutine and of the objects it awaits, each with its line, innermost
+    last; at most `WALKED_MAX`."""
     frames: list[tuple[FrameType, int]] = []
-    with suppress(Exception):  # what a coroutine awaits may be an object of any class
+    with suppress(Exception):  # a coroutine may await an object of any class
         while coroutine is not None and len(frames) < WALKED_MAX:
             kind = next((kind for kind in _AWAITING if hasattr(coroutine, kind[0])), None)
             if kind is None:
@@ -209,7 +209,7 @@ def frames_of(coroutine: Any) -> list[tuple[FrameType, int]]:
 
 
 def places(stack: Iterable[tuple[FrameType, int]]) -> list[str]:
-    """Return frames as text, without those of this package and of asyncio."""
+    """Return frames as text, without frames of this package and of asyncio."""
     codes = [(frame.f_code, line) for frame, line in stack]
     places = [
         f"{code.co_filename}:{line} in {code.co_name}"

@@ -2,17 +2,17 @@
 
 The entity itself saves the new state, under its fence and between two messages, like a handler.
 Before, its object is disowned: its tasks save nothing any more, and their saves that are not sent
-yet are refused. Then it starts again: `on_start` runs with the new state, and what waits in the
-mailbox follows. `on_stop` does not run, because it might save what the entity had before.
+yet are refused. Then it starts again: `on_start` runs with the new state, and the mailbox's
+messages follow. `on_stop` does not run, because it might save the entity's former state.
 
 An entity that does not run is not started for it, since its stored state may be one that cannot be
 read: it waits in state LISTING, with the messages that arrive, until the store has the new state.
 It goes away again if no message has come, unless its type is remembered: then it starts.
 
 A change may name the revision of the stored state that the operator has read. The owner then loads
-what is stored, before it saves, and refuses the change if that is another one. It looks a second
+the stored state, before it saves, and refuses the change if that is another one. It looks a second
 time once the object is disowned, because a task may have saved in between. From then on nothing
-else can save, and the load raises the stored fence above that of every earlier owner.
+else can save, and the load raises the stored fence above every earlier owner's.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -42,9 +42,9 @@ Save = Callable[[Context, bytes | None], Awaitable[None]]
 
 
 class StateChange:
-    """One change: a state as it is stored, or None to remove it. `load` reads what is stored,
-    `save` writes, `disown` ends what the entity's object may save. `revision` is that of the state
-    to be replaced, empty for any."""
+    """One change: a state as it is stored, or None to remove it. `load` reads the stored one,
+    `save` writes, `disown` ends the saves of the entity's object. `revision` names the state to be
+    replaced, empty for any."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class StateChange:
             self._outcome.set_exception(refused)
 
     async def check(self, activation: Activation) -> None:
-        """Compare what is stored with the revision that the operator has read.
+        """Compare the stored state with the revision that the operator has read.
 
         Raises:
             StateChanged: it is another one. Errors of a load.

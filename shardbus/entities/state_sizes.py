@@ -1,8 +1,8 @@
-"""What the stored states of the running entities of one type take, in bytes.
+"""The sizes of the stored states of the running entities of one type, in bytes.
 
-The size of an entity is that of its state as it was last loaded or saved, which is about what the
-state takes in memory, and a lower bound of it. Types without state have no such table, so their
-entities cost nothing more.
+The size of an entity is the length of its state as it was last loaded or saved, which is about the
+size of the state in memory, and a lower bound of it. Types without state have no such table, so
+their entities cost nothing more.
 
 Source: docs/how-to/keep-state.md.
 """

@@ -1,14 +1,15 @@
-"""How an entity stops, and what happens if it does not.
+"""How an entity stops, and the measures if it does not.
 
 The node asks an entity to stop (for a hand-off, a shutdown, idleness, a limit), or the entity stops
-itself. Without a stop message it handles what it must, `on_stop` runs, and it leaves memory:
+itself. Without a stop message it handles the messages that it must, `on_stop` runs, and it leaves
+memory:
 
     hand-off, shutdown     after the messages in its mailbox, and its piped work
     passivation, stop()    after its current message; the mailbox starts a new activation
 
 A type may declare a stop message. Then the node asks with that:
 
-    the node wants it to stop ──> the stop message goes to the end of the mailbox
+    the node has to stop it ───> the stop message goes to the end of the mailbox
                                   the entity handles it like any other, and goes on
     the entity calls stop() ────> as above, with the reason of the request
 
@@ -97,7 +98,7 @@ class Stopper:
         self._settle(activation)
 
     def leave(self, activation: Activation, reason: StopReason) -> None:
-        """Stop an entity after what it is doing, at its own wish."""
+        """Stop an entity after its present work, at its own wish."""
         if activation.stopping is None:
             stop_request = activation.stop_request
             self.stop(activation, reason if stop_request is None else stop_request.reason)
@@ -158,7 +159,7 @@ class Stopper:
 
         try:
             ended = running.begin(activation, "on_stop", self._on_stop(entity, activation), done)
-        except BaseException as e:  # a cancellation, or what is no Exception
+        except BaseException as e:  # a cancellation, or a class outside Exception
             raise_interrupt(e)
             self._stop_failed(activation, e)
             ended = True
@@ -173,7 +174,7 @@ class Stopper:
             self._runner.carrying.freeze(activation, entity)
 
     def _stop_failed(self, activation: Activation, error: BaseException) -> None:
-        """Count and log an `on_stop` that has raised; what the entity has is not carried."""
+        """Count and log an `on_stop` that has raised; the entity's memory is not carried."""
         self._runner.note_failure(activation, ON_STOP, error)
         about = {"shard": activation.shard.shard, "fence": activation.shard.fence}
         log.error(
@@ -212,8 +213,8 @@ class Stopper:
         self._gone(activation)
 
     def _fail_current(self, activation: Activation) -> None:
-        """Fail the asker of the message being handled, or count it as a tell that failed, unless
-        the message was put aside."""
+        """Fail the asker of the message being handled, or count it as a failed tell, unless the
+        message was put aside."""
         current = None if activation.task is None else activation.task.message
         if current is None or (activation.extras is not None and activation.extras.take_stashed()):
             return

@@ -1,8 +1,8 @@
-"""Supervision: starting an entity, and what happens when a start or a handler fails.
+"""Supervision: starting an entity, and the steps after a start or a handler that fails.
 
-A start makes the object, loads its state, or takes what it carried from the old home of its shard
-(`carrying`), and runs `on_start`. A start that fails is tried again
-while the entity is wanted, the first time at once, then with a doubling backoff; messages wait:
+A start makes the object, loads its state, or takes the memory carried from the old home of its
+shard (`carrying`), and runs `on_start`. A start that fails is tried again while the entity is
+needed, the first time at once, then with a doubling backoff; messages wait:
 
     it fails ──> the directive is `stop` ──> it ends, and the messages that wait are refused
              ──> any other ────────────────> backoff ──> again
@@ -21,7 +21,7 @@ since the last time that it did, the start that follows waits as one that has fa
 
 A store that does not answer is no failure of the entity, so supervision is not asked about it.
 
-At a hand-off, an entity is wanted while messages wait for it, since they come before those that the
+At a hand-off, an entity is needed while messages wait for it, since they come before those that the
 next home gets. A stop message alone, which it could not answer, does not count. Then only a store
 that does not answer is asked again, until the entity is cut off. StaleFence is a failure, too: the
 entity lives elsewhere and this shard stops soon; then the activation ends. The messages that wait
@@ -135,13 +135,13 @@ class EntityCounts:
         self.begun = 0
         """Messages that were handed to a handler; one that is stashed is handed again later."""
         self.undone = 0
-        """Those of them that were stashed, or dropped by what their handler did."""
+        """How many of them were stashed, or dropped by an act of their handler."""
         self.stashed = 0
         """Messages in stashes now."""
         self.own_dropped = 0
         """Drops of messages that entities sent themselves, which have not arrived from anywhere."""
         self.carried: dict[str, int] = {}
-        """By outcome: entities that were to carry what they have in memory."""
+        """By outcome: entities that were to carry their memory."""
         self.cut_off = 0
         self.expired = 0
         """States that were removed after `state_ttl`."""
@@ -182,8 +182,8 @@ class EntityCounts:
         session: Session | None,
         corr: int,
     ) -> None:
-        """Count a message that no handler gets, and keep it as a dead letter. What the node itself
-        hands to an entity, such as the outcome of piped work, is an object and has no bytes."""
+        """Count a message that no handler gets, and keep it as a dead letter. A message of the node
+        itself to an entity, such as the outcome of piped work, is an object and has no bytes."""
         self.drop(reason, via=corr)
         if self.keep_letter is not None:
             has_bytes = invoker.one is None or not invoker.name.startswith("$")
@@ -222,8 +222,8 @@ def _awaited(activation: Activation) -> bool:
 
 
 class Supervisor:
-    """Starts entities of one type. `tick` is the node's coarse time. `end_work(activation)` ends
-    what an activation has begun."""
+    """Starts entities of one type. `tick` is the node's coarse time. `end_work(activation)` ends an
+    activation's timers and work."""
 
     def __init__(
         self,
@@ -237,10 +237,10 @@ class Supervisor:
         self._kind, self._settings, self._keeper = kind, settings, keeper
         self._end_work = end_work
         self.carrying: CarriedStates | None = None
-        """What entities carry, of a type that does."""
+        """The carried memory of entities, of a type that carries."""
         self.sizes: StateSizes | None = None
         self.load_reminders: LoadReminders | None = None
-        """Reads what an entity that starts has; None: its type sets no reminders."""
+        """Reads the reminders of an entity that starts; None: its type sets none."""
         self.events: EventLogs | None = None
         """The events of a type that is event-sourced."""
 
@@ -256,7 +256,7 @@ class Supervisor:
                     await activation.entity.on_start()
             except (GeneratorExit, asyncio.CancelledError):  # of the runner, or of the loop's end
                 raise
-            except BaseException as e:  # StaleFence too: the region learns that the shard has moved
+            except BaseException as e:  # StaleFence too: the region sees that the shard has moved
                 raise_interrupt(e)
                 if self.gives_up(activation, e):
                     return
@@ -338,15 +338,14 @@ class Supervisor:
         return stops
 
     def end_object(self, activation: Activation) -> None:
-        """End the object of an entity and what it has begun. The activation goes on with another
+        """End the object of an entity and its timers and work. The activation goes on with another
         object, or ends."""
         self._end_work(activation)
         activation.entity = None
         self.disown(activation)
 
     def disown(self, activation: Activation) -> None:
-        """Refuse what the object of an entity asks or does from now on, and its saves that are not
-        sent yet."""
+        """Refuse later asks and acts of an entity's object, and its saves that are not sent yet."""
         activation.more().objects_ended += 1
         self._keeper.refuse_unsent(self._kind.name, activation.shard.shard, activation.key)
 
@@ -392,7 +391,7 @@ class Supervisor:
         activation.entity = entity
 
     async def _prepare(self, activation: Activation) -> None:
-        """Make the object, and give it what it carried from another node, else its stored
+        """Make the object, and give it its memory carried from another node, else its stored
         state."""
         self.construct(activation)
         if self.carrying is not None and self.carrying.has(activation):

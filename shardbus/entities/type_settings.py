@@ -59,7 +59,8 @@ def settings_by_type(
 def _settings_within(
     name: str, kind: EntityType, settings: Settings, parent: str, table: ShardingSettings
 ) -> ShardingSettings:
-    """Return the settings of a type that lives within another: those of the table are its."""
+    """Return the settings of a type that lives within another: the parent's table settings are its
+    own."""
     for key in settings.sharding.types.get(name, {}):
         if key in TABLE_SETTINGS:
             raise ConfigError(

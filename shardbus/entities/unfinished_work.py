@@ -95,7 +95,8 @@ async def finish(answer: object) -> Any:
 
 
 def finishing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a coroutine function that calls a function and awaits what that may return."""
+    """Return a coroutine function that calls a function and awaits its result if it is
+    awaitable."""
 
     @wraps(function, assigned=())
     async def call(entity: Any, *args: Any) -> Any:

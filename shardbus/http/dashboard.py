@@ -4,8 +4,8 @@ The files hold no data, so they need no token: the page asks `/v1/...` for every
 token that the person gives it. Its policy allows the files of its own origin and nothing else: no
 inline script or style, no other host, no frame, no form. A name with HTML in it stays a name.
 
-The files are read once, when the application is made. `ETag` is their hash; a browser asks whether
-its copy is the present one and gets 304.
+The files are read once, when the application is made. `ETag` is their hash; a browser sends the
+hash of its copy and gets 304 if it is the present one.
 
 Source: docs/how-to/dashboard.md; B.149.
 """

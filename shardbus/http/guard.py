@@ -3,7 +3,7 @@
 On the loopback, the default, every client that can connect may read. Elsewhere every page but the
 probes needs a bearer token, of an operator (`http.token`) or of a reader (`http.reader_token`), if
 one is set; without `security.insecure` a node starts there only with one. A reader's token is also
-asked for on the loopback. Tokens are compared in constant time.
+required on the loopback. Tokens are compared in constant time.
 
 These rules keep out web pages that the operator visits, and readers:
 

@@ -87,7 +87,7 @@ class Server:
     ) -> None:
         self.host, self._tls = host, tls
         self.port = port
-        """The wanted port; after `start` the bound one."""
+        """The port to bind; after `start` the bound one."""
         self._app = app
         self._server: _Embedded | None = None
         self._task: asyncio.Task[None] | None = None

@@ -80,8 +80,8 @@ Resource = AbstractAsyncContextManager[Any] | Callable[[], AbstractAsyncContextM
 
 def lifespan(*resources: Resource) -> Lifespan:
     """Return the lifespan of an application: it enters these, in order, and leaves them in the
-    opposite order. A function among them is called at each start, and makes what is entered. A
-    client among them is what `client_of` returns; the first one, if there are several.
+    opposite order. A function among them is called at each start, and makes the resource that is
+    entered. `client_of` returns the client among them; the first one, if there are several.
 
     Raises:
         ConfigError: an argument, or at the start the result of a function, cannot be entered by
@@ -103,7 +103,7 @@ def lifespan(*resources: Resource) -> Lifespan:
 
 
 def _made(resource: Resource) -> AbstractAsyncContextManager[Any]:
-    """Return what one start enters: the resource, or what it makes."""
+    """Return the resource of one start: itself, or the one it makes."""
     if not hasattr(type(resource), "__aenter__") and callable(resource):
         resource = resource()
     return _check(resource)
@@ -206,4 +206,4 @@ async def on_request_error(request: Request, error: RequestError) -> Response:
 exception_handlers: dict[
     int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]
 ] = {RequestError: on_request_error}
-"""What an application needs for `exception_handlers=`."""
+"""The argument `exception_handlers=` of an application."""

@@ -338,7 +338,7 @@ class ClusterMembership:
         self._ask_for_claim(now)
 
     def _ask_for_claim(self, now: float) -> None:
-        """Ask for the store's claim, to found by it, or to renew it. Look for members in its record
+        """Request the store's claim, to found by it, or to renew it. Look for members in its record
         if the seeds do not answer."""
         asks = self._is_member() or self._admission.may_found(now)
         if asks and (ask := self._claim.ask(self.gossip, now)):

@@ -229,7 +229,7 @@ class Joiner:
         self._cookie = 0
         self._joined: dict[NodeId, None] = {}
         self._beyond: dict[Address, None] = {}
-        """Members beyond the target that were asked for a trial."""
+        """Members beyond the target that got a request for a trial."""
         self._own_names: dict[Address, None] = {}
         """Addresses at which this node has found itself."""
         self._began_at = 0.0

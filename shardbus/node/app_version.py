@@ -42,10 +42,10 @@ log = GuardedLog("shardbus.node")
 def version_source(
     kubernetes: KubernetesSettings, application: VersionSource | None
 ) -> VersionSource | None:
-    """Return what gives the version of this node, if `node.version` does not.
+    """Return the source of this node's version, if `node.version` has none.
 
     Raises:
-        ConfigError: the revision is asked for, and this process is in no pod.
+        ConfigError: the revision is requested, and this process is in no pod.
     """
     return DeploymentRevision(kubernetes) if kubernetes.revision else application
 

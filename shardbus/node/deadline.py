@@ -8,8 +8,8 @@ somewhat longer than all phases may take, and then ends the process. Deadlines a
     at the second                                           `STOP_S`
     when membership ends other than by leaving              `DOWNED_S`
 
-and the earliest counts. Until then, the thread reports every `NOTE_S` what the node waits for, and
-for how long at most.
+and the earliest counts. Until then, the thread reports every `NOTE_S` the cause of the node's wait,
+and its longest time.
 
 The exit code is 7, or the node's own if the node has ended and only the process has not. A process
 whose loop was blocked may start anew instead, but not if its output stands still: it would only
@@ -42,7 +42,7 @@ DOWNED_S = 15.0
 STOP_S = 5.0
 """For a node to end after the second signal."""
 FIRST_NOTE_S, NOTE_S = 1.0, 5.0
-"""Until the first report of what a node waits for, and between two."""
+"""Until the first report of the cause of a node's wait, and between two."""
 BLOCKED_S = 1.0
 """A loop that has not turned for that long is reported as blocked."""
 FLUSH_S = 1.0
@@ -76,7 +76,7 @@ class Deadline:
         self.node: Node | None = None
         """The node, once there is one."""
         self.again = ""
-        """What ends the process at once, for the reports; empty if nothing does."""
+        """The way to end the process at once, for the reports; empty if there is none."""
         self.code = NOT_DRAINED
         """The exit code of the process if it is ended. Once the node has one of its own, only the
         end of the process takes too long, and that is no news for a supervisor."""
@@ -121,7 +121,7 @@ class Deadline:
         return AFTERWARDS_S if self.node is None else leaves_within(self.node)
 
     def _note(self) -> None:
-        """Report what the node waits for."""
+        """Report the cause of the node's wait."""
         assert self._until is not None
         self._note_at = time.monotonic() + NOTE_S
         left = max(0.0, self._until - time.monotonic())
@@ -138,7 +138,7 @@ class Deadline:
             return f"its loop, which is blocked at {self._place()}"
         try:
             return waits_for(node)
-        except Exception as changed:  # it reads what the loop's thread changes
+        except Exception as changed:  # the loop's thread changes the objects that it reads
             return f"the end of {node.phases.current} ({described(changed, 100)})"
 
     def _place(self) -> str:
@@ -169,7 +169,7 @@ def output_stands_still() -> bool:
 
 
 def flush_output(output: Output) -> None:
-    """Write what is buffered, for `FLUSH_S` at most: a reader may stand still, and code of the
+    """Write buffered output, for `FLUSH_S` at most: a reader may stand still, and code of the
     application may hold the lock of a stream or of a handler of `logging` for ever."""
 
     def flush() -> None:

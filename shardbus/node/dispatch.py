@@ -1,9 +1,9 @@
-"""The dispatcher: hands what arrives on a node's sessions to the part that handles it.
+"""The dispatcher: hands each arrival on a node's sessions to the part that handles it.
 
 Messages for entities go to the region of the type that they name. Messages of machines go to that
 type's region, coordinator or singleton. Before anything else, each run and each control message is
-looked up in the tables of `transport.permissions`: what its sender may not send is dropped and
-counted as `not_allowed`.
+looked up in the tables of `transport.permissions`: a message that its sender may not send is
+dropped and counted as `not_allowed`.
 
 Source: docs/architecture.md; docs/security.md; S0.10, S2.37.
 """
@@ -184,8 +184,8 @@ class Dispatcher:
             session.outbox.reply(flush.corr, b"")
 
     def on_control(self, session: Session, control: Control) -> None:
-        """Hand a machine's message to the machine; count it if its sender may not send it. What no
-        process of its role may send is not decoded: that may take long."""
+        """Hand a machine's message to the machine; count it if its sender may not send it. A
+        message that no process of its role may send is not decoded: that may take long."""
         kind = class_of(control)
         if kind not in CONTROL[session.permissions.role]:
             self._not_allowed(session, f"{kind.__name__}")
@@ -210,8 +210,8 @@ class Dispatcher:
                 self._on_machine_message(session, control.type, message)
 
     def _on_goodbye(self, session: Session, node: NodeId) -> None:
-        """Believe a member about a node that is, or was, a member and hosts nothing. Check what a
-        client reports."""
+        """Believe a member about a node that is, or was, a member and hosts nothing. Check a
+        client's reports."""
         endpoint = self._endpoint
         if node in self._hosting_members() or node == endpoint.node:
             self._not_allowed(session, f"departure notice about {node}")
@@ -248,7 +248,7 @@ class Dispatcher:
             region.router.handle(events.MessageReceived(sender, message))
 
     def _not_allowed(self, session: Session, what: object) -> None:
-        """Count what a session may not send."""
+        """Count a message that a session may not send."""
         self._endpoint.count_drop("not_allowed")
         name = what if isinstance(what, str) else type(what).__name__
         log.warning("dropped a %s: %s may not send it", name, session.name)

@@ -43,7 +43,7 @@ SHARED = (
 
 
 class DowningLog:
-    """The last decisions of this node, oldest first, and the log of what happens in the cluster."""
+    """The last decisions of this node, oldest first, and the log of the cluster's events."""
 
     def __init__(self) -> None:
         self._kept: deque[Json] = deque(maxlen=KEPT)

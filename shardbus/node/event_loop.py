@@ -73,7 +73,7 @@ class NodeEventLoop(asyncio.SelectorEventLoop):
         return found
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report what no other code handles."""
+        """Report an error that no other code handles."""
         if context.get("message") != NO_DESCRIPTOR:
             super().default_exception_handler(context)
             return

@@ -34,7 +34,7 @@ class FileDescriptors:
         """When the last warning was; None once there are enough again."""
 
     def start(self) -> None:
-        """Raise the limit to what the system allows, and check the use every `CHECK_S`."""
+        """Raise the limit to the system's maximum, and check the use every `CHECK_S`."""
         limit = self._raise()
         if limit < ENOUGH:
             log.warning(

@@ -1,9 +1,9 @@
-"""How one node comes into a cluster: through which seeds, and for what it waits.
+"""How one node comes into a cluster: through which seeds, and why it waits.
 
     begin       through the members of its former life, or through its seeds; or an operator decides
     by          through these seeds from now on; contacts by names and by the store are looked up
     denied      a seed's secret differs from this node's; once all differ, the attempt is over
-    describe    for what the node waits, until it is a member
+    describe    why the node waits, until it is a member
 
 Not here: the messages to the seeds, and who founds a cluster (`membership.joining`).
 
@@ -38,7 +38,7 @@ class JoinAttempts:
         me: its address.
         post: hands an event to membership.
         is_member: True once the node is in a cluster.
-        look: finds out what listens at an address.
+        look: recognizes the program that listens at an address.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class JoinAttempts:
         self._waits = JoinWaits(look, loop)
         self._seeds: set[Address] = set()
         self._denying: set[Address] = set()
-        """Seeds whose keys differ from those of this node."""
+        """Seeds whose keys differ from this node's."""
         self._discovery: Discovery | None = None
         self._rejoins_later: asyncio.TimerHandle | None = None
 
@@ -120,8 +120,8 @@ class JoinAttempts:
             log.warning("%s", line)
 
     def describe(self, waits_for: str) -> str:
-        """Return for what a node waits that is in no cluster, and which ways to others do not work;
-        empty once it is a member. `waits_for`: for what it waits unless it rejoins."""
+        """Return why a node waits that is in no cluster, and which ways to others do not work;
+        empty once it is a member. `waits_for`: its reason unless it rejoins."""
         if self._is_member():
             return ""
         if self.rejoining is not None:

@@ -1,8 +1,8 @@
-"""What a node waits for that is in no cluster yet: for its log and its pages.
+"""Why a node waits that is in no cluster yet: for its log and its pages.
 
 Membership reports the ways that do not work (`membership.trials.BrokenLink`). One that has not
 worked for `FIRST_S` is named, with host, port and channel. Where this node itself gets no answer,
-it finds out what listens at that address, again and again, because that may change.
+it looks for a listener at that address, again and again, because that may change.
 
 The log gets a line after `FIRST_S`, and then ever more rarely; at once if something else is wrong.
 
@@ -31,7 +31,7 @@ NAMED_MAX = 5
 Way = tuple[Address, str, Address | None]
 """A way without its reason: where, the channel, and who connects."""
 Look = Callable[[Address, str], Awaitable[str]]
-"""Finds out what listens at an address, for a channel; returns an empty text if all seems well."""
+"""Recognizes the listener at an address, for a channel; returns an empty text if all seems well."""
 
 
 class JoinWaits:
@@ -41,7 +41,7 @@ class JoinWaits:
         self._look, self._loop = look, loop
         self._since: dict[Way, float] = {}
         self._seen: dict[tuple[Address, str], str] = {}
-        """What was found at an address."""
+        """The findings at an address."""
         self._looked_from: dict[tuple[Address, str], float] = {}
         """When the last look at an address began."""
         self._links: tuple[BrokenLink, ...] = ()
@@ -51,7 +51,7 @@ class JoinWaits:
         self._named: tuple[Way, ...] = ()
 
     def update(self, links: Sequence[BrokenLink]) -> float | None:
-        """Take what membership reports now. Returns the seconds that the node has waited if a line
+        """Take membership's present reports. Returns the seconds that the node has waited if a line
         of the log is due, else None."""
         now = self._loop.time()
         self._links = tuple(links)
@@ -69,7 +69,7 @@ class JoinWaits:
         return now - self._began_at if self._line_is_due(lasting, now) else None
 
     def describe(self) -> str:
-        """Return what the node waits for; empty if nothing has lasted."""
+        """Return why the node waits; empty if nothing has lasted."""
         lasting = self._lasting(self._loop.time())
         shown = [self._text(link) for link in lasting[:NAMED_MAX]]
         more = len(lasting) - len(shown)
@@ -91,7 +91,7 @@ class JoinWaits:
         self._line_at = now + doubling(FIRST_S, LOG_AGAIN_MAX_S, self._lines)
         return True
 
-    # ---- what listens there
+    # ---- the listeners there
 
     def _text(self, link: BrokenLink) -> str:
         seen = self._seen.get((link.address, link.channel), "")

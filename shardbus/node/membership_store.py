@@ -1,4 +1,4 @@
-"""What membership asks of the state store: leases, and the record of the cluster that has the
+"""The requests of membership to the state store: leases, and the record of the cluster that has the
 store's claim (`membership.founding`).
 
     AcquireLease                    the claim of the cluster, or the lease that decides a split
@@ -71,7 +71,7 @@ class MembershipStore:
         """Nodes that the store names and that were no members when they were looked for."""
 
     def perform(self, request: Request) -> None:
-        """Begin to do what membership asks."""
+        """Begin a request of membership."""
         match request:
             case ev.AcquireLease():
                 self._tasks.spawn(self._acquire(request))
@@ -136,7 +136,7 @@ class MembershipStore:
         self._post(ev.SuspectNodes(found))
 
     def on_notice(self, event: object) -> None:
-        """Keep for the pages which other clusters membership has found, and for what it waits."""
+        """Keep for the pages which other clusters membership has found, and why it waits."""
         match event:
             case OtherClustersChanged(clusters):
                 self.other_clusters = clusters
@@ -147,7 +147,8 @@ class MembershipStore:
 
     @property
     def rival(self) -> str:
-        """What operators read about another cluster that writes this store; empty if none does."""
+        """The text for operators about another cluster that writes this store; empty if none
+        does."""
         found = [other.seed for other in self.other_clusters if other.writes]
         if self._rival is None and not found:
             return ""

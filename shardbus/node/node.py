@@ -183,7 +183,7 @@ class Node:
         self._store_identity = ""
 
     def _make_reports(self) -> None:
-        """Make the parts that count and keep what happens here."""
+        """Make the parts that count and keep the events of this node."""
         self.notes: dict[tuple[str, str], int] = {}
         """Notes of the machines, counted by entity type and name."""
         self.decisions = DowningLog()
@@ -209,7 +209,7 @@ class Node:
             DeliveryCounts(self.letters.undelivered),
             self.loop,
         )
-        """What this process delivers."""
+        """The deliveries of this process."""
         """None unless tracing is enabled."""
         self.rpc = NodeRpc(self.me, self._session_to, self._query_timeout, self._member_ids)
         self.rpc.register(LINK_TEST, lambda: True)
@@ -369,7 +369,7 @@ class Node:
         return SingletonShell(region, make, self, margin, own.singleton, reminded)
 
     def _add_periodic_tasks(self) -> None:
-        """Register what runs at every tick, and the sweeps that run once a second."""
+        """Register the work of every tick, and the sweeps that run once a second."""
         add = self._ticker.add
         add("suspension", lambda tick: self.gate.poll())
         for name, region in self.regions.items():
@@ -495,8 +495,8 @@ class Node:
                 pass
 
     def _reassert(self) -> None:
-        """Write again what another server of the store may not have, and check the claims of the
-        coordinators here."""
+        """Write again the rows that another server of the store may lack, and check the claims of
+        the coordinators here."""
         log.warning("the store has another server, which may have lost writes: fences are raised")
         self._reassertions.cancel()
         self._reassertions.spawn(self._register_again())
@@ -507,7 +507,7 @@ class Node:
             self._reassertions.spawn(singleton.coordinator.check_claim())
 
     def _keep_notice(self, event: object) -> None:
-        """Keep for the pages why membership has suspended this node, and what it says of other
+        """Keep for the pages why membership has suspended this node, and its reports of other
         clusters."""
         self.membership_store.on_notice(event)
         match event:
@@ -559,7 +559,7 @@ class Node:
 
     def _update_singletons(self, former: MembershipView | None, view: MembershipView) -> None:
         """Update the singletons that a new view concerns: all of them if it shows other members,
-        otherwise those of the types with another epoch."""
+        otherwise only for types with another epoch."""
         same = former is not None and view.same_members(former)
         epochs = former.epochs if former is not None else {}
         members = TypeMembers(view)
@@ -609,7 +609,7 @@ class Node:
         return 0.0 if since is None else self.loop.time() - since
 
     def describe_joining(self) -> str:
-        """Return for what a node waits that is in no cluster (`JoinAttempts.describe`)."""
+        """Return why a node waits that is in no cluster (`JoinAttempts.describe`)."""
         return self._joins.describe(self.membership_store.waits_for)
 
     @property
@@ -649,7 +649,7 @@ class Node:
         return self.view is not None and self.view.status in HOSTING
 
     def _state_expiry(self) -> StateExpiry:
-        """Create the sweeps of idle states, and answer what those of other nodes ask."""
+        """Create the sweeps of idle states, and answer the questions of other nodes' sweeps."""
         expiry = StateExpiry(
             self.regions,
             self.store,
@@ -662,7 +662,7 @@ class Node:
         return expiry
 
     def _store_reach(self) -> StoreReach:
-        """Create the probes of the store, and answer those of other nodes."""
+        """Create the probes of the store, and answer other nodes' probes."""
 
         async def answer(types: list[str]) -> bool:
             return await reaches_store(self.store, types)

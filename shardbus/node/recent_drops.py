@@ -1,7 +1,7 @@
 """The messages that a node has dropped in the last minute.
 
 Drops are counted, and counters only grow. A sample of them every `PERIOD_S` costs nothing per
-message; the difference to the oldest sample is what was dropped lately.
+message; the difference to the oldest sample is the number dropped lately.
 
 Source: docs/reference/cli.md.
 """

@@ -1,11 +1,11 @@
 """The last events that a node has seen, for operators who come after them.
 
 Two rings of `KEPT` each: events of membership, and those notes of machines that are logged. They
-are apart, so that a coordinator that notes a lot does not push out what happened to the members.
+are apart, so that a coordinator that notes a lot does not push out the members' events.
 
-Times are those of the loop, and leave the node as ages: the node that asks all others sorts them by
-its own clock, however the clocks of the machines differ. Numbers grow by one with each event of a
-node's incarnation, so that who asks again knows what is new.
+Times are the loop's, and leave the node as ages: the node that asks all others sorts them by its
+own clock, however the clocks of the machines differ. Numbers grow by one with each event of a
+node's incarnation, so that a repeated question shows which are new.
 
 Source: docs/reference/http.md; N.21.
 """

@@ -3,7 +3,7 @@
 A node that downed itself in a split knows members that it could not reach; one that others have
 downed knows those that did. Any of them may be in the cluster that it rejoins. If all were downed,
 no cluster is left that could take it: then it does not rejoin. Its process ends, and the seeds of
-its settings decide what happens when a supervisor starts it again.
+its settings decide the way when a supervisor starts it again.
 
 The store may be on the other side of the split, too. So the node waits for it first, instead of
 ending because it does not answer.
@@ -100,7 +100,7 @@ class Rejoining:
         self._line_at = self._began_at + LOG_AGAIN_S
 
     def describe(self, now: float) -> str:
-        """Return what the node waits for, and until when."""
+        """Return why the node waits, and until when."""
         if now < self._began_at:
             pause = self._began_at - now
             times = f"{counted(self.turn, 'time')} in a row"

@@ -46,7 +46,8 @@ WORK_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question: its name, what answers it, and the types of its arguments as a tuple."""
+    """A question: its name, the function that answers it, and the types of its arguments as a
+    tuple."""
 
     name: str
     answer: Callable[..., Any]
@@ -110,7 +111,8 @@ class NodeRpc:
 
     def register(self, name: str, answer: Callable[..., Any], *, to_clients: bool = False) -> None:
         """Answer the question `name` with `answer`, which returns plain data or a coroutine. With
-        `to_clients`, clients that may ask it get an answer, too; its first argument is a type."""
+        `to_clients`, clients with that permission get an answer, too; its first argument is a
+        type."""
         self._questions[name] = Question.of(name, answer, to_clients=to_clients)
 
     async def ask(self, node: NodeId, question: str, *args: object, of: str = "") -> Any:

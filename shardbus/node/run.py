@@ -58,8 +58,8 @@ log = GuardedLog("shardbus.node")
 CANCEL_S = 2.0
 """For a step of the start to end after its cancellation."""
 GC_THRESHOLDS = (50_000, 20, 50)
-"""The first is above what some thousand messages in flight take, among which the collector would
-find nothing."""
+"""The first is above the objects of some thousand messages in flight, among which the collector
+would find nothing."""
 T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED = 0, 1, 4, 6
 
@@ -120,7 +120,7 @@ def run_to_end(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) 
 
     A task that raises SystemExit or KeyboardInterrupt ends the loop that runs it, and so does a
     call of `loop.stop()`. Handlers can begin such tasks, and no message may end a node: unless a
-    signal has raised it, what comes out of the loop is logged, and the loop goes on where it
+    signal has raised it, an exception out of the loop is logged, and the loop goes on where it
     was."""
     task = loop.create_task(main)
     while True:

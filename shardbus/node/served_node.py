@@ -1,5 +1,5 @@
-"""A node with its store and its HTTP interface: what a process runs (`run`), and what an
-application embeds in its own event loop (`shardbus.embedding`).
+"""A node with its store and its HTTP interface: a process runs it (`run`), or an application embeds
+it in its own event loop (`shardbus.embedding`).
 
     start   the store answers, sockets listen, the stored tables fit, HTTP answers, the node joins
     ready   the member is Up, and its regions are registered

@@ -1,8 +1,8 @@
-"""What becomes of messages when another process, or only the session to it, ends.
+"""The fate of messages when another process, or only the session to it, ends.
 
-    member lives        a new session takes the place of the lost one, and sends what was not sent
-    member died         what was never sent goes to the next home, ahead of newer messages; what
-                        was sent and not acknowledged may have arrived, and is counted
+    member lives        a new session takes the place of the lost one, and sends the unsent ones
+    member died         the unsent ones go to the next home, ahead of newer messages; those
+                        sent and not acknowledged may have arrived, and are counted
     member left         it may still forward messages, and sends a departure notice when it has
                         finished; without that notice its sessions end after `DEPART_S`
     no member, session  the messages that were never sent come back only when this node's own
@@ -12,8 +12,8 @@ When the session to a member that left has ended, whatever arrives from it later
 and at every node that this node sends to from then on (`transport.departures`). Otherwise a message
 could arrive behind a newer one.
 
-A node that ends itself counts what it sent or forwarded without an acknowledgement, and reports it
-to the senders of forwarded messages.
+A node that ends itself counts the messages that it sent or forwarded without an acknowledgement,
+and reports them to the senders of forwarded messages.
 
 Source: docs/architecture.md; S3.58-S3.64.
 """
@@ -50,7 +50,7 @@ class SessionLoss:
         endpoint: owns the sessions.
         dispatcher: knows the clients' sessions.
         rpc: has questions on the sessions, too.
-        drops: counts, by session, what this node forwarded and lost.
+        drops: counts, by session, the messages that this node forwarded and lost.
         is_member: True if membership reports when the node's process ends.
     """
 
@@ -73,10 +73,10 @@ class SessionLoss:
         """The node whose sessions are being given up now."""
 
     def member_gone(self, gone: NodeId, *, died: bool) -> None:
-        """Settle what was sent to a member that membership has removed."""
+        """Settle the messages sent to a member that membership has removed."""
         error = NodeLost(f"{gone} is gone")
         if died:
-            self._endpoint.remove(gone, error)  # first: what comes back is older than what waits
+            self._endpoint.remove(gone, error)  # first: the returned are older than the waiting
             self._dispatcher.notify_clients(died=(gone,))
         else:
             self._loop.call_later(DEPART_S, self._endpoint.remove, gone, error)
@@ -125,8 +125,8 @@ class SessionLoss:
                 region.router.handle(event)
 
     def _part(self, left: NodeId) -> None:
-        """Give up the sessions of a node that left and forwards nothing any more. What has come
-        from it is handed out before anything newer can be, here and elsewhere; the rest is
+        """Give up the sessions of a node that left and forwards nothing any more. Its messages that
+        have come are handed out before anything newer can be, here and elsewhere; the rest is
         refused."""
         del self._left[left]
         self._endpoint.departures.announce(left)
@@ -137,7 +137,7 @@ class SessionLoss:
             self._parting = None
 
     def closing(self) -> None:
-        """Count forwarded tells that no node has acknowledged, for the reports to their senders."""
+        """Count forwarded tells without an acknowledgement, for the reports to their senders."""
         for session in self._endpoint.outgoing_sessions:
             for (name, via), lost in tells_by_mark(session.unacknowledged()).items():
                 self._drops.drop(via, name, "unconfirmed", lost)

@@ -33,14 +33,14 @@ from shardbus.transport.endpoint import Endpoint
 PART_S = 5.0
 """For messages under way, at most."""
 PART_FIRST_S = 1.0
-"""For clients to leave, and for the homes of what they sent last, while this node is a member; or
+"""For clients to leave, and for the homes of their last messages, while this node is a member; or
 for clients if the whole cluster stops; at most. Those that wait for late answers stay until it has
 left."""
 POLL_S = 0.02
 
 
 class LeavingNode(Protocol):
-    """What leaving needs of a node."""
+    """The parts of a node that leaving needs."""
 
     me: NodeId
     loop: asyncio.AbstractEventLoop
@@ -106,14 +106,14 @@ async def _leave(node: LeavingNode, progress: Progress) -> None:
     node.drops.prompt = True
     if not node.cluster_stops.done():
         progress("leaving the cluster")
-        if _others_host(node):  # a member can still ask for the homes of what clients send
+        if _others_host(node):  # a member can still request homes for clients' messages
             _part_with_clients(node)
             await _until(node, lambda: not _clients_need(node), PART_FIRST_S)
     node.cluster.post(cluster.Leave(node.me))
     if await asyncio.shield(node.stopped) != LEFT:
         return
     _part_with_clients(node)
-    # No other node will serve what clients still send if the whole cluster stops.
+    # No other node will serve later messages of clients if the whole cluster stops.
     seconds = PART_FIRST_S if node.cluster_stops.done() else PART_S
     await _until(node, lambda: not _busy(node) and not _hands_over(node), seconds)
     await _give_up_undelivered(node)
@@ -146,8 +146,8 @@ def longest_move(node: LeavingNode) -> float:
 
 
 def waits_for(node: LeavingNode) -> str:
-    """Return what a node that leaves waits for now. May be called from any thread: a number may be
-    a moment old."""
+    """Return why a node that leaves waits now. May be called from any thread: a number may be a
+    moment old."""
     waits = list(node.phases.unfinished)
     match node.phases.current:
         case "" if not node.stopped.done():
@@ -196,7 +196,7 @@ def _awaits_homes(node: LeavingNode) -> bool:
 
 
 def _clients_need(node: LeavingNode) -> bool:
-    """True if clients are connected, or what they sent may still find a home."""
+    """True if clients are connected, or their messages may still find a home."""
     return bool(node.endpoint.clients) or _awaits_homes(node)
 
 

@@ -1,6 +1,6 @@
 """Finds members that answer heartbeats, but acknowledge nothing on their session.
 
-A session between two live processes resends what is not acknowledged, without end. If nothing is
+A session between two live processes resends unacknowledged batches without end. If nothing is
 acknowledged for `cluster.quarantine_after` while membership reports the member as reachable, one of
 the two processes is defective and must restart. The downing strategy decides which. A member that
 reports a lack of room is not defective.
@@ -37,7 +37,7 @@ class StalledSession:
     """A session on which nothing is acknowledged, and the `seconds` since the last progress."""
 
     sign: tuple[int, int]
-    """What progress changes: the acknowledgements, and the reports of a lack of room."""
+    """The counts that progress changes: the acknowledgements, and the reports of a lack of room."""
     seconds: float = 0.0
 
 

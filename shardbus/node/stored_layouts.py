@@ -1,9 +1,8 @@
-"""Compares the shards that an application declares with those of the stored tables, before its node
-joins.
+"""Compares the shards that an application declares with the stored tables, before its node joins.
 
 A table is a map of shards, so a type with another number of shards, or another shard function, has
 no use for it. The coordinator refuses such a table, and without a coordinator no message of the
-type is handled. So a node does not start with it, and the error says what to do.
+type is handled. So a node does not start with it, and the error names the remedy.
 
 A table without homes, as an orderly stop of the cluster leaves it, has nothing to lose: the change
 is logged. Entities keep their ids and their states. But a store that places states by their shards,
@@ -31,7 +30,7 @@ log = GuardedLog("shardbus.node")
 
 
 async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> None:
-    """Compare the layout of each type with that of its stored table.
+    """Compare the layout of each type with its stored table.
 
     Raises:
         LayoutDiffers: a table that has homes is for another layout.

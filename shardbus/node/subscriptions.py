@@ -70,7 +70,7 @@ class Subscription:
         self._wake()
 
     def end(self) -> None:
-        """End the iterator after what is queued."""
+        """End the iterator after the queued events."""
         self._ended = True
         self._wake()
 
@@ -80,8 +80,8 @@ class Subscription:
 
 
 class Subscriptions:
-    """The subscriptions and callbacks of one node. `view`: the current view; `recent` keeps what is
-    published."""
+    """The subscriptions and callbacks of one node. `view`: the current view; `recent` keeps the
+    published events."""
 
     def __init__(self, me: NodeId, recent: RecentEvents | None = None) -> None:
         self._recent = recent

@@ -35,7 +35,7 @@ STDOUT, STDERR = 1, 2
 
 
 class SupervisedNode(Protocol):
-    """What commands act on. Each method may be called more than once, from any thread."""
+    """The target of commands. Each method may be called more than once, from any thread."""
 
     def close(self) -> None: ...
 

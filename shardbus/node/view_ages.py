@@ -1,4 +1,5 @@
-"""For how long membership has been as it is: what is normal for a moment is a fault if it lasts.
+"""For how long membership has been as it is: a state that is normal for a moment is a fault if it
+lasts.
 
 Source: docs/reference/cli.md.
 """

@@ -150,7 +150,7 @@ def any_of(ready: Sequence[int], dice: Random, count: int) -> int:
 def least_busy(ready: Sequence[int], dice: Random, count: int, cost: Callable[[int], float]) -> int:
     """Return the less busy one of two instances at random.
 
-    `cost(k)`: what one more ask to instance k costs (`open_asks.OpenAsks`). Two choices instead of
+    `cost(k)`: the cost of one more ask to instance k (`open_asks.OpenAsks`). Two choices instead of
     the minimum over all, because senders that all see one idle instance would all send there.
     """
     if len(ready) < 2:

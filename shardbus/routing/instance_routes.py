@@ -9,16 +9,17 @@ messages now.
     sender ──x──> InstanceSender ──x~2──> Router ──> session to the home of 17~2
                    picks 2 of ready
 
-`version` grows with each change of a home or of N, so that a sender may keep what it has picked.
+`version` grows with each change of a home or of N, so that a sender may keep its pick.
 
-**N** is what the coordinator says, and until that is known what the type declares. When N shrinks,
-the region machine rejects what waits for the rows above; it is routed to another instance, except
-the part of an `all`, which the others get anyway. A message so routed may be handled after later
-ones of its sender. Messages of `all` wait until the number is known, in order and bounded.
+**N** is the coordinator's number, and until that arrives the number that the type declares. When
+N shrinks, the region machine rejects the messages that wait for the rows above; they are routed to
+another instance, except the part of an `all`, which the others get anyway. A message so routed may
+be handled after later ones of its sender. Messages of `all` wait until the number is known, in
+order and bounded.
 
-Homes are asked for when a shard is first used: all of its rows, so that each has one. A message
-that was sent before any home was known waits for the instance that its sender picked blindly. If
-another instance gets a home and this one none, the message goes there, unless its router is `hash`
+The first use of a shard requests homes for all of its rows, so that each has one. A message that
+was sent before any home was known waits for the instance that its sender picked blindly. If another
+instance gets a home and this one none, the message goes there, unless its router is `hash`
 (`pending_message.Binding`).
 
 Source: docs/partitions.md.
@@ -85,8 +86,8 @@ class ShardRows:
 
 
 class Uncounted:
-    """The messages of `all` that wait for the number of instances, in order, and what sends
-    each."""
+    """The messages of `all` that wait for the number of instances, in order, each with its
+    sender."""
 
     __slots__ = ("_held", "_room")
 
@@ -115,7 +116,7 @@ class Uncounted:
 
 
 class RoutesRows(Protocol):
-    """What the rows use of their router."""
+    """The services of a router that its rows use."""
 
     interface: Interface
     region: ShardRegion
@@ -260,7 +261,7 @@ class InstanceRoutes:
             self.stale()
 
     def changed(self, row: str) -> None:
-        """Compute anew which instances have homes: that of a row has changed."""
+        """Compute anew which instances have homes: a row's home has changed."""
         self.version += 1
         rows = self._rows.get(split_row(row)[0])
         if rows is not None:
@@ -292,7 +293,7 @@ class InstanceRoutes:
         answer.add_done_callback(closed)
 
     def cost_of(self, entity_id: str, rows: ShardRows, instance: int) -> float:
-        """Return what one more ask to an instance costs, in s."""
+        """Return the cost of one more ask to an instance, in s."""
         home = self._router.region.home_of(rows.routes[instance - 1].shard)
         node = home.node if home is not None else None
         return self.open_asks.cost(wire_id(entity_id, instance), node, self._loop.time())

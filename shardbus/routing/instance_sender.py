@@ -51,7 +51,7 @@ from shardbus.transport.asks import Key, set_error
 from shardbus.wire.schema import Decode, Interface, form_of
 
 HOMES_WITHIN_S = 1.0
-"""How long `all` waits for homes that this process has not asked for before."""
+"""How long `all` waits for homes that this process has not requested before."""
 
 SENDERS_MAX = 100
 """Senders of one type that are kept, by their choice."""
@@ -87,7 +87,7 @@ class InstanceSender:
 
     @property
     def address(self) -> tuple[Any, ...]:
-        """What two senders have in common that send alike."""
+        """Equal for two senders that send alike."""
         return self.router, self.choice
 
     @property
@@ -112,7 +112,7 @@ class InstanceSender:
         """Return the route that a reference may use without this sender: by a router that picks for
         each message, or in a process with tracing, it is none."""
         if self._to_all or not self._sticky or self.router.tracer is not None:
-            self.rows.of(entity_id)  # this asks for homes; an invalid id is the caller's error
+            self.rows.of(entity_id)  # this requests homes; an invalid id is the caller's error
             return NO_ROUTE
         return Picked(self, entity_id)
 
@@ -273,7 +273,7 @@ class InstanceSender:
         def left_ms() -> int:
             return max(1, round((ends - loop.time()) * 1000))
 
-        # This asks for homes; an invalid id is the caller's error.
+        # This requests homes; an invalid id is the caller's error.
         rows = self.rows.of(entity_id)
         if self.choice.policy == FIRST:
 
@@ -405,7 +405,7 @@ def sender_of(router: Router) -> LoopSender:
 
 
 def spread_seed(name: str) -> int:
-    """Return a seed for a sender's dice: those of two senders differ."""
+    """Return a seed for a sender's dice: two senders have different seeds."""
     return spread(name, 2**31 - 1)
 
 

@@ -70,7 +70,7 @@ class OpenAsks:
         self._estimates[node] = (estimate + gain * (took - estimate), now, samples)
 
     def cost(self, wire_id: str, node: NodeId | None, now: float) -> float:
-        """Return what one more ask to an instance costs, in s. Asks to the entity itself count
+        """Return the cost of one more ask to an instance, in s. Asks to the entity itself count
         twice: they wait for each other."""
         open_asks = self.by_wire_id.get(wire_id, 0)
         if node is None:

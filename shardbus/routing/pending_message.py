@@ -1,12 +1,13 @@
-"""Messages that cannot leave yet, or that another node forwarded, with what their sending needs.
+"""Messages that cannot leave yet, or that another node forwarded, with all that their sending
+needs.
 
 A message with a known home never becomes a `PendingMessage`. The region machine keeps pending
 messages in order and does not look into them; the router sends or refuses them.
 
-`BufferedAsks` holds those of one type that wait for an answer. An ask ends at its deadline even
-while it waits for a home. It then keeps its place in the region's buffer, because to search for it
-would cost more than it frees: the region drops it when it needs the room, otherwise the router
-skips it when the home is known.
+`BufferedAsks` holds the asks of one type. An ask ends at its deadline even while it waits for a
+home. It then keeps its place in the region's buffer, because to search for it would cost more than
+it frees: the region drops it when it needs the room, otherwise the router skips it when the home is
+known.
 
 Source: S0.11, S0.14, S2.22 to S2.24, S2.65.
 """
@@ -41,7 +42,7 @@ Refusal = RequestError | LocalProtocolError
 
 
 OVERHEAD_BYTES = 128
-"""What a pending message counts in the buffer besides its payload."""
+"""The weight of a pending message in the buffer besides its payload."""
 
 
 class Binding(Enum):
@@ -199,7 +200,7 @@ class BufferedAsks:
 
 def rejection(entity_type: str, reason: str) -> RequestError:
     """Return the error for the sender of a message that was rejected for this reason. The region
-    rejects what no node has handled, so the error is definite; no node has died."""
+    rejects only messages that no node has handled, so the error is definite; no node has died."""
     if reason == REJECT_BUFFER_FULL:
         return BufferFull(f"the buffer of {entity_type!r} for shards without a home is full")
     if reason == REJECT_DROPPED_IN_MOVE:

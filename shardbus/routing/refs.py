@@ -55,7 +55,7 @@ RESERVED = frozenset(
 
 
 class Addressed:
-    """Compares by what it sends to. `_address` returns that, with the sender."""
+    """Compares by its target and its sender, which `_address` returns."""
 
     __slots__ = ()
 
@@ -219,7 +219,7 @@ class Call(Addressed):
 
 class PickedCall(Call):
     """A handler of an entity with instances, by a router that stays with the instance that it has
-    picked. It asks for another one when the version of the rows has changed: one comparison per
+    picked. It requests another one when the version of the rows has changed: one comparison per
     message."""
 
     __slots__ = ()
@@ -281,8 +281,8 @@ class TracedCall(Call):
 
 
 class Ref(Addressed):
-    """A reference to one entity. Its attributes are the entity's handlers. What a verb returns is
-    for its sender to say: an awaitable, or in a thread the outcome."""
+    """A reference to one entity. Its attributes are the entity's handlers. The sender decides what
+    a verb returns: an awaitable, or in a thread the outcome."""
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class Ref(Addressed):
     ) -> None:
         self._sender, self.entity_id, self._timeout_ms = sender, entity_id, timeout_ms
         self._interface = interface or sender.interface
-        """That of the class by which it was made; other modules may have other classes."""
+        """The interface of the class by which it was made; other modules may have other classes."""
         self._route = sender.route_for(entity_id)
 
     @property

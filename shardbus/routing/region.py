@@ -54,7 +54,7 @@ class StartEntity:
 
 
 class Owner(Protocol):
-    """The owner of what sends to a type: a node's region, or a client's."""
+    """The owner of the senders to a type: a node's region, or a client's."""
 
     @property
     def sender(self) -> Sender: ...

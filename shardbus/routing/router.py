@@ -4,15 +4,15 @@ A message whose shard has a known home costs one look-up (entity id to `ShardRou
 (to the open batch of the session that the route names). Every other case (an unknown home, a shard
 that moves, a full buffer) is decided by the pure `sharding.region.region.ShardRegion`; the router
 carries out its effects. Nodes and clients use the same router: the region of a client hosts nothing
-and asks any node for what the region of a node asks the coordinator.
+and sends any node the questions that the region of a node sends the coordinator.
 
     route.out is an outbox    the home is known: append to its batch
     route.out is None         the region decides: `Deliver`
 
 Its parts: `rows`, the instances of each shard, of a type with instances; `caller`, the handler that
 asks, in a process that hosts entities; `tracer`, in a process with tracing. `InstanceSender` and
-`TracedSender` send by a router. What one message needs (the binding to an instance, the chain, the
-deadline, the trace) is an argument of its send, and then a field of the `PendingMessage`.
+`TracedSender` send by a router. The properties of one message (its binding to an instance, chain,
+deadline, trace) are arguments of its send, and then fields of the `PendingMessage`.
 
 The routes of entity ids are cached, up to ROUTES_MAX ids, because to hash an id costs more than to
 find it.
@@ -90,7 +90,7 @@ class KeyTable(dict[str, Key]):
 
 
 class Messages(Protocol):
-    """What takes the messages of one type: a sender, or what keeps them until there is one."""
+    """Takes the messages of one type: a sender, or a buffer that keeps them until there is one."""
 
     @property
     def interface(self) -> Interface: ...
@@ -103,7 +103,7 @@ class Messages(Protocol):
 
 
 class Deliverer(Protocol):
-    """What delivers messages until they are confirmed: of the process, or for a thread."""
+    """Delivers messages until they are confirmed: for the process, or for a thread."""
 
     def deliver(
         self,
@@ -136,22 +136,22 @@ class Deliverer(Protocol):
 
 
 class Sender(Messages, Protocol):
-    """What sends to the entities of one type: a `Router`, or what picks, traces or waits and then
-    uses one."""
+    """Sends to the entities of one type: a `Router`, or a sender that picks, traces or waits and
+    then uses one."""
 
     @property
     def address(self) -> tuple[Any, ...]:
-        """What two senders of one process have in common that send alike."""
+        """Equal for two senders of one process that send alike."""
         ...
 
     @property
     def done(self) -> Any:
-        """What a tell returns while there is room."""
+        """The result of a tell while there is room."""
         ...
 
     @property
     def deliverer(self) -> Deliverer:
-        """What delivers messages by this sender. Raises ConfigError: nothing does."""
+        """Delivers messages by this sender. Raises ConfigError: no deliveries are possible."""
         ...
 
     def by(self, choice: Choice, /) -> Sender:
@@ -193,7 +193,7 @@ class Run(Protocol):
 
 
 class Caller(Protocol):
-    """What runs in the current task, in a process that hosts entities."""
+    """The runner of the current task's handler, in a process that hosts entities."""
 
     def call_chain_now(self) -> Run | None: ...
 
@@ -253,8 +253,8 @@ class Router:
         guard(self)
         self.interface, self.region = interface, region
         self.table: Router = self if within is None else within.table
-        """The router whose region places the shards of this type: its own, or that of the outermost
-        type that this one lives within. Both share routes and buffered messages."""
+        """The router whose region places the shards of this type: itself, or the router of the
+        outermost type that this one lives within. Both share routes and buffered messages."""
         self._inner: dict[str, Router] = {}
         """The routers that use this one's table, by type."""
         self.routes: dict[str, ShardRoute] = {}
@@ -264,7 +264,7 @@ class Router:
             self.routes, self.buffered_asks = self.table.routes, self.table.buffered_asks
         self.refused: Refusal | None = None
         self.tracer = tracer
-        """That of a process with tracing, where `TracedSender`s send by this router."""
+        """Only in a process with tracing, where `TracedSender`s send by this router."""
         self.entered = 0
         """Messages of this type that the region machine was given, to let them wait or leave."""
         self.left = 0
@@ -279,7 +279,7 @@ class Router:
         self._owner, self._loop, self._clock, self._caller = owner, loop, clock, caller
         self._create_future = answers_of(loop)
         self.done = loop.create_future()
-        """What a tell returns while there is room: one finished future for all."""
+        """The result of a tell while there is room: one finished future for all."""
         self.done.set_result(None)
         self._machine_timer = MachineTimer(region.deadline, self._tick)
         self.key: Callable[[str], Key] = KeyTable(interface.name).__getitem__
@@ -294,12 +294,12 @@ class Router:
 
     @property
     def address(self) -> tuple[Any, ...]:
-        """What two senders have in common that send alike."""
+        """Equal for two senders that send alike."""
         return (self,)
 
     @property
     def deliverer(self) -> Deliverer:
-        """What delivers for this process."""
+        """The deliverer of this process."""
         return self._owner.deliverer
 
     def by(self, choice: Choice) -> LoopSender:
@@ -488,7 +488,7 @@ class Router:
 
         Raises:
             BufferFull: it is a tell, and the buffer is full. MessageTooLarge: the payload is over
-                the limit; found here, because in the buffer it would block what waits behind it.
+                the limit; found here, because in the buffer it would block the messages behind it.
         """
         if len(pending.payload) > PAYLOAD_BYTES_MAX:
             raise too_large(len(pending.payload))
@@ -527,7 +527,7 @@ class Router:
 
     def resend(self, unsent: list[Unsent]) -> None:
         """Route the messages, in order, that a lost session never sent while their home lives. They
-        are older than what is buffered, so they go in front of it."""
+        are older than the buffered messages, so they go in front of these."""
         held: list[PendingMessage] = []
         for pending in map(self._pending, unsent):
             out = self.route(pending.shard).out
@@ -552,7 +552,7 @@ class Router:
         self, shard: str, left: list[PendingMessage], carried: tuple[CarriedEntity, ...] = ()
     ) -> None:
         """Handle the stop of a shard here; `left` are the messages that were not handled, `carried`
-        is what its entities had in memory."""
+        is the memory of its entities."""
         for pending in left:
             self._waits(pending)
         self.handle(events.ShardDown(shard, tuple(left), carried))
@@ -596,8 +596,8 @@ class Router:
                 route.out = self._owner.out_for(lost.tag)
 
     def refuse(self, error: Refusal, reason: str) -> None:
-        """Fail what is buffered and what is sent later: the type cannot be reached from here. The
-        tells that wait are dropped, and counted by this reason."""
+        """Fail all buffered and later messages: the type cannot be reached from here. Waiting tells
+        are dropped, and counted by this reason."""
         for message in self._take_uncounted():
             message.refuse(error)
             if message.waiter is None:
@@ -620,8 +620,7 @@ class Router:
 
     @property
     def wanted_since(self) -> float | None:
-        """When the first message began to wait for the home that is wanted for longest; None if
-        none is."""
+        """When the oldest message that waits for a home began to wait; None if none waits."""
         return min(self._wanted_since.values(), default=None)
 
     @property
@@ -633,7 +632,7 @@ class Router:
 
     @property
     def buffered_tells(self) -> int:
-        """The number of tells that wait for a home."""
+        """The number of waiting tells, which have no home yet."""
         return sum(pending.waiter is None for pending in self._buffered())
 
     def _buffered(self) -> Iterator[PendingMessage]:
@@ -651,8 +650,8 @@ class Router:
         self.buffered_asks.refuse(error, None if self.table is self else self.interface.name)
 
     def end(self, error: Refusal) -> None:
-        """Refuse asks, and what is sent later, also what has a route: the client is closed. The
-        client has counted the tells that wait."""
+        """Refuse asks, and all later messages, even with a route: the client is closed. The client
+        has counted the waiting tells."""
         for message in self._take_uncounted():
             message.refuse(error)
         self._refuse_asks(error)
@@ -717,8 +716,8 @@ class Router:
                 self._owner.perform(effect)
 
     def _leave(self, shard: str) -> None:
-        """Send what waits for entities of a shard that are full, along its present route, before
-        what says that everything has been sent."""
+        """Send the messages that wait for full entities of a shard, along its present route, before
+        the mark that everything has been sent."""
         out = self.route(shard).out
         if out is not None:
             out.leave(lambda target: self._is_in(target, shard))
@@ -805,7 +804,7 @@ class Router:
         return [] if self.rows is None else [held for held, _ in self.rows.uncounted.take()]
 
     def _settle(self, rows: InstanceRoutes) -> None:
-        """Use a new number of instances, and route what lost its instance."""
+        """Use a new number of instances, and route the messages that lost their instance."""
         rows.recount()
         if rows.counted:
             for message, send in rows.uncounted.take():

@@ -1,4 +1,4 @@
-"""The outcome of messages that are sent already: what the verbs of a client return.
+"""The outcome of messages that are sent already, as the verbs of a client return it.
 
 A message is sent when its verb is called. The caller may await the outcome, give it to a task or a
 task group, or drop it: then the outcome of an ask is dropped, and a tell goes its way. A coroutine
@@ -6,7 +6,7 @@ can do only the first two, because its body runs when it is awaited; a future is
 `asyncio.create_task` and by task groups.
 
 A verb that is called in another thread, as in `run_coroutine_threadsafe(client.call(...), loop)`,
-sends when the client's loop takes up what it has returned.
+sends when the client's loop takes up its result.
 
 Source: docs/how-to/send.md.
 """
@@ -56,14 +56,14 @@ class Sent(Coroutine[Any, Any, T_co]):
         error: BaseException | object = None,
         trace: TracebackType | None = None,
     ) -> Any:
-        """Raise an error in what waits, as a task does that is cancelled."""
+        """Raise an error in the waiting code, as a task does that is cancelled."""
         if self._steps is None:
             self._steps = self._outcome.__await__()
         raised: Any = kind if isinstance(kind, BaseException) else error or kind()
         return self._steps.throw(raised)
 
     def close(self) -> None:
-        """Wait no more. What is sent stays sent."""
+        """Wait no more. The message stays sent."""
         if self._steps is not None:
             self._steps.close()
 
@@ -115,9 +115,8 @@ class OnceAwaited(Awaitable[T_co]):
 
 
 def awaited(verb: F) -> F:
-    """Mark a function whose result is to be awaited. Libraries that ask whether a function is
-    `async def`, as those of web frameworks for background tasks, call it in the loop then, and not
-    in a thread."""
+    """Mark a function whose result is to be awaited. Libraries that check for `async def`, as web
+    frameworks do for background tasks, call it in the loop then, and not in a thread."""
     mark: Callable[[F], F] | None = getattr(inspect, "markcoroutinefunction", None)
     if mark is not None:
         return mark(verb)

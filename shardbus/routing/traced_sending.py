@@ -27,7 +27,7 @@ from shardbus.wire.schema import Decode, Interface, form_of
 
 
 class TracedSender:
-    """Sends by `router` and traces what it sends."""
+    """Sends by `router` and traces each message."""
 
     def __init__(self, router: Router, tracer: Tracer) -> None:
         self._router, self.tracer = router, tracer
@@ -42,12 +42,12 @@ class TracedSender:
 
     @property
     def address(self) -> tuple[Any, ...]:
-        """What two senders have in common that send alike."""
+        """Equal for two senders that send alike."""
         return self._router.address
 
     @property
     def deliverer(self) -> Deliverer:
-        """What delivers for this process."""
+        """The deliverer of this process."""
         return self._router.deliverer
 
     def by(self, choice: Choice) -> LoopSender:
@@ -198,5 +198,5 @@ class TracedSender:
 
 
 def plain_sender(router: Router) -> Router | TracedSender:
-    """Return what sends by a router to ids as they are."""
+    """Return the sender that passes ids to a router as they are."""
     return router if router.tracer is None else TracedSender(router, router.tracer)

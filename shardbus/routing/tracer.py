@@ -1,4 +1,4 @@
-"""What a process uses of its tracing, without OpenTelemetry.
+"""The interface of a process's tracing, without OpenTelemetry.
 
 Source: docs/how-to/trace.md; B.151.
 """
@@ -14,7 +14,7 @@ from shardbus.errors import ConfigError
 
 
 class Tracer(Protocol):
-    """What routers and regions use of `routing.tracing.Tracing`."""
+    """The part of `routing.tracing.Tracing` that routers and regions use."""
 
     left: int
     current: Any

@@ -1,14 +1,14 @@
 """OpenTelemetry: the spans of messages, and how their context travels.
 
-This is the only module that imports OpenTelemetry, and only a process with tracing imports it. What
-it uses is the API: the application chooses an SDK, its sampler and its exporter.
+This is the only module that imports OpenTelemetry, and only a process with tracing imports it. It
+uses only the API: the application chooses an SDK, its sampler and its exporter.
 
     client or entity   span `ask` or `tell`, from the call to the answer
      └─ router         span `buffered` (why: unknown_home, home_died, move), while the message waits
      └─ relay          span `relay`, on a node that sends the message on to a later home
      └─ entity         span `buffered` (why: mailbox), then span `handle`
          └─ save       span `save`, until the store has the state
-         ├─ ask ...    what the handler asks or tells
+         ├─ ask ...    an ask or a tell of the handler
          └─ timer      the time of a timer that the handler sets, then span `handle`
 
 The envelope carries one text: the W3C `traceparent` of the sender's span, its `tracestate`, and the
@@ -19,14 +19,14 @@ The envelope carries one text: the W3C `traceparent` of the sender's span, its `
 **Sampling by the parent.** A message is traced if the span that is current when it is sent is
 sampled. If there is none, code outside of entities begins a trace for `ratio` of its messages, and
 for at most a limit of them in a second; an entity never does. A message that is not traced carries
-nothing, so neither does what it causes. The message of a timer belongs to the trace of the handler
-that set it; a timer that repeats begins a trace each time, as code outside of entities does, with a
-link to that handler. What others send is read strictly: a text that is none
-counts as no context.
+nothing, and neither do the messages that it causes. The message of a timer belongs to the trace of
+the handler that set it; a timer that repeats begins a trace each time, as code outside of entities
+does, with a link to that handler. The texts of others are read strictly: a text that is none counts
+as no context.
 
-**What an untraced message costs.** Its sender reads the current context from its variable, compares
-it with the context without a span, and counts down to the next message that begins a trace. There
-is no object and no call for it, so senders write that out:
+**The cost of an untraced message.** Its sender reads the current context from its variable,
+compares it with the context without a span, and counts down to the next message that begins a
+trace. There is no object and no call for it, so senders write that out:
 
     left = tracing.left = tracing.left - 1
     if left <= 0 or current() is not tracing.plain:
@@ -77,18 +77,18 @@ NEVER = 2**30 - 1
 """A gap of a process that begins no trace. Python subtracts from larger numbers more slowly."""
 PAUSE_S = 0.01
 """The shortest pause of a countdown, so that a high limit needs no more than 100 timers a second;
-what the limit permits meanwhile is kept."""
+the permits of that time are kept."""
 
 
 class Carried(NamedTuple):
-    """What the envelope of a message carries."""
+    """The trace context in the envelope of a message."""
 
     parent: SpanContext
     links: tuple[SpanContext, ...] = ()
 
 
 def _reader() -> Callable[[], Context]:
-    """Return the quickest function that returns the current context: that of the variable in which
+    """Return the quickest function that returns the current context: the variable's own, in which
     the API keeps it. Where the API keeps it elsewhere, its own function."""
     kept = getattr(getattr(api, "_RUNTIME_CONTEXT", None), "_current_context", None)
     return kept.get if isinstance(kept, contextvars.ContextVar) else get_current
@@ -213,12 +213,12 @@ class Tracing:
 
     @staticmethod
     def ending(span: Span, answer: Any) -> AnswerWithSpan:
-        """Return an answer that ends the span of an ask, too; for what waits for it in a thread."""
+        """Return an answer that ends the span of an ask, too; for a thread that waits for it."""
         return AnswerWithSpan(span, answer)
 
     @staticmethod
     def text(span: Span) -> str:
-        """Return what the envelope carries for a span; empty if it is not sampled."""
+        """Return the envelope's context for a span; empty if it is not sampled."""
         context = span.get_span_context()
         if not context.is_valid or not context.trace_flags.sampled:
             return ""
@@ -229,7 +229,7 @@ class Tracing:
 
     def passed(self, carried: str, what: str, about: dict[str, Any], seconds: float = 0.0) -> str:
         """Note that a message has waited for these seconds, or is relayed: a span of its own, and a
-        link in what the envelope carries from now on."""
+        link in the envelope's context from now on."""
         read = self.read(carried)
         if read is None:
             return carried
@@ -247,7 +247,7 @@ class Tracing:
 
     @staticmethod
     def read(text: str) -> Carried | None:
-        """Return what a text carries; None if it is none, or not sampled."""
+        """Return the context in a text; None if it is none, or not sampled."""
         head, _, rest = text.partition("|")
         state, *others = rest.split("|")
         parent = _span_context(head, state)
@@ -335,16 +335,16 @@ class Tracing:
     # ---- timers
 
     def cause(self) -> str:
-        """Return what a timer carries that is set now: the context of its handler."""
+        """Return the context for a timer that is set now: its handler's."""
         return self.text(trace.get_current_span())
 
     def fired(
         self, cause: str, entity_type: str, entity_id: str, method: str, delay: float | None
     ) -> str:
-        """Return what the message of a timer carries; empty if it is not traced. The message of one
-        that was set `delay` seconds ago belongs to the trace of the handler that set it. A timer
-        that repeats, `delay` None, or whose handler was not traced, begins a trace as code outside
-        of entities does."""
+        """Return the context for the message of a timer; empty if it is not traced. The message of
+        one that was set `delay` seconds ago belongs to the trace of the handler that set it. A
+        timer that repeats, `delay` None, or whose handler was not traced, begins a trace as code
+        outside of entities does."""
         about = self._about(entity_type, entity_id, method)
         if cause and delay is not None:
             return self.passed(cause, f"timer {entity_type}", about, delay)
@@ -363,7 +363,7 @@ class Tracing:
     # ---- the store
 
     def keeper(self, states: Any) -> StateKeeper:
-        """Return what loads and saves by `states`, with spans."""
+        """Return a store of states that loads and saves by `states`, with spans."""
         return StateKeeper(states, self)
 
     def saving(self, entity_type: str, entity_id: str) -> Span | None:
@@ -376,7 +376,7 @@ class Tracing:
 
 
 class AnswerWithSpan:
-    """The outcome of an ask, for what waits for it in a thread; ends the span of the ask first."""
+    """The outcome of an ask, for a thread that waits for it; ends the span of the ask first."""
 
     __slots__ = ("_answer", "_span")
 

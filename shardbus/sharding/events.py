@@ -287,7 +287,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Ask for the homes of these shards, although no message waits for them."""
+    """Request the homes of these shards, although no message waits for them."""
 
     shards: tuple[str, ...]
 

@@ -203,7 +203,7 @@ class LeaseEntry:
     ends: float = 0.0
     """HELD: when it ends, by this node's clock."""
     again: bool = False
-    """LOST, RETURNING: it is wanted again afterwards."""
+    """LOST, RETURNING: it is needed again afterwards."""
     refused: bool = False
 
     def advance(self, trigger: LeaseTrigger) -> None:
@@ -234,13 +234,13 @@ class Leases:
         self._out: list[Effect] = []
 
     def state_of(self, name: str) -> LeaseState | None:
-        """Return the state of the lease; None if it is not wanted."""
+        """Return the state of the lease; None if it is not needed."""
         entry = self._entries.get(name)
         return entry.state if entry is not None else None
 
     @property
     def names(self) -> list[str]:
-        """All leases that are wanted, held, or being returned."""
+        """All leases that are needed, held, or being returned."""
         return list(self._entries)
 
     @property
@@ -302,7 +302,7 @@ class Leases:
         return self._take_effects()
 
     def check(self) -> None:
-        """Check that every lease is asked for, has an end, or is being returned; for tests."""
+        """Check that every lease is requested, has an end, or is being returned; for tests."""
         for name, entry in self._entries.items():
             assert (name in self._ends) == (entry.state is LeaseState.HELD), name
             assert entry.state is not LeaseState.FREE, name

@@ -83,7 +83,8 @@ AppEffect = (
 
 
 class MembershipRunner(Protocol):
-    """What a node needs of the runner of its membership; `ClusterThread` describes the methods."""
+    """The runner of a node's membership, as the node needs it; `ClusterThread` describes the
+    methods."""
 
     @property
     def overview(self) -> Overview: ...
@@ -132,7 +133,7 @@ class ClusterThread:
         self.view = MembershipView(me.node)
         """The last view; replaced as a whole, so any thread may read it."""
         self.overview = Overview()
-        """What gossip knows of other nodes, at most a second old; replaced as a whole, too."""
+        """Gossip's knowledge of other nodes, at most a second old; replaced as a whole, too."""
         self.dropped: Counter[str] = Counter()
         """Messages without effect, by reason."""
         self._started_loop: asyncio.AbstractEventLoop | None = None

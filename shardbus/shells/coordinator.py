@@ -1,7 +1,7 @@
 """The shell of a coordinator: runs one type's coordinator machine against the store and the
 sessions.
 
-Every node has one per entity type. A machine runs in it while the singleton (`singleton`) wants
+Every node has one per entity type. A machine runs in it while the singleton (`singleton`) requires
 one:
 
     prepare   create a machine that loads the table and keeps requests
@@ -73,14 +73,14 @@ EARLY_MAX = 10_000
 """Messages kept for a coordinator that does not run here yet."""
 
 EARLY_S = 2.0
-"""Seconds for which they are kept; after that regions repeat what still matters."""
+"""Seconds for which they are kept; after that regions repeat the reports that still matter."""
 
 DROPPED_SHOWN = 3
 """Invalid rows of the stored table that the log names."""
 
 
 class CoordinatorOwner(Protocol):
-    """What a coordinator needs from the singleton that runs it."""
+    """The services that a coordinator needs from the singleton that runs it."""
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
@@ -97,7 +97,7 @@ class CoordinatorShell:
     Args:
         make: builds a fresh machine.
         owner: sends messages, and is called when a machine rules or has ended.
-        overrides: keeps what operators set.
+        overrides: keeps the settings of operators.
         store_timeout: seconds after which a store call has failed.
         remember: True if the type's entities are remembered.
         reminded: returns the types with these shards whose entities set reminders, each with its
@@ -261,7 +261,7 @@ class CoordinatorShell:
         self._handle_for(machine, answered)
 
     async def ask_strategy(self, machine: Coordinator, call: Callable[[], T]) -> T:
-        """Return what `call` returns, which asks the strategy of the type.
+        """Return the result of `call`, which asks the strategy of the type.
 
         Raises:
             Refused: the strategy is one of the user's, and has not answered in time.
@@ -377,7 +377,7 @@ class CoordinatorShell:
         return machine
 
     async def _start_remembered(self, machine: Coordinator) -> None:
-        """Ask for the homes of shards with remembered entities, as a message for one of them would:
+        """Request the homes of shards with remembered entities, as a message for one of them would:
         they run without messages. Entities of shards that the type has no more move to where they
         belong. Repeat after an error while the machine runs."""
         former: list[str] | None = None

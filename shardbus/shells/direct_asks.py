@@ -5,11 +5,11 @@ entity handles it there and then (`goes_directly`), and if so, done. Whatever is
 the batch, as every message does that comes from elsewhere:
 
     condition                       otherwise
-    the loopback is clear           what was sent before arrives first
+    the loopback is clear           earlier messages arrive first
     the turn has room               the loop must go on, and the stack must end
     the node is confirmed           the message waits at the gate
     the type uses no leases         they are checked as a run arrives
-    a handler takes the method      what no handler takes is refused where runs arrive
+    a handler takes the method      it is refused where runs arrive
     time is left                    it has expired
     the stack is known              a task that began inside a handler's step awaits it
     the entity is active            its shard moves, its entity starts, or it lives elsewhere
@@ -17,8 +17,8 @@ the batch, as every message does that comes from elsewhere:
 
 An active entity is in memory, in a shard that admits every message. An idle one handles the message
 at once, in a context and under a task of its own, as it would from a run. One whose handler waits
-has it in its mailbox. An entity whose first step is on the stack below is neither: what is for it
-comes by the batch, when that step has ended. To know these, the caller counts as busy while its ask
+has it in its mailbox. An entity whose first step is on the stack below is neither: its messages
+come by the batch, when that step has ended. To know these, the caller counts as busy while its ask
 is handled here. So an entity still handles one message at a time, and a cycle of asks is found in
 the same place as ever: where a message meets an entity that waits.
 
@@ -59,8 +59,8 @@ def goes_directly(
     waits: bool,
 ) -> bool:
     """Decide whether an ask that its caller awaits is handed to its active entity there and then.
-    The conditions are those of the module. `busy`, `waits`: the entity handles a message, and this
-    handler waits."""
+    The module's docstring lists the conditions. `busy`, `waits`: the entity handles a message, and
+    this handler waits."""
     if not (clear and room and confirmed and time_left and stack_known) or leases:
         return False
     return waits or not busy

@@ -2,12 +2,12 @@
 
     store     the node writes its own beat in every interval, from its start to its end, and reads
               the beats of others: in every interval until it is a member, then in every fourth,
-              to remove those of nodes that have died
+              to remove the beats of nodes that have died
     dns       every address of the name, in every interval until the node is a member; of a service,
               every address of the host of every SRV record, at the record's port
 
-What is found goes to membership (`ContactsFound`), which contacts it. A look-up that fails reports
-nothing: a node that cannot see what there is founds no cluster.
+Addresses found go to membership (`ContactsFound`), which contacts them. A look-up that fails
+reports nothing: a node that cannot see the others founds no cluster.
 
 Source: docs/how-to/deploy.md; B.145.
 """

@@ -6,8 +6,7 @@ it lives on one. If most of its messages are for one entity, moving the shard do
 Only messages that are sampled for loads and latencies anyway are looked at
 (`shells.load_sampling`), and each counts for all that it stands for. They are noted as they come
 and counted once a second, all together: a sketch is out of the processor's caches when a single
-message needs it. Counts halve every `HALF_LIFE_S`, so the parts are those of the last half minute,
-about.
+message needs it. Counts halve every `HALF_LIFE_S`, so the parts are of the last half minute, about.
 
 Source: docs/how-to/operate.md; N.9.
 """
@@ -49,7 +48,7 @@ class HotSpots:
             self._entities.add((shard, entity_id), weight)
 
     def pace(self) -> None:
-        """Count what was noted, and let older messages count less. Called about once a second."""
+        """Count the noted messages, and let older ones count less. Called about once a second."""
         self._count()
         self._seconds = (self._seconds + 1) % HALF_LIFE_S
         if not self._seconds:

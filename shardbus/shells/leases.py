@@ -35,7 +35,7 @@ log = GuardedLog("shardbus.leases")
 
 
 class LeaseHolder(Protocol):
-    """What runs under leases."""
+    """The owner of work under leases."""
 
     def on_held(self, name: str) -> None:
         """Start: the lease is held."""

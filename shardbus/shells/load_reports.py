@@ -1,15 +1,15 @@
-"""Measures what the shards of this node cost, and reports it to their coordinators.
+"""Measures the cost of this node's shards, and reports it to their coordinators.
 
 A type that is balanced by load (`least_load`), or whose number of instances follows the load, has
 its messages sampled (`load_sampling`). `REPORTS` times in one `rebalance_interval` its region sends
-ShardLoads. The figures of the node are read over the same window as those of the shards, so that
-what remains is the work of others (`sharding.shard_load`).
+ShardLoads. The figures of the node are read over the same window as the shards', so that the rest
+is the work of others (`sharding.shard_load`).
 
 Handlers are timed only if some type of this node is balanced by them, or has its number of
-instances by them; then those of every type are, since a node has no other way to tell one type's
-work from another's.
+instances by them; then the handlers of every type are, since a node has no other way to tell one
+type's work from another's.
 
-With each report goes what the user expects of the type (`Instances.expected`). A function of the
+With each report goes the user's expectation of the type (`Instances.expected`). A function of the
 user that fails is logged once, and then expects nothing.
 
 Nothing here runs per message.
@@ -40,7 +40,7 @@ REPORTS = 2
 
 
 class LoadWindow(NamedTuple):
-    """What the node had done when a window began."""
+    """The work of the node until a window began."""
 
     tick: int
     at: float
@@ -141,7 +141,7 @@ class LoadReports:
         )
 
     def _shards(self, region: RegionShell) -> dict[str, ShardWork] | None:
-        """Return the work of the shards of a region, with that of the types within it; None if
+        """Return the work of the shards of a region, with the work of the types within it; None if
         they have not been measured before."""
         now, complete = self._now(), True
         found: dict[str, ShardWork] = {}

@@ -48,8 +48,9 @@ TIMES_MAX = 20_000
 
 
 class LoadSampling:
-    """The loads of one type's shards on this node, off at first, and with `latencies` those of its
-    messages. `marks`: of the messages from which `sample` must be called. `clock` is the loop's."""
+    """The loads of one type's shards on this node, off at first, and with `latencies` the latencies
+    of its messages. `marks`: of the messages from which `sample` must be called. `clock` is the
+    loop's."""
 
     __slots__ = (
         "_clock", "_counts", "_handled", "_shard_of", "_since", "_times", "hot_spots", "latencies",
@@ -92,7 +93,7 @@ class LoadSampling:
         and the invoker that times it, or None if nothing is timed.
 
         Args:
-            count: all messages so far, those of the run included.
+            count: all messages so far, the run's included.
             invoker: of the run.
         """
         since = self.marks.take(count, self._clock())
@@ -119,7 +120,7 @@ class LoadSampling:
 
     def _count(self, shard: str, weight: int, invoker: Invoker | None) -> Callable[..., Any] | None:
         """Count a sampled message for its shard. Returns the handler's function, timed if times are
-        wanted."""
+        measured."""
         self._counts[shard] = self._counts.get(shard, 0) + weight
         if not self.timed or invoker is None:
             return invoker.function if invoker is not None else None

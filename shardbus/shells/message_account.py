@@ -1,4 +1,4 @@
-"""The account of one entity type's messages on one node: what came in is what became of it.
+"""The account of one entity type's messages on one node: the arrivals equal the sum of their fates.
 
     accepted = delivered + forwarded + buffered + waiting + dropped
 
@@ -14,8 +14,8 @@ turn of the loop without one. Each number is counted where it happens, none is c
 others, so a message that gets lost in silence breaks the equation. A message that comes back,
 because its link ended before it had left, is accepted again.
 
-What nodes send along known routes is no part of it, before it arrives somewhere: links have an
-account of their own (`messages_sent`, and the reason `unconfirmed`).
+Messages that nodes send along known routes are no part of it, before they arrive somewhere: links
+have an account of their own (`messages_sent`, and the reason `unconfirmed`).
 
 Source: N.3; docs/reference/metrics.md.
 """
@@ -66,8 +66,8 @@ def account_of(region: RegionShell) -> MessageAccount:
 
 
 def buffered_by_type(region: RegionShell) -> Counter[str]:
-    """Return the messages that wait for homes, by type: those of a type and of the types that live
-    within it share a region machine."""
+    """Return the messages that wait for homes, by type: a type and the types that live within it
+    share a region machine."""
     kept = region.table.router.region.kept()
     return Counter(
         message.key[0]

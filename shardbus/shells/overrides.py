@@ -1,4 +1,4 @@
-"""The store of an entity type's overrides: what operators set for its coordinator.
+"""The store of an entity type's overrides: the settings of operators for its coordinator.
 
 They are kept as the state of an entity of a reserved type, with the coordinator's epoch as the
 fence. Reading them raises the fence, so that a replaced coordinator is refused. So any store that

@@ -9,7 +9,7 @@ the coordinators, and each node that takes them over may be the next to go.
     cost               100 n     100 (n - 1)    100                0
 
 So the coordinators of a cluster that is replaced as a whole move once: when the last old node goes.
-Age is that of membership, not that of the pod: a container that started again in its pod is young.
+Age is of the membership, not of the pod: a container that started again in its pod is young.
 
 The cost is written when it changes: at the start, and when one of the oldest nodes ends. An attempt
 that fails is counted, logged once, and repeated after a pause that doubles, up to `ATTEMPTS` times.
@@ -43,7 +43,7 @@ log = GuardedLog("shardbus.node")
 
 def deletion_cost(view: MembershipView, oldest: int) -> int | None:
     """Return the cost of this node's pod, if the `oldest` nodes of the cluster have one; None if
-    this node is no working member, so that its pod keeps what it has."""
+    this node is no working member, so that its pod keeps its cost."""
     mine = view.member(view.me)
     if mine is None or mine.status not in WORKING:
         return None

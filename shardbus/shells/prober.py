@@ -47,7 +47,7 @@ class Prober:
         self._identifier = Identifier(cluster, uid, keyring)
 
     async def probe(self, node: NodeId) -> ProbeOutcome:
-        """Return what is at the node's address now."""
+        """Return a description of the listener at the node's address now."""
         try:
             async with asyncio.timeout(PROBE_WITHIN):
                 host = await self._resolver.resolve(node.host, LOOKUP_WITHIN_S)

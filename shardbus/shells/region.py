@@ -10,7 +10,7 @@ entity is started; otherwise the region machine buffers the message or forwards 
                          └──> router (region machine) ──> another node, a buffer, the coordinator
 
 A message forwarded from here keeps its deadline. A message that its entity has deferred has no
-deadline on this node any more, since it waits as long as the entity wants; on the way it gets one
+deadline on this node any more, since it waits as long as the entity lets it; on the way it gets one
 of `FORWARD_TIMEOUT_MS`.
 
 Source: docs/architecture.md; S0.10, S0.14, S0.15, S2.22-S2.24.
@@ -74,7 +74,7 @@ FORWARD_TIMEOUT_MS = 86_400_000
 
 
 class RegionServices(Protocol):
-    """What a region needs from its node."""
+    """The services that a region needs from its node."""
 
     me: NodeId
     endpoint: Endpoint
@@ -119,7 +119,7 @@ class RegionShell:
     """Runs the region of one entity type.
 
     Args:
-        entity_type, settings: what the application declared and configured.
+        entity_type, settings: as the application declared and configured them.
         node: the services of the node.
         states: loads the state of entities.
         ref: makes references for handlers.
@@ -143,10 +143,10 @@ class RegionShell:
         self.shard_leases: ShardLeases
         self.router: Router
         self.sender: LoopSender
-        """What senders of this node use: the router, or a sender by the router of the type."""
+        """The sender of this node's messages: the router, or a sender by the router of the type."""
         self.table: RegionShell = self if within is None else within.table
-        """The region whose coordinator places the shards of this type: this one, or that of the
-        outermost type that this one lives within."""
+        """The region whose coordinator places the shards of this type: this one, or the region of
+        the outermost type that this one lives within."""
         self.inner: list[RegionShell] = []
         """The regions that use this one's table."""
         self._node = node
@@ -188,7 +188,7 @@ class RegionShell:
         self._mailbox_limits = self.host.runner.mailbox_limits
 
     def _place(self, within: RegionShell | None) -> None:
-        """Make the region machine that places the shards, or use that of the outermost type."""
+        """Make the region machine that places the shards, or use the outermost type's."""
         interface, node, settings = self.entity_type.interface, self._node, self.settings
         if within is None:
             self.shard_hosts = ShardHosts(self.host, self._loop, self._hosts_stopped)
@@ -217,7 +217,7 @@ class RegionShell:
 
     @property
     def deliverer(self) -> DeliverySender:
-        """What delivers for this node."""
+        """The deliverer of this node."""
         return self._node.deliverer
 
     def _take_asks_directly(self) -> None:
@@ -270,7 +270,7 @@ class RegionShell:
         }
         return {f"types.{self.name}.{key}": value for key, value in values.items()}
 
-    # ---- what arrives
+    # ---- arrivals
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         """Deliver tells, to which no sender waits for an answer."""
@@ -570,7 +570,7 @@ class RegionShell:
             self._stopped_here.set_result(None)
 
     def rehouse(self, shard: str) -> None:
-        """Ask for a new home for a shard whose lease was lost."""
+        """Request a new home for a shard whose lease was lost."""
         if self._stopped_here is None:
             asked = messages.GetShardHome((shard,))
             self.router.handle(events.MessageReceived(self._node.me, asked))

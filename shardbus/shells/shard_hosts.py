@@ -2,8 +2,8 @@
 within it (`routing.paths`).
 
 A shard of the table is a shard of each of these types. All of them start it and open it together.
-They stop it one after the other, the innermost first, so that an entity can still be asked while
-what lives within it stops:
+They stop it one after the other, the innermost first, so that an entity can still answer while the
+entities within it stop:
 
     StopShard ──> innermost hosts ──all stopped──> ... ──> outermost host ──stopped──> ShardDown
 
@@ -11,7 +11,7 @@ Each level has an equal part of the time to stop. The shards that are ready for 
 one turn of the loop go there together.
 
 Shards with many entities do not stop in one turn of the loop: after `STOPS_AT_ONCE` entities the
-node handles what has come for others, and reports the shards that have stopped.
+node handles the messages for others, and reports the shards that have stopped.
 
 Source: S3.4-S3.6.
 """
@@ -28,8 +28,8 @@ from shardbus.entities.host import Host
 from shardbus.sharding.messages import CarriedEntity
 
 STOPS_AT_ONCE = 100
-"""Entities that are stopped before the loop does what else there is to do. The shard that reaches
-this number is stopped as a whole."""
+"""Entities that are stopped before the loop does its other work. The shard that reaches this number
+is stopped as a whole."""
 
 
 @dataclass(slots=True)
@@ -75,19 +75,19 @@ class ShardHosts:
             host.start_shard(shard, fence)
 
     def carry_in(self, shard: str, fence: int, carried: tuple[CarriedEntity, ...]) -> None:
-        """Keep what entities of a shard carry for their start; the shard starts next."""
+        """Keep the carried memory of a shard's entities for their start; the shard starts next."""
         for host in self:
             if host.carrying is not None:
                 mine = [entity for entity in carried if entity.kind == host.name]
                 host.carrying.put(shard, fence, mine)
 
     def carry_out(self, shard: str) -> tuple[CarriedEntity, ...]:
-        """Return, once, what the entities of a shard that has stopped had in memory."""
+        """Return, once, the memory that the entities of a stopped shard carry."""
         carrying = (host.carrying for host in self if host.carrying is not None)
         return tuple(entity for one in carrying for entity in one.take(shard))
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
-        """Set what a shard admits, as `Host.set_arrivals`."""
+        """Set the messages that a shard admits, as `Host.set_arrivals`."""
         for host in self:
             host.set_arrivals(shard, local, via)
 

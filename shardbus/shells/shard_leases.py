@@ -1,5 +1,5 @@
-"""The shards of one type on one node, between the region machine, which decides what runs here,
-and the hosts, which run it.
+"""The shards of one type on one node, between the region machine, which decides which run here, and
+the hosts, which run them.
 
 Without leases a shard starts and stops at once. With them (`use_lease`), a shard waits for its
 lease before it starts, and counts as stopped once the lease is released:
@@ -7,8 +7,8 @@ lease before it starts, and counts as stopped once the lease is released:
     StartShard ──> lease ──> host: start ──> ShardReady
     StopShard ───> host: stop ──> release ──> ShardDown
 
-A shard whose lease is lost stops: each entity after its current message, and what still runs at the
-end of the lease is cut off. That is a ShardDown without a request. This node then asks the
+A shard whose lease is lost stops: each entity after its current message, and work that still runs
+at the end of the lease is cut off. That is a ShardDown without a request. This node then asks the
 coordinator for a home, as a message would, so that the shard starts where its lease can be held.
 
 Source: docs/guarantees.md.
@@ -95,7 +95,7 @@ class ShardLeases:
         self._hosts.start_shard(shard, fence)
         self._region.ready(shard)
 
-    # ---- what becomes of leases
+    # ---- the fates of leases
 
     def on_held(self, name: str) -> None:
         shard = name.removeprefix(self._prefix)

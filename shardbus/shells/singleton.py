@@ -11,7 +11,7 @@ nodes have it they announce (`membership.known_types`); one that does not announ
 to the first registration.
 
 A region turns to the next oldest node as soon as membership shows it, though the leaving
-coordinator may still rule. The next coordinator keeps what regions send until it rules.
+coordinator may still rule. The next coordinator keeps the messages of regions until it rules.
 
 With `use_lease`, the coordinator begins once this node holds the lease of the type's singleton, and
 has ended once the lease is released. When the lease is lost, the coordinator stops at once. That
@@ -63,7 +63,7 @@ STATES = {
 
 
 class SingletonServices(Protocol):
-    """What a singleton needs from its node."""
+    """The services that a singleton needs from its node."""
 
     me: NodeId
     store: StateStore
@@ -109,8 +109,8 @@ class SingletonShell:
         self._epoch: int | None = None
         """Of a coordinator that waits for the lease."""
         self._members: TypeMembers | None = None
+        """The members of the last view."""
         self._why_reported = ""
-        """Those of the last view."""
         self._ended = False
         """The coordinator has ended, and the lease is being released."""
         self.coordinator = CoordinatorShell(
@@ -228,7 +228,7 @@ class SingletonShell:
             self._leases.drop(self._lease)
 
     def ask_homes(self, entity_type: str, shards: list[str]) -> list[str]:
-        """Ask for the homes of these shards, as messages for them would. Returns the shards that
+        """Request the homes of these shards, as messages for them would. Returns the shards that
         the type's shard function does not give any more."""
         router = self._region.router
         known = tuple(shard for shard in shards if router.has_shard(shard))

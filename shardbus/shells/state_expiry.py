@@ -1,6 +1,6 @@
 """Removes stored states that were neither loaded nor saved for `state_ttl`.
 
-For each type with such a time, the node of the coordinator looks through what is stored, page by
+For each type with such a time, the node of the coordinator looks through the stored states, page by
 page and at most `state_sweep_rate` entities a second, and again after a tenth of the time. It names
 the entities of each page to the nodes that host their shards; such a node acts on those that do not
 run there. On the entities of shards without a home the coordinator's node acts itself.
@@ -9,12 +9,13 @@ So a store is looked through once for each sweep, however many nodes there are. 
 entities of one shard alone without looking at all its keys, but for a second key to write with each
 first save and each removal: an index by shard would cost every save so that a sweep, which is in no
 hurry, is shorter. The work that grows with the nodes, to compare and remove, is spread over them. A
-coordinator that takes over begins the list anew; what was looked at twice is not removed earlier.
+coordinator that takes over begins the list anew; a state that was looked at twice is not removed
+earlier.
 
 The store itself decides (`StateStore.expire_states`). The first look at an idle entity only writes
 down the time, which the next load or save makes void, and a later look removes the state if it
 still finds that time, in the same atomic step. So an entity that starts meanwhile keeps its state,
-whatever this node knew of it, and a state lives for its time and up to a tenth longer. What was
+whatever this node knew of it, and a state lives for its time and up to a tenth longer. A state
 stored before the type had a time counts from the first look, too.
 
 No key of a store has a time to live of its own: a server that is short of memory may evict such
@@ -80,8 +81,8 @@ class StateExpiry:
         self._tasks.cancel()
 
     async def expire(self, entity_type: str, ids: list[str]) -> int:
-        """Let the store remove the states of those of these entities that have been idle for long
-        enough, whose shards are here and that do not run. Returns their number.
+        """Let the store remove the states of these entities, as far as they have been idle for long
+        enough, their shards are here and they do not run. Returns their number.
 
         Raises:
             StoreError: the store does not answer; some may be removed.

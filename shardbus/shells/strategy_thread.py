@@ -50,8 +50,8 @@ class StrategyThread:
         self._running: asyncio.Future[Any] | None = None
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns, once earlier calls have. The caller sets the deadline: if it
-        gives up, the call goes on."""
+        """Return the result of `call`, once earlier calls have ended. The caller sets the deadline:
+        if it gives up, the call goes on."""
         while (running := self._running) is not None and not running.done():
             await asyncio.wait([running])
         began = asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -4,8 +4,8 @@
                             ──a text that names a handler───────────────> that handler, no arguments
                             ──any other text, any other value────────────> Unhandled
 
-So `client.ask("counter", "page-7", "total")` does what `shardbus ask counter page-7 total` does. A
-client that names a type by a string does not know its handlers, so the host decides. This is the
+So `client.ask("counter", "page-7", "total")` does the same as `shardbus ask counter page-7 total`.
+A client that names a type by a string does not know its handlers, so the host decides. This is the
 slow path: for a type with `receive`, and for calls by name, no message comes here.
 
 Source: docs/how-to/send.md; docs/reference/cli.md.

@@ -1,7 +1,7 @@
-"""What one view of membership means for the coordinators of entity types.
+"""The meaning of one view of membership for the coordinators of entity types.
 
 An application may have a thousand types, and most of them have the same role on the same members.
-So what a view means is computed once for the types that agree in both, and shared.
+So the meaning of a view is computed once for the types that agree in both, and shared.
 
 Source: docs/architecture.md; S2.67, B.65.
 """
@@ -33,7 +33,7 @@ class TypeMembers:
         self._found: dict[tuple[str, tuple[NodeId, ...]], MembersChanged] = {}
 
     def of(self, role: str, having: list[Member]) -> MembersChanged:
-        """Return what coordinators learn of the members that have their type. `role`: that of the
+        """Return the members that have a type, as its coordinator receives them. `role`: of the
         type's hosts."""
         key = (role, tuple(m.node for m in having))
         found = self._found.get(key)

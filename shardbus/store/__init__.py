@@ -1,5 +1,5 @@
 """State stores: they keep shard tables, entity state, remembered entities and leases across the end
-of a process. `protocol` is what shardbus needs of one, `opening` finds it by its URL.
+of a process. `protocol` lists the needs of shardbus, `opening` finds it by its URL.
 
     memory://      memory     no method awaits anything
     sqlite:///     sqlite     one thread, one transaction for all waiting requests

@@ -170,7 +170,7 @@ class EntityStates:
         return histogram
 
     def mark(self) -> None:
-        """Let what was measured up to `MARKS` marks ago be recent no more."""
+        """Let measurements of up to `MARKS` marks ago be recent no more."""
         self._window.mark(self.durations)
 
     def recent(self, entity_type: str, operation: str) -> Histogram:

@@ -3,17 +3,17 @@
 When the store is idle, a save is written at once, together with the others of its loop turn. While
 a batch is in flight, further saves are collected for the next one; the slower the store, the larger
 the batches. Once `ALONGSIDE` saves have been collected, a second batch goes along with the first:
-so the store writes one while the node goes on with what the other has answered. What waits is
+so the store writes one while the node goes on with the answers to the other. Waiting saves are
 shared equally between the writers that are free. The callers of a batch are answered in one
 callback of the loop (`batch_answer`), and each goes on there.
 
-A store may offer `begin_saves`, which sends a batch without a task, and tells its end to a
+A store may offer `begin_saves`, which sends a batch without a task, and reports its end to a
 callback. Then a batch goes as soon as `AT_ONCE` saves wait, and a third one may be in flight: where
 one turn of the loop handles many messages, the store works on the first of them while the node
 handles the others.
 
 While every writer has a batch in flight, further handlers only take memory. So each time that
-another `AT_ONCE` saves wait, the group tells its observer, and the node lets the store's answers
+another `AT_ONCE` saves wait, the group notifies its observer, and the node lets the store's answers
 come before further messages: handlers end before others begin, which takes a tenth less time.
 
 Appends to journals are writes like saves, and have groups of their own.
@@ -23,8 +23,8 @@ repeat a batch is safe.
 
 **The end of an activation.** Its saves that wait are refused (`refuse_unsent`), and are not sent. A
 save in flight, which may be sent again, is awaited (`outcome_of`) before the next activation loads
-what is stored: so it is in what that one loads, or it has failed for good and is sent no more. The
-store keeps a save out that it executes after a later load (`protocol`, the third rule).
+the stored state: so it is in that state, or it has failed for good and is sent no more. The store
+keeps a save out that it executes after a later load (`protocol`, the third rule).
 
 A batch without an answer is sent again with the same operation ids, a bounded number of times and
 for a bounded time, and so is the part of a batch whose server did not answer. Then it fails for
@@ -82,10 +82,10 @@ Outcomes = Sequence[Exception | None]
 """Of each save of a batch: its error, None if the store has it."""
 _Outcomes = Coroutine[Any, Any, Outcomes]
 _Sent = tuple[_Outcomes, float]
-"""What returns the outcomes of a batch that was sent, and when that was."""
+"""The coming outcomes of a batch that was sent, and when that was."""
 SavesEnded = Callable[[_Outcomes | None], None]
-"""Told the end of a batch: None if the store has it all, else what returns the outcomes, or raises,
-as `save_states` does."""
+"""Called at the end of a batch: None if the store has it all, else a coroutine that returns the
+outcomes, or raises, as `save_states` does."""
 BeginSaves = Callable[[Sequence[Any], SavesEnded], bool]
 """Sends a batch at once, and calls `ended` later in a callback of the loop. Returns False, and does
 nothing, if the batch must wait for something."""
@@ -100,7 +100,7 @@ class BeginsSaves(Protocol):
 
 
 class BatchStore(Protocol):
-    """What a group writes batches to: a `StateStore`, or the journals of one. It may offer
+    """The target of a group's batches: a `StateStore`, or the journals of one. It may offer
     `begin_saves`."""
 
     async def save_states(self, saves: Sequence[Any], /) -> Sequence[Exception | None]: ...
@@ -136,7 +136,7 @@ class SaveGroup:
         self._begin_saves: BeginSaves | None = None
         self._op_ids, self._observer = op_ids, observer
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The loop of its callers. To ask for it costs a system call."""
+        """The loop of its callers. To look it up costs a system call."""
         self._attempts = attempts
         self._pause = pause
         self._within, self._clock = within, clock
@@ -177,8 +177,8 @@ class SaveGroup:
     def append(
         self, kind: str, shard: str, name: str, fence: int, after: int, entries: tuple[bytes, ...]
     ) -> BatchAnswer:
-        """Return a future that is done once a journal has these entries. Its errors are those of
-        `save`, and JournalConflict: its last number is not `after`."""
+        """Return a future that is done once a journal has these entries. Its errors are `save`'s,
+        and JournalConflict: its last number is not `after`."""
         append = Append(kind, shard, name, fence, entries, next(self._op_ids), after)
         return self._put(append, (kind, shard, name))
 
@@ -219,7 +219,8 @@ class SaveGroup:
         return outcome
 
     def _first(self) -> asyncio.AbstractEventLoop:
-        """Note what the first save knows: the loop of the callers, and what a started store can."""
+        """Note the loop of the callers, and the abilities of a started store: the first save knows
+        both."""
         self._loop = asyncio.get_running_loop()
         if isinstance(self._store, BeginsSaves) and self._store.begin_saves is not None:
             self._begin_saves = self._store.begin_saves
@@ -251,7 +252,7 @@ class SaveGroup:
             self._begin()
 
     def _begin(self) -> None:
-        """Write a batch of what waits, without a task if the store can."""
+        """Write a batch of waiting saves, without a task if the store can."""
         batch = self._take(AT_ONCE)
         if not batch:
             return
@@ -329,7 +330,7 @@ class SaveGroup:
         settle_soon(asyncio.get_running_loop(), answers, outcomes)
 
     def _take(self, most: int) -> list[_Waiting]:
-        """Return the next batch of what waits, `most` saves at most."""
+        """Return the next batch of waiting saves, `most` at most."""
         batch: list[_Waiting] = []
         waiting, in_flight, size = self._waiting, self._in_flight, 0
         refused = self._refused

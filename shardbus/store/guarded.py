@@ -1,7 +1,7 @@
 """A guard around a store that is not one of shardbus: a plug-in by an entry point.
 
 Such a store has rules to keep (`protocol`), and a node that trusted it would stand still with it,
-or end by what it raises. So the node calls it through this guard:
+or end by its exceptions. So the node calls it through this guard:
 
     node's loop ──call──> GuardedStore ──> an event loop in a thread of its own ──> the store
 
@@ -80,7 +80,7 @@ class StoreThread:
         Thread(target=self._run, name="shardbus-store", daemon=True).start()
 
     def end(self) -> None:
-        """Let the loop end after what it is doing."""
+        """Let the loop end after its present work."""
         self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _run(self) -> None:
@@ -253,8 +253,8 @@ class GuardedStore:
         return cast("bytes | None", await self._call("load_state", _or_none(_is_bytes), *args))
 
     async def save_states(self, saves: Sequence[Save]) -> list[StoreError | None]:
-        """Write states. What the store answers of a save besides None or a StoreError is a fault
-        of that save."""
+        """Write states. Any other answer to a save than None or a StoreError is a fault of that
+        save."""
         keys = [(save.entity_type, save.entity_id) for save in saves]
         self._writes.begin(keys)
         fits = _list_of(lambda one: True, len(saves))
@@ -262,7 +262,7 @@ class GuardedStore:
         return [self._outcome("save_states", answer) for answer in answers]
 
     def _outcome(self, method: str, answer: object) -> StoreError | None:
-        """Return what a store answers to one write of several."""
+        """Return a store's answer to one write of several."""
         if answer is None:
             self._outage.answered()
         if answer is None or isinstance(answer, StoreError):
@@ -324,11 +324,11 @@ class GuardedStore:
         """Free a lease."""
         await self._call("release_lease", _anything, lease)
 
-    # ---- what a store may have besides
+    # ---- optional abilities of a store
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the settings of the store's server."""
+        """The faults in the settings of the store's server."""
         try:
             return tuple(written(problem) for problem in problems_of(self._store))
         except Exception as error:
@@ -390,7 +390,7 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: o
 
 
 def _holds(fits: _Fits, answer: object) -> bool:
-    """True if the answer is what the protocol says; its class may raise when it is looked at."""
+    """True if the answer is as the protocol says; its class may raise when it is looked at."""
     try:
         return bool(fits(answer))
     except Exception:
@@ -420,7 +420,7 @@ def _is_lease(answer: object) -> bool:
 def _is_table(answer: object) -> bool:
     if not isinstance(answer, StoredTable):
         return False
-    found: Any = answer  # what it has may be of any type
+    found: Any = answer  # its contents may be of any type
     rows: Any = found.homes.items()
     return (
         isinstance(found.epoch, int) and isinstance(found.layout, str) and all(map(_is_row, rows))
@@ -447,7 +447,7 @@ def _or_none(fits: _Fits) -> _Fits:
 
 
 def _list_of(fits: _Fits, count: int | None = None) -> _Fits:
-    """Return a check for a list or tuple of what fits, `count` of them."""
+    """Return a check for a list or tuple of fitting values, `count` of them."""
     return lambda answer: (
         isinstance(answer, list | tuple)
         and (count is None or len(answer) == count)

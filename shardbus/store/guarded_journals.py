@@ -23,8 +23,8 @@ class GuardedCall(Protocol):
 
 
 class GuardedJournals:
-    """Calls the journals of a store by `call`. `outcome` returns what an answer to one append
-    means. An opening waits for the appends that have not ended in the store."""
+    """Calls the journals of a store by `call`. `outcome` returns the meaning of an answer to one
+    append. An opening waits for the appends that have not ended in the store."""
 
     def __init__(
         self,

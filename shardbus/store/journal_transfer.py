@@ -38,7 +38,7 @@ PAGE = 1000
 APPENDED = 500
 """Events of one append of an import."""
 FENCE = 1
-"""The fence of a journal that is imported: below that of every home."""
+"""The fence of a journal that is imported: below every home's."""
 
 
 async def journal_lines(

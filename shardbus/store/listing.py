@@ -1,9 +1,10 @@
-"""Read what is stored page by page, beside nodes or without any.
+"""Read the stored states page by page, beside nodes or without any.
 
 A store lists ids (`StateStore.page_stored`) and reads the states of some of them (`read_states`).
-Neither raises a fence nor writes. There may be millions of entities, so what reads them all keeps
-one page; an entity that is saved or removed meanwhile may be in the list or not. States may be
-long, so few are read at first, and then as many as fit a few MiB by the longest of the last ones.
+Neither raises a fence nor writes. There may be millions of entities, so code that reads them all
+keeps one page; an entity that is saved or removed meanwhile may be in the list or not. States may
+be long, so few are read at first, and then as many as fit a few MiB by the longest of the last
+ones.
 
 Source: docs/how-to/keep-state.md.
 """

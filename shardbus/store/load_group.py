@@ -57,8 +57,8 @@ class LoadGroup:
     def load(
         self, entity_type: str, shard: str, entity_id: str, fence: int
     ) -> asyncio.Future[bytes | None]:
-        """Return a future of the state, None if there is none. Its errors are those of the store's
-        `load_state`."""
+        """Return a future of the state, None if there is none. Its errors are the same as of the
+        store's `load_state`."""
         answer: asyncio.Future[bytes | None]
         answer = asyncio.Future(loop=asyncio.get_running_loop())
         self._number += 1

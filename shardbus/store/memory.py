@@ -1,5 +1,5 @@
-"""A store in memory: for tests, for a single process, and as the shortest description of what every
-store must do.
+"""A store in memory: for tests, for a single process, and as the shortest description of every
+store's duties.
 
 `MemoryData` is the content of the store; several `MemoryStore` objects may share one, as several
 nodes share a Redis server. No method of a `MemoryStore` awaits anything, so each is one atomic step

@@ -1,4 +1,4 @@
-"""The journals of the store in memory, as the shortest description of what every store must do."""
+"""The journals of the store in memory, as the shortest description of every store's duties."""
 
 from __future__ import annotations
 

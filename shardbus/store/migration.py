@@ -45,7 +45,7 @@ class Declared(NamedTuple):
 
 @dataclass(slots=True)
 class TypeStates:
-    """What a survey has found of one type. `layout` is where its states belong."""
+    """The results of a survey of one type. `layout` is where its states belong."""
 
     layout: str = ""
     shard_of: ShardFunction | None = None
@@ -59,7 +59,7 @@ class TypeStates:
 
 @dataclass(slots=True)
 class Migration:
-    """What was found, and what was moved."""
+    """The states found, and the states moved."""
 
     types: dict[str, TypeStates] = field(default_factory=dict)
     moved: int = 0
@@ -84,7 +84,7 @@ CURRENT = "2"
 
 @runtime_checkable
 class MigratableStore(Protocol):
-    """What a store offers besides `StateStore` if its states have places."""
+    """The abilities of a store besides `StateStore` if its states have places."""
 
     def accept_older(self) -> None:
         """Have `start` accept keys as an earlier release left them. Before `start`."""
@@ -94,7 +94,7 @@ class MigratableStore(Protocol):
         ...
 
     async def survey(self, declared: Mapping[str, Declared]) -> Migration:
-        """Count what is in the wrong place. Writes nothing.
+        """Count the states in the wrong place. Writes nothing.
 
         Raises:
             StoreError: only the application knows the shards of some types.

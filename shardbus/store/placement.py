@@ -8,8 +8,8 @@ states to their new places while no node runs.
 
 Most layouts say everything: `crc32/100` is the default function with 100 shards, `crc32/100~N` the
 same for a type with instances, whose ids and shards end in `~1`, `~2` and so on, and
-`crc32/100 within cart` is that of the part of the id that names the parent. Another function is
-known to the application alone.
+`crc32/100 within cart` is the default function of the part of the id that names the parent. Another
+function is known to the application alone.
 
 Source: docs/how-to/keep-state.md.
 """
@@ -33,7 +33,7 @@ _LAYOUT = re.compile(r"crc32/([1-9][0-9]{0,9})(~N)?((?: within .+)?)", re.DOTALL
 
 @runtime_checkable
 class PlacingStore(Protocol):
-    """What a store offers besides `StateStore` if it places states by their shards."""
+    """The abilities of a store besides `StateStore` if it places states by their shards."""
 
     async def placed(
         self, entity_type: str, layout: str, shard_of: Callable[[str], str] | None = None

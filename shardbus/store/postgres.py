@@ -152,7 +152,7 @@ class PostgresStore:
             self._link.meet(row["server"])
 
     async def _find_problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the server's settings."""
+        """Return the faults in the server's settings."""
         try:
             await self._check(create=False)
         except ConfigError as error:

@@ -1,5 +1,5 @@
 """Create the tables of the PostgreSQL store, and check that the server will not lose data and that
-its user may do what the store does.
+its user has the permissions that the store needs.
 
 At the start, a server that may lose acknowledged writes in a crash is refused; the error names the
 setting of the server. So is a user without the rights, with the statement that gives them. One that
@@ -7,8 +7,8 @@ takes no writes at the moment is accepted, because its data can be read; the fir
 with the cause.
 
 Settings change while the server runs, and a failover brings another server. So the check of the
-settings is repeated every `REPEAT_S`. A node that runs is not stopped by what is found; the log and
-`shardbus doctor` name it.
+settings is repeated every `REPEAT_S`. A fault found then does not stop a node that runs; the log
+and `shardbus doctor` name it.
 
 Source: N.7; docs/guarantees.md.
 """

@@ -1,5 +1,5 @@
-"""What an error of a PostgreSQL server or of the client library means for a call: whether to send
-it again, whether the server may have run it, and what an operator must do.
+"""The meaning of an error of a PostgreSQL server or of the client library for a call: whether to
+send it again, whether the server may have run it, and the remedy of an operator.
 
 | SQLSTATE | meaning | the call |
 |---|---|---|
@@ -82,7 +82,7 @@ class ServerTrouble(Exception):
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """Return what the error means."""
+    """Return the meaning of the error."""
     if isinstance(error, ServerTrouble):
         return error.trouble
     if isinstance(error, ConfigError):

@@ -1,10 +1,10 @@
 """The tables and statements of journals, one statement and one transaction for each step. The rules
-of `postgres_statements` hold: what decides is compared where the head is written, heads are taken
-in the order of their keys, and each write is signed.
+of `postgres_statements` hold: the deciding values are compared where the head is written, heads are
+taken in the order of their keys, and each write is signed.
 
 Entries are written and removed under the lock of their head. A row of an entry outside of the
-head's numbers does not count: it is what an interrupted step has left, and the next one replaces or
-removes it.
+head's numbers does not count: an interrupted step has left it, and the next one replaces or removes
+it.
 
 Source: `journal_protocol`.
 """

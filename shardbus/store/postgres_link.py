@@ -11,8 +11,8 @@ if they are gone, and sends the statement again, under a new sequence number (se
 at once if the server is full or refuses the user. A statement without an answer is cancelled at the
 server, too, as far as that can be reached.
 
-A server that was started anew, or another one, may have lost what the last one had acknowledged;
-`on_new_server` is called before a statement is sent to it.
+A server that was started anew, or another one, may have lost writes that the last one had
+acknowledged; `on_new_server` is called before a statement is sent to it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PostgresLink:
         self._schema, self._shown, self._timeout = schema, shown, timeout
         self._connections = connections
         self.session = secrets.randbits(62) + 1
-        """Names the store object in what it writes; 0 names none."""
+        """Names the store object in its writes; 0 names none."""
         self._sequence = 0
         self._texts: dict[Statement, str] = {}
         self._waiting: deque[_Call] = deque()
@@ -244,7 +244,7 @@ class PostgresLink:
 
 
 async def close_connection(connection: PostgresConnection, within: float) -> None:
-    """Close a connection, and cancel what it still runs, within that many seconds."""
+    """Close a connection, and cancel its running statement, within that many seconds."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(within):
             await connection.close()

@@ -10,8 +10,9 @@ The rules that make a step atomic under READ COMMITTED, the server's default:
 - A statement that changes several rows takes them in the order of their keys, so two of them that
   share rows wait for each other, in one direction only. Homes and remembered lists are changed
   under the lock of the one row that has their epoch or fence.
-- What only the newest version may decide is not read from the snapshot. So a home is removed by
-  writing NULL, not by DELETE, and a remembered entity is removed by two steps (`FORGET`).
+- A value of which only the newest version may decide is not read from the snapshot. So a home is
+  removed by writing NULL, not by DELETE, and a remembered entity is removed by two steps
+  (`FORGET`).
 
 Statements that are `signed` receive the session of the store object as $1 and a sequence number as
 $2, which grows with every statement of that object, repeats included, and write both into the row.
@@ -100,8 +101,8 @@ HAS_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = $1"
 
 _STARTED = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text"
 
-# What a new connection asks: is this the server that takes writes, and which one is it? The time of
-# its start, in microseconds, differs after a restart, a restore and a failover.
+# The question of a new connection: is this the server that takes writes, and which one is it? The
+# time of its start, in microseconds, differs after a restart, a restore and a failover.
 SERVER = f"""
 SELECT pg_catalog.pg_is_in_recovery() AS standby,
   current_setting('transaction_read_only') = 'on' AS read_only, {_STARTED} AS server

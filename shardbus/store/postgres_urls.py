@@ -1,19 +1,19 @@
 """PostgreSQL URLs, and connections to the server among theirs that takes writes.
 
-The hosts are tried in turn, beginning with the one that was found last. A standby is passed over,
-so a URL that names all servers of a replicated database follows a failover.
+The hosts are tried in turn, beginning with the last one found. A standby is passed over, so a URL
+that names all servers of a replicated database follows a failover.
 
 A pooler, such as PgBouncer, may lead each transaction to another connection of the server. A
 prepared statement that a client knows by name is then unknown there, or is another client's. So
-each new connection finds out whether a pooler stands between: the server process that answers is
-then not the one that the greeting named. Behind a pooler, statements have no names, and each is
+each new connection finds out whether a pooler stands between: the server process that answers then
+differs from the one named in the greeting. Behind a pooler, statements have no names, and each is
 prepared again, in the transaction that runs it. That is right in every mode of a pooler, and costs
 a round trip more. `CREATE` is one message, and its lock ends with it; nothing else leaves anything
 behind in a session.
 
 Every step has a deadline well below the length of a lease. With `sslmode=verify-full` the
-certificate and the host name of the server are checked; the default `prefer` is that of libpq, and
-keeps no secret from an attacker who can change packets.
+certificate and the host name of the server are checked; the default `prefer` is libpq's, and keeps
+no secret from an attacker who can change packets.
 
 Source: docs/reference/settings.md.
 """
@@ -120,8 +120,8 @@ class PostgresUrl:
 
     def connector(self, timeout: float) -> Callable[[], Awaitable[FoundServer]]:
         """Return a function that connects to the server that takes writes. A host has half of
-        `timeout`, in seconds, to answer; of several, each has a quarter. Its errors are those of
-        asyncpg, and `ServerTrouble`.
+        `timeout`, in seconds, to answer; of several, each has a quarter. Its errors are asyncpg's,
+        and `ServerTrouble`.
 
         Raises:
             ConfigError: a file with certificates cannot be read.
@@ -136,7 +136,7 @@ class PostgresUrl:
         return _Hosts(self.hosts, settings, timeout / min(4, 2 * len(self.hosts))).connect
 
     def _tls(self) -> Any:
-        """Return what asyncpg takes as `ssl`."""
+        """Return the argument `ssl` of asyncpg."""
         mode = self.options.get("sslmode", "prefer")
         if mode == "disable":
             return False

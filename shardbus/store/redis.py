@@ -87,7 +87,8 @@ READ_KEYS = 100
 class RedisStore:
     """A `StateStore` in the Redis server of `url`, under keys that begin with `prefix`. `timeout`
     bounds each call, and the settings of the server are checked every `check_every`, in seconds.
-    `connect` replaces the client, and `connect_to` that of one node of a cluster, for tests."""
+    `connect` replaces the client, and `connect_to` the client of one node of a cluster, for
+    tests."""
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class RedisStore:
         ]
 
     async def _find_masters(self) -> None:
-        """Ask for the map of a cluster.
+        """Request the map of a cluster.
 
         Raises:
             ConfigError: no node answers this user, or none is of a cluster.
@@ -293,7 +294,7 @@ class RedisStore:
         return True
 
     async def _find_problems(self) -> tuple[str, ...]:
-        """Return what is wrong with the servers' settings."""
+        """Return the faults in the servers' settings."""
         problems: tuple[str, ...] = ()
         for connect, shown in self._masters():
             client = connect()
@@ -522,7 +523,7 @@ class RedisStore:
         return await self._link.call(script, keys, *args)
 
     async def call_each(self, script: Script, keys: Sequence[str]) -> list[Any]:
-        """Return what a script answers for each of these keys."""
+        """Return a script's answer for each of these keys."""
         found: list[Any] = [None] * len(keys)
 
         async def call(part: list[int]) -> None:
@@ -779,7 +780,7 @@ def _note_stale(
     saves: Sequence[Save],
     answers: list[StoreError | None],
 ) -> None:
-    """Note what SAVE_STATES has answered for these of the saves."""
+    """Note the answers of SAVE_STATES for these of the saves."""
     for place, stored in zip(stale[::2], stale[1::2], strict=True):
         one = part[place - 1]
         answers[one] = _stale(saves[one], stored)
@@ -793,8 +794,8 @@ def _by_script(places: Sequence[int], saves: Sequence[Save]) -> list[Sequence[in
 
 
 def _loaded(load: Load, reply: bytes | list[bytes] | None) -> Loaded:
-    """Return what the script has answered for one load. A stored fence that is damaged is the
-    error of this one alone."""
+    """Return the script's answer for one load. A stored fence that is damaged is the error of this
+    one alone."""
     return _stale(load, reply[0]) if isinstance(reply, list) else reply
 
 

@@ -1,4 +1,5 @@
-"""Check that a Redis server will not lose data, and that its user may do what the store does.
+"""Check that a Redis server will not lose data, and that its user has the permissions that the
+store needs.
 
 At the start, a server that may evict keys, or that keeps nothing on disk, is refused; the error
 names the setting of the server. A server that hides its settings (a managed service that forbids
@@ -6,8 +7,8 @@ INFO or CONFIG) is accepted with a warning. So is one that takes no writes at th
 its data can be read; the first write then fails with the cause.
 
 Settings change while the server runs, and a failover brings another server. So the check of the
-settings is repeated every `REPEAT_S`. A node that runs is not stopped by what is found; the log and
-`shardbus doctor` name it.
+settings is repeated every `REPEAT_S`. A fault found then does not stop a node that runs; the log
+and `shardbus doctor` name it.
 
 Source: N.7.
 """

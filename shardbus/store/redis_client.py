@@ -5,12 +5,13 @@ measures the call and gives the connection back, which takes a fifth of the time
 A link has one task that sends and reads, and connects again by itself, so it needs none of that.
 The library connects: it looks up the master at the Sentinels, makes TLS, and logs in.
 
-A command with a usual answer needs no task either. `begin` writes it at once, and what arrives is
-compared with that answer before the library sees it. If it differs, the library reads it.
+A command with a usual answer needs no task either. `begin` writes it at once, and the arriving
+bytes are compared with that answer before the library sees them. If they differ, the library reads
+them.
 
     begin ──> AWAITED ──the usual answer──> ended(True)
                  │ another one, or the connection ends
-                 └──> the library has what came; ended(False), and `rest` returns the reply
+                 └──> the library has the bytes; ended(False), and `rest` returns the reply
 
 Source: the Redis serialization protocol.
 """
@@ -43,8 +44,8 @@ class UsualAnswer(asyncio.Protocol):
         self._usual, self._ended = usual, ended
 
     def leave(self) -> Ended | None:
-        """Expect nothing any more: the library gets what has come, and what comes. Returns what is
-        still to be called."""
+        """Expect nothing any more: the library gets all bytes, present and future. Returns the
+        function that is still to be called."""
         ended, self._ended = self._ended, None
         received, self._received = self._received, b""
         if received:
@@ -91,8 +92,8 @@ class LinkRedis(Redis):
     _answer: UsualAnswer | None = None
 
     async def exchange(self, commands: Sequence[Sequence[Value]]) -> list[Any]:
-        """Send these commands over the connection that is kept, and return what the server answers
-        to each: bytes, int, None, a list of them, or a `ResponseError`. Connects at first."""
+        """Send these commands over the connection that is kept, and return the server's answer to
+        each: bytes, int, None, a list of them, or a `ResponseError`. Connects at first."""
         if self._held is None:
             held: Any = self.connection_pool.make_connection()  # type: ignore[no-untyped-call]
             await held.connect()

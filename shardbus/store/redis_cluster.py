@@ -14,7 +14,7 @@ has it. If that master does not answer it, the call goes on:
 It does so until `timeout` has passed. A script that uses its keys together cannot be cut, so it
 waits until the keys are in one place again.
 
-The map is what the first node answers to CLUSTER SLOTS. It is asked anew when a master does not
+The map is the first answer of a node to CLUSTER SLOTS. It is requested anew when a master does not
 answer, and with every probe. A master that the map did not have as one before may be a replica that
 took over without the last writes: it counts as another server, as a master with another run id
 does. A slot that moves between masters that are known loses nothing and counts as nothing.
@@ -54,7 +54,7 @@ from shardbus.store.trouble import Trouble
 from shardbus.task_set import TaskSet
 
 ASKED_AT_ONCE = 5
-"""Nodes that are asked for the map at once; the first answer counts."""
+"""Nodes that get the request for the map at once; the first answer counts."""
 MARKS_MAX = 4 * REDIS_CLUSTER_HASH_SLOTS
 """Keys that are tried for one that a master has."""
 REDIRECTS = 5
@@ -116,7 +116,7 @@ class ClusterMap:
         self._learn(self.masters | {to})
 
     async def refresh(self, seen: int | None = None) -> None:
-        """Ask for the map, unless it is newer than version `seen`. Callers at the same time share
+        """Request the map, unless it is newer than version `seen`. Callers at the same time share
         one question.
 
         Raises:
@@ -133,7 +133,7 @@ class ClusterMap:
             raise StoreUnavailable(f"{self._shown} {what}", hint=hint, definite=True)
 
     async def _ask(self) -> None:
-        """Ask for the map. `version` grows if a node answers; it does not raise if none does,
+        """Request the map. `version` grows if a node answers; it does not raise if none does,
         because its callers may all have given up by then."""
         nodes = list(dict.fromkeys((*self._known, *self._seeds)))
         random.shuffle(nodes)

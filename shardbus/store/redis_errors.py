@@ -1,5 +1,5 @@
-"""What an error of a Redis server or of the client library means for a call: whether to send it
-again, whether the server may have run it, and what an operator must do.
+"""The meaning of an error of a Redis server or of the client library for a call: whether to send it
+again, whether the server may have run it, and the remedy of an operator.
 
 | code | meaning | the call |
 |---|---|---|
@@ -92,7 +92,7 @@ _CERTIFICATE = re.compile(r"certificate verify failed|hostname mismatch|\bSSL\b|
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """Return what the error means."""
+    """Return the meaning of the error."""
     for kind, code in _CLASSES:
         if isinstance(error, kind):
             return _CODES[code]

@@ -1,5 +1,5 @@
 """The steps of journals as Lua scripts. The rules of `redis_scripts` hold: each write is signed
-with session and sequence, and a command older than what it meets answers `late`.
+with session and sequence, and a command older than the values it meets answers `late`.
 
 | key | kind | holds |
 |---|---|---|
@@ -94,8 +94,8 @@ return refused
     usual=b"*0\r\n",
 )
 
-# `page` returns what READ answers: the number of the first entry, the last number, and the entries,
-# nil for one that is missing.
+# `page` returns the answer of READ: the number of the first entry, the last number, and the
+# entries, nil for one that is missing.
 _PAGE = """
 local function page(key, after, limit, bytes)
   local kept = redis.call('HMGET', key, 'last', 'trimmed')

@@ -136,7 +136,7 @@ def _note_refused(
     appends: Sequence[Append],
     answers: list[StoreError | None],
 ) -> None:
-    """Note what APPEND has answered for these of the appends."""
+    """Note the answers of APPEND for these of the appends."""
     for place, cause, stored in zip(refused[::3], refused[1::3], refused[2::3], strict=True):
         i = part[place - 1]
         one = appends[i]

@@ -9,8 +9,8 @@ the tag `<type>`, and each lease one of its own. Within a key, type, shard and i
 percent-encoded, so a `/`, `:` or brace in them does not end the part; `redis_scripts` lists the
 keys.
 
-Version 1 of this layout had the tag `<type>` for everything of a type; `redis_migration` moves what
-it left.
+Version 1 of this layout had the tag `<type>` for everything of a type; `redis_migration` moves its
+remains.
 
 Source: docs/how-to/operate.md.
 """
@@ -57,7 +57,7 @@ class RedisKeys:
         self.probe = f"{prefix}:probe"
         self.sync = f"{prefix}:sync"
         self.known: dict[tuple[str, str], str] = {}
-        """What `entities` has returned, by type and shard."""
+        """The results of `entities`, by type and shard."""
         self._slots: dict[tuple[str, str], int] = {}
         self._entity = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)(?:/([^}}]*))?}}:entity:(.*)")
         self._journal = re.compile(rf"{re.escape(prefix)}:{{([^/}}]*)/([^}}]*)}}:journal:(.*)")
@@ -141,7 +141,7 @@ class RedisKeys:
         """Return a key for a master of a cluster. The numbers are spread over the slots."""
         return f"{self._prefix}:{{probe/{number}}}"
 
-    # What version 1 had
+    # The keys of version 1
 
     def old_shards(self, entity_type: str) -> str:
         """Return the key of the fences of a type's lists."""

@@ -8,9 +8,9 @@ The task drops the connection if no answer comes, or if the server cannot write 
 LOADING, MASTERDOWN and similar; see `redis_errors`). It connects again, which finds the current
 master, and sends the calls that still wait. A caller waits at most `timeout` seconds and then gets
 `StoreUnavailable`, at once if the server is full, cannot write to its disk, or refuses the user.
-A server with another run id may have lost what the last one had acknowledged; `on_new_server` is
-called once the link has met it. The client library's own retries are off, because a repeated call
-must carry a new sequence number (see `redis_scripts`).
+A server with another run id may have lost writes that the last one had acknowledged;
+`on_new_server` is called once the link has met it. The client library's own retries are off,
+because a repeated call must carry a new sequence number (see `redis_scripts`).
 
 A link to one master of a cluster sends nothing again that another master may answer: its calls end
 with `Bounced`, and `redis_cluster` decides where they go next.
@@ -65,9 +65,9 @@ class NotSynced(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What a batch must have reached before it is answered.
+    """The places that a batch must have reached before it is answered.
 
-    The server waits for what this connection wrote. A repeated call whose first write went over
+    The server waits for the writes of this connection. A repeated call whose first write went over
     another connection writes nothing, so each batch also writes to a key, which `key` returns.
     """
 
@@ -78,7 +78,7 @@ class Durability:
     """The number of replicas that have it in memory."""
 
     def commands(self, sequence: int, milliseconds: int) -> list[tuple[Value, ...]]:
-        """Return what follows a batch."""
+        """Return the commands that follow a batch."""
         found: list[tuple[Value, ...]] = [("HSET", self.key(), "sequence", sequence)]
         if self.fsync:
             found.append(("WAITAOF", 1, 0, milliseconds))
@@ -165,8 +165,8 @@ class _Begun:
 
 
 class RedisSession:
-    """What the links of one store object share: the `session` that names it in every call, the
-    sequence of its commands, and what it knows of the servers that `shown` names."""
+    """The state that the links of one store object share: the `session` that names it in every
+    call, the sequence of its commands, and its knowledge of the servers that `shown` names."""
 
     def __init__(self, session: str, shown: str) -> None:
         self.session, self.shown = session, shown
@@ -331,7 +331,7 @@ class RedisLink:
         self._task = self._running.spawn(self._run(), name="shardbus-redis")
 
     async def _run(self) -> None:
-        """Send what waits until nothing does, behind a call that had begun."""
+        """Send waiting calls until none waits, behind a call that had begun."""
         client: Any
         begun, self._begun = self._begun, None
         pause = FIRST_PAUSE_S
@@ -407,7 +407,7 @@ class RedisLink:
 
     async def _send(self, client: RedisClient, batch: list[_Call]) -> list[Any]:
         """Send calls that their callers still wait for. One that was given up would be newer here
-        than what its caller has sent over another link since."""
+        than the calls that its caller has sent over another link since."""
         commands: list[tuple[Value, ...]] = []
         sequence = 0
         for call in batch:
@@ -515,7 +515,7 @@ class RedisLink:
 
 
 async def _exchange(client: RedisClient, commands: list[tuple[Value, ...]]) -> list[Any]:
-    """Return what the server answers to each of these commands."""
+    """Return the server's answer to each of these commands."""
     exchange = getattr(client, "exchange", None)
     if exchange is not None:
         replies: list[Any] = await exchange(commands)

@@ -34,13 +34,13 @@ Call = Callable[..., Any]
 
 
 class Servers(Protocol):
-    """What a migration uses of a store."""
+    """The part of a store that a migration uses."""
 
     async def call(self, script: Script, keys: Sequence[str], *args: Any) -> Any:
         """Run a script at the server of its keys."""
 
     async def call_each(self, script: Script, keys: Sequence[str]) -> list[Any]:
-        """Return what a script answers for each of these keys."""
+        """Return a script's answer for each of these keys."""
         ...
 
     async def page_keys(
@@ -57,7 +57,7 @@ class RedisMigration:
         self._servers, self._keys, self._declared = servers, keys, declared
 
     async def survey(self) -> Migration:
-        """Count what is in the wrong place."""
+        """Count the keys in the wrong place."""
         found = Migration()
         found.version = (await self._servers.call(scripts.VERSION, (self._keys.probe,))).decode()
         strange: list[str] = []
@@ -120,7 +120,7 @@ class RedisMigration:
         return one
 
     async def _move(self, keys: Sequence[str], found: Migration) -> None:
-        """Move those of these keys that are in the wrong place."""
+        """Move the keys that are in the wrong place."""
         places: dict[str, str] = {}
         for key in keys:
             parts = self._parts(key)
@@ -182,7 +182,8 @@ class RedisMigration:
             found.lists += 1
 
     async def _old_lists(self, name: str) -> dict[str, bytes]:
-        """Return the lists that version 1 has left, with what it has stored of their fences."""
+        """Return the lists that version 1 has left, with their fences as far as it has stored
+        them."""
         old = self._keys.old_shards(name)
         [flat] = await self._servers.call_each(scripts.READ_WHOLE, [old])
         return {shard.decode(): v for shard, v in zip(flat[::2], flat[1::2], strict=True)}

@@ -1,6 +1,6 @@
 """Commands in the wire form of Redis.
 
-A script that saves 128 entities has 390 arguments. The client library copies what it has packed for
+A script that saves 128 entities has 390 arguments. The client library copies its packed bytes for
 each argument that follows, and takes ten times as long as is needed here. So a link packs its
 commands itself (`redis_client`).
 

@@ -1,6 +1,6 @@
-"""How a batch of writes is cut into scripts, and what a failure of some of them means for each.
+"""How a batch of writes is cut into scripts, and the meaning for each of a failure of some.
 
-A script has each key once, so that its answers can be told apart, and is bounded in number and
+A script has each key once, so that its answers can be distinguished, and is bounded in number and
 bytes, so that the server goes on with others in between.
 """
 

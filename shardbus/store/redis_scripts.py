@@ -1,7 +1,7 @@
 """The store's steps as Lua scripts, so that Redis compares and writes in one atomic step.
 
 Every script receives the session of the store object as ARGV[1] and a sequence number as ARGV[2],
-which grows with every command of that object, repeats included. A script signs what it writes with
+which grows with every command of that object, repeats included. A script signs its writes with
 both. A command whose sender has given up may still reach the server later, over its old connection,
 and would overwrite a newer write of the same sender. The script recognises it by the lower number
 and answers `late`. A sender that receives `late` sends its command again.
@@ -25,10 +25,10 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:sync` | hash | `sequence`, written so that each batch writes something |
 
 A `mark` is how a store notices that all keys of a server were lost. `states` is the layout by which
-the states of the type are placed in shards (`placement`), `layout` that of its table. The `v` of
-an entity is fence, signature and op, `idle` is `<v> <ms>`, `rem` the record of its reminders. `due`
-has each entity with reminders, by when the first is due. Names within a key are percent-encoded. No
-key has a TTL, so no `volatile-*` policy evicts one.
+the states of the type are placed in shards (`placement`), `layout` the layout of its table. The `v`
+of an entity is fence, signature and op, `idle` is `<v> <ms>`, `rem` the record of its reminders.
+`due` has each entity with reminders, by when the first is due. Names within a key are
+percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
 
 Source: N.1, N.6.
 """
@@ -110,7 +110,7 @@ class Script:
     size: Callable[[Sequence[Any]], int] = _size
     """Returns the bytes of the arguments of a call, about."""
     sign: Callable[[str, Sequence[Any]], list[Value]] | None = None
-    """Returns the arguments of the script for those of a call and the command's signature."""
+    """Returns the arguments of the script for a call's arguments and the command's signature."""
     usual: bytes = b""
     """The answer to nearly every call, as the server sends it."""
     sha: str = field(init=False)
@@ -480,7 +480,7 @@ SET_VERSION = Script("return redis.call('HSET', KEYS[1], 'keys', ARGV[3])")
 # KEYS table; ARGV 3 the layout by which states are placed
 PLACE = Script("return redis.call('HSET', KEYS[1], 'states', ARGV[3])")
 
-# KEYS table. Returns the layout by which states are placed, and that of the table.
+# KEYS table. Returns the layout by which states are placed, and the table's.
 LAYOUTS = Script("return redis.call('HMGET', KEYS[1], 'states', 'layout')", writes=False)
 
 # KEYS probe, or another hash of its own; ARGV 3 a random text. Shows that the server takes writes.
@@ -611,8 +611,8 @@ return found
     join=_each,
 )
 
-# KEYS a hash; ARGV 3 the `v` of its other copy, then the fields and values of that one. What has a
-# lower fence gives way.
+# KEYS a hash; ARGV 3 the `v` of its other copy, then the fields and values of that one. The copy
+# with the lower fence gives way.
 COPY = Script("""
 local v = redis.call('HGET', KEYS[1], 'v')
 if v and v:sub(1, 19) >= ARGV[3]:sub(1, 19) then return 0 end

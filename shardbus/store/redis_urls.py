@@ -104,7 +104,7 @@ class RedisUrl:
                 )
 
     def _shared(self, timeout: float) -> dict[str, Any]:
-        """Return what clients of servers and of Sentinels have in common."""
+        """Return the arguments that clients of servers and of Sentinels have in common."""
         shared: dict[str, Any] = {
             "socket_timeout": timeout / 2,
             "socket_connect_timeout": timeout / 4,
@@ -116,8 +116,8 @@ class RedisUrl:
         return shared
 
     def _settings(self, timeout: float) -> dict[str, Any]:
-        """Return what clients of servers have. A call to a server has the deadline of its caller
-        and no other one, which would cost a task for each batch of commands."""
+        """Return the arguments of clients of servers. A call to a server has the deadline of its
+        caller and no other one, which would cost a task for each batch of commands."""
         login = {"username": self.username, "password": self.password}
         return {**self._shared(timeout), **login, "socket_timeout": None}
 

@@ -1,9 +1,9 @@
 """Repair the stored numbers of one entity type, while no node of the cluster runs.
 
 A store may hold a number that no node can have written: after a manual edit, a partial restore, a
-failed disk, or from a build that did not bound what it stored. Two such numbers stop a type. Above
-the last epoch no coordinator finds a higher one to claim. And an entity whose fence is ahead of the
-table's epoch refuses its own home, because the store takes that home for an earlier one.
+failed disk, or from a build that did not bound the numbers it stored. Two such numbers stop a type.
+Above the last epoch no coordinator finds a higher one to claim. And an entity whose fence is ahead
+of the table's epoch refuses its own home, because the store takes that home for an earlier one.
 
 A fence only keeps an earlier process from writing after a later one. If no process runs, there is
 none to keep out, so each fence may be lowered. The rules, in this order:
@@ -15,9 +15,9 @@ none to keep out, so each fence may be lowered. The rules, in this order:
     fence    of an entity, or of a shard's list:   the last fence of the table's epoch
              unreadable, or of such an epoch
 
-The next coordinator claims the epoch after the table's, so its fences are above all of these. What
-entities have saved is not touched. Half of the epochs are out of reach of any true cluster, so an
-epoch in that half is damage, too; otherwise a repaired cluster might have few epochs left.
+The next coordinator claims the epoch after the table's, so its fences are above all of these. The
+saved states of entities are not touched. Half of the epochs are out of reach of any true cluster,
+so an epoch in that half is damage, too; otherwise a repaired cluster might have few epochs left.
 
 The fences of entities are read in pages, because there may be millions.
 
@@ -73,8 +73,8 @@ class RawFence(NamedTuple):
 
 @runtime_checkable
 class RepairableStore(Protocol):
-    """What a store offers besides `StateStore` if its numbers can be repaired. Each write is one
-    atomic step."""
+    """The abilities of a store besides `StateStore` if its numbers can be repaired. Each write is
+    one atomic step."""
 
     async def raw_table(self, entity_type: str) -> RawTable | None:
         """Return the table unchecked, None if there is none."""
@@ -94,7 +94,7 @@ class RepairableStore(Protocol):
 
 @dataclass(slots=True)
 class Damage:
-    """What is wrong with the numbers of a type. `epoch` is the table's epoch after a repair."""
+    """The faults in the numbers of a type. `epoch` is the table's epoch after a repair."""
 
     epoch: int = 0
     table: str = ""
@@ -132,7 +132,7 @@ def repairable(store: StateStore) -> RepairableStore:
 
 
 async def repair(store: RepairableStore, entity_type: str, *, write: bool) -> Damage:
-    """Find what is wrong with the numbers of a type, and repair it if `write` is set. Only for a
+    """Find the faults in the numbers of a type, and repair them if `write` is set. Only for a
     cluster that is stopped; a repair that was cut short can be repeated.
 
     Raises:
@@ -160,8 +160,8 @@ async def repair(store: RepairableStore, entity_type: str, *, write: bool) -> Da
 
 
 def examine(table: RawTable | None, highest: int) -> tuple[Damage, list[object]]:
-    """Return what is wrong with a table, and the shards whose rows must go. `highest` is the
-    highest epoch among the readable fences."""
+    """Return the faults of a table, and the shards whose rows must go. `highest` is the highest
+    epoch among the readable fences."""
     damage = Damage()
     if table is None:
         return damage, []

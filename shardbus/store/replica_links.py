@@ -6,7 +6,7 @@
                          WANTED:  nothing was done: it has an older one, and gets ours (ADOPT)
 
 An address is where a replica listens, a disk is who votes. A connection that breaks may find
-another disk, so what is sent to a disk goes by the last WELCOME.
+another disk, so the messages to a disk go by the last WELCOME.
 
 The proposer sends a call again until it is answered. While the connection stands, the first one is
 under way, and a second one would only add to the load that delays its answer. So a call that was
@@ -224,7 +224,7 @@ class ReplicaLinks:
         return True
 
     def _flush(self) -> None:
-        """Send what waits. Disks that get the same calls share their bytes."""
+        """Send the waiting calls. Disks that get the same calls share their bytes."""
         self._scheduled = False
         made: list[tuple[list[StoreCall], list[tuple[bytes, bytes]]]] = []
         for link in self._by_disk.values():
@@ -253,7 +253,7 @@ class ReplicaLinks:
                 begin, weight = place + 1, 0
         return frames
 
-    # ---- what comes
+    # ---- arrivals
 
     def _on_frame(self, link: ReplicaLink, parts: list[bytes]) -> None:
         head = decode_head(parts[0]) if len(parts) == 2 else None

@@ -1,4 +1,4 @@
-"""Asks replicas what they are, for people: `shardbus store status` and the page of a node.
+"""Asks replicas for their state, for people: `shardbus store status` and the page of a node.
 
 Source: docs/reference/cli.md.
 """

@@ -12,7 +12,7 @@ invalid one is named in `dropped`:
 The shard of a dropped row has no home in the table. Regions report the shards that they host to a
 new coordinator, so the shard is found again if it still runs; otherwise it gets a new home, whose
 row replaces the invalid one. A table with an unreadable epoch or layout is a StoreError, because
-writers could not be told apart; the coordinator reads it again later.
+writers could not be distinguished; the coordinator reads it again later.
 
 Source: N.6.
 """

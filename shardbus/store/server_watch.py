@@ -3,7 +3,7 @@
     every PROBE_S        the store's probe: is the server there, and is it the one of before?
     every `check_every`  its settings: an operator may change them while nodes run
 
-What is wrong with the settings is kept in `problems`, and logged once.
+Faults in the settings are kept in `problems`, and logged once.
 
 Source: docs/how-to/operate.md.
 """
@@ -20,12 +20,12 @@ from shardbus.task_set import TaskSet
 log = GuardedLog("shardbus.store")
 
 PROBE_S = 2.0
-"""Between two calls that only ask whether the server is there, and which it is."""
+"""Between two calls that only check that the server is there, and which it is."""
 
 
 class ServerWatch:
-    """Calls `probe`, and `find_problems` every `check_every` seconds, which returns what is wrong
-    with the server's settings. Either may raise StoreUnavailable. `shown` names the server."""
+    """Calls `probe`, and `find_problems` every `check_every` seconds, which returns the faults in
+    the server's settings. Either may raise StoreUnavailable. `shown` names the server."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ checks before it writes. Rows carry the number of their cluster, so that several
 a file. Fences, epochs and operation ids have 63 bits, as many as an SQLite integer holds.
 
 The end of a lease is stored as a time of the machine's clock. That clock may be set back, or start
-again with the machine. A node that asks for a lease whose end is further ahead than the length of
+again with the machine. A node that requests a lease whose end is further ahead than the length of
 the lease therefore moves the end to that length from now.
 
 Source: docs/architecture.md; N.6.

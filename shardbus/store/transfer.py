@@ -1,4 +1,5 @@
-"""Change what is stored while no node runs: set and remove states, and move them to another store.
+"""Change the stored states while no node runs: set and remove states, and move them to another
+store.
 
 **Fences.** A state is written under a fence above the stored one, so a process that stopped long
 ago and wakes up cannot overwrite it. A load by the next home is under a higher fence again: homes
@@ -142,7 +143,7 @@ def _data_of(row: dict[str, Any]) -> bytes:
 
 @dataclass(slots=True)
 class Imported:
-    """What an import did with its entities."""
+    """The outcome of an import for its entities."""
 
     written: int = 0
     same: int = 0
@@ -156,7 +157,7 @@ class Imported:
 
 class Importer:
     """Writes entities into a store. `shard_of(type, id)` gives the shard of an entity whose line
-    has none. `existing`: what happens to an entity that has another state, or other reminders,
+    has none. `existing`: the treatment of an entity that has another state, or other reminders,
     already: `refuse`, `skip` or `replace`. `write` False only counts."""
 
     def __init__(

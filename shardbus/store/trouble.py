@@ -1,4 +1,4 @@
-"""What an error of a store's server means for a call."""
+"""The meaning of an error of a store's server for a call."""
 
 from __future__ import annotations
 

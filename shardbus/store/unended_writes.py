@@ -1,5 +1,5 @@
 """Writes that have begun in a store and have not ended there, also those whose callers have gone
-on. What reads the same row afterwards waits for them: the third rule of `protocol`."""
+on. A later read of the same row waits for them: the third rule of `protocol`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def mask_url(url: str) -> str:
 
     The URL is read from the right: all before the last `@` is the user and the password, because a
     password may have any character. An option's value is shown if the option is known to hold no
-    secret. What does not have the form of a URL is not shown at all.
+    secret. A text without the form of a URL is not shown at all.
     """
     scheme, mark, rest = url.partition("://")
     if not mark:
@@ -119,7 +119,7 @@ def split_options(url: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, st
 
 
 def check_durability(value: str, allowed: tuple[str, ...]) -> str:
-    """Return `value`, the durability that a URL asks for.
+    """Return `value`, the durability that a URL requests.
 
     Raises:
         ConfigError: it is not in `allowed`.

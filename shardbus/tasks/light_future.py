@@ -1,9 +1,9 @@
 """A future that is cheaper than asyncio's where code of ours waits for it.
 
-It behaves as `asyncio.Future` and is none: to make one, to settle it and to ask for its outcome
-takes asyncio longer than all that a save needs. Tasks await it, and `gather`, `wait`, `wait_for`
-and `shield` take it: they recognize a future by an attribute. Its owner may read and set the
-outcome in attributes. An error that is never read is not logged.
+It behaves as `asyncio.Future` and is none: to make one, to settle it and to read its outcome takes
+asyncio longer than all that a save needs. Tasks await it, and `gather`, `wait`, `wait_for` and
+`shield` take it: they recognize a future by an attribute. Its owner may read and set the outcome in
+attributes. An error that is never read is not logged.
 
 Source: `asyncio.Future` of Python 3.11 to 3.14, whose rules for callbacks it follows.
 """
@@ -105,7 +105,7 @@ class LightFuture:
 
     @property
     def _cancel_message(self) -> Any | None:
-        """For `gather`, which asks for the message of a cancelled future."""
+        """For `gather`, which reads the message of a cancelled future."""
         return self.error.args[0] if self.error is not None and self.error.args else None
 
     def _make_cancelled_error(self) -> BaseException:

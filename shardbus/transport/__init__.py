@@ -1,8 +1,8 @@
 """Sessions between processes: in order, without loss or duplicates while both live.
 
 Start with `session`, `window` (acknowledgements) and `inbox`. `endpoint` has the connections:
-`outgoing` opens and reopens them, `incoming` accepts them. `permissions` says what each kind of
-peer may send, `asks` gives each ask one outcome.
+`outgoing` opens and reopens them, `incoming` accepts them. `permissions` decides which messages
+each kind of peer may send, `asks` gives each ask one outcome.
 
 **Sockets.** Endpoints and links handle frames, not sockets. They travel by the protocols of
 `network`, which `zmq/` and the simulator implement.

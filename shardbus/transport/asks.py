@@ -37,7 +37,7 @@ from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_r
 from shardbus.wire.schema import Decode
 
 Failure = RequestError | ReentrancyError
-"""What a caller may get instead of an answer."""
+"""The errors that a caller may get instead of an answer."""
 FAILURE_TEXT_MAX = TEXT_MAX
 """Characters of an error's text that travel."""
 

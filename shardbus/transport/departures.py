@@ -1,27 +1,28 @@
 """Departure notices: nothing arrives late from a process that has ended.
 
-A leaving node passes on what it was sent, and its senders wait for that: a Flush behind it returns.
-If the node ends before (a connection broke, or the receiver had no room), the wait ends too, and a
-newer message takes another route, which may be the faster one:
+A leaving node passes on the messages sent to it, and its senders wait for that: a Flush behind it
+returns. If the node ends before (a connection broke, or the receiver had no room), the wait ends
+too, and a newer message takes another route, which may be the faster one:
 
     sender ── 1 ──> leaving node ── 1 ... delayed ...> home
     sender ── 2 ─────────────────────────────────────> home
 
 So a process that gives up a node announces it on every session it opened, before anything else that
 it sends there. A process that gets such a notice, and knows that the node leaves, forwards it once
-and treats it as a BYE to itself: it hands out what has arrived by that node's sessions, and accepts
-nothing more. Then 1 comes before 2 or not at all. The leaving node counts what was unacknowledged
-when it left, and reports that to its senders.
+and treats it as a BYE to itself: it hands out the messages that have arrived by that node's
+sessions, and accepts nothing more. Then 1 comes before 2 or not at all. The leaving node counts the
+messages that were unacknowledged when it left, and reports that to its senders.
 
 A notice about a member that still hosts shards is ignored: its sender may be cut off by a firewall.
 So is one about a node that was never a member.
 
 A member's notice is believed. A client's is not, because any program can be a client: the node
-holds what that client sends, and connects to the process itself. If that refuses, it has ended, and
+holds that client's messages, and connects to the process itself. If that refuses, it has ended, and
 its sessions here end. Otherwise nothing ends, and after `VERIFY_S` the client's messages go on. A
 client's notice is never forwarded.
 
-Not covered: what a living node has passed on once more, behind the one that left, may be delayed.
+Not covered: a message that a living node has passed on once more, behind the leaver, may be
+delayed.
 
 Source: docs/guarantees.md; S0.35; C.5.
 """
@@ -67,7 +68,7 @@ class DepartureNotices:
     def __init__(self, endpoint: NoticeSender) -> None:
         self._endpoint = endpoint
         self._ended: dict[NodeId, float] = {}
-        """Processes that have ended, and when this one learned of it."""
+        """Processes that have ended, and when this one received the news."""
         self._verifying: set[tuple[Session, NodeId]] = set()
         self._tasks = TaskSet()
 
@@ -96,7 +97,7 @@ class DepartureNotices:
             self._endpoint.end_sessions(node, NodeLost(f"{node} has left"))
 
     def verify(self, session: Session, node: NodeId) -> None:
-        """A client has given up `node`, which has left: hold what the client sends until it is
+        """A client has given up `node`, which has left: hold the client's messages until it is
         known whether the process has ended."""
         if (session, node) not in self._verifying:
             self._verifying.add((session, node))

@@ -3,7 +3,8 @@
 Each connection and each open file needs one. When none is left, a connection that a client has made
 cannot be accepted, and waits in the kernel's queue, for which the listening socket stays readable:
 libzmq then tries again without a pause, and takes a whole core. So a listener holds a few
-descriptors that it gives up at that moment, to accept what waits in their place and to end it.
+descriptors that it gives up at that moment, to accept waiting connections in their place and to end
+these.
 
 Source: docs/how-to/operate.md.
 """
@@ -29,7 +30,7 @@ def descriptors_limit() -> int:
 def in_use() -> int:
     """The number of open descriptors; 0 where the system does not report it."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # that of the folder itself
+        return len(os.listdir("/proc/self/fd")) - 1  # the folder's own
     except OSError as failed:
         return descriptors_limit() if failed.errno in NONE_LEFT else 0
 
@@ -61,7 +62,7 @@ class DescriptorReserve:
         return len(self._held) < self._count
 
     def fill(self) -> None:
-        """Take back what was given up, as far as there is any left."""
+        """Take back the descriptors given up, as far as any are left."""
         with suppress(OSError):
             while self.short:
                 self._held.append(os.open(os.devnull, os.O_RDONLY))

@@ -100,7 +100,7 @@ class DirectWay(Protocol):
 
 
 class DirectAsking:
-    """What this turn of the loop has of direct asks."""
+    """The direct asks of this turn of the loop."""
 
     __slots__ = (
         "at_hand", "depth", "inbox", "make", "make_plain", "turn_ends", "turn_left", "ways",
@@ -122,7 +122,7 @@ class DirectAsking:
 
 
 class LocalOutbox(SessionOutbox):
-    """What a process sends to itself."""
+    """The messages that a process sends to itself."""
 
     __slots__ = ("direct",)
 
@@ -184,7 +184,7 @@ class LocalOutbox(SessionOutbox):
             key, entity_id, payload = ask.key, ask.entity_id, ask.payload
             super().ask(key, entity_id, payload, ask.timeout_ms, ask, ask.decode, ask.chain)
 
-    # ---- what follows an ask at hand
+    # ---- messages that follow an ask at hand
 
     def _put(self, run: Run, size: int) -> None:
         self.put_at_hand()
@@ -249,7 +249,8 @@ class LocalOutbox(SessionOutbox):
 
 
 PLAIN = (decode_any, decode_value)
-"""Functions that read an answer and run no code of the application's, besides those of msgspec."""
+"""Functions that read an answer and run no code of the application's, besides functions of
+msgspec."""
 
 
 def direct_asks_of(loop: asyncio.AbstractEventLoop) -> Callable[[], DirectAsk]:

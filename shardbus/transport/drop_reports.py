@@ -9,7 +9,7 @@ in bulk: for each session, how many there were by type and reason, at most one m
     once a second ────────────────> a control message `Refusals` to the process at the other end
     that process ─────────────────> counts it, and logs a line now and then (`RefusedTells`)
 
-So reports cost nothing per message. A process that does not ask for reports in HELLO gets none, and
+So reports cost nothing per message. A process that does not request reports in HELLO gets none, and
 neither does a session that has ended.
 
 A tell that another node has forwarded came by that node's session, and has with it the mark of the
@@ -35,8 +35,8 @@ from shardbus.wire.control import Refusals, encode_control
 
 
 class Origin(IntEnum):
-    """What stands in place of a correlation id in a message that expects no answer. The numbers
-    below UNREPORTED are the marks of sessions that get reports."""
+    """Stands in place of a correlation id in a message that expects no answer. The numbers below
+    UNREPORTED are the marks of sessions that get reports."""
 
     OWN = -1
     """The entity's own timers or its node sent the message."""
@@ -56,8 +56,8 @@ KEYS_MAX = 1000
 """Pairs of type and reason that are counted apart, on either side: a sender may name types that
 do not exist, and a report may have any reasons."""
 SENDERS_MAX = 1000
-"""Senders behind one session whose forwarded tells are reported apart; beyond that, the one that
-was first is forgotten."""
+"""Senders behind one session whose forwarded tells are reported apart; beyond that, the first one
+is forgotten."""
 OTHER = ("", "other")
 WORD = re.compile(r"[a-z][a-z_]{0,39}")
 
@@ -77,9 +77,9 @@ class DropTally:
         self.session = session
         self.counts: dict[Reason, int] = {}
         self.forwarded: dict[tuple[Reason, int], int] = {}
-        """Those of the counts that the other end had forwarded, by its mark of their sender."""
+        """The counts of tells that the other end had forwarded, by its mark of their sender."""
         self.relayed: dict[Reason, int] = {}
-        """Those of the counts that another node has dropped, to which this one had forwarded."""
+        """The counts of tells that another node has dropped, to which this one had forwarded."""
         self.marks: dict[int, int] = {}
         """By the other end's mark of a sender: the mark here."""
         self.reported_at = -EVERY_TICKS
@@ -99,8 +99,8 @@ class DropTallies:
         """Report at every tick: this node leaves, and its sessions may end before a second has
         passed."""
         self.somebody_leaves = False
-        """Report at every tick: another member leaves, which may have sent what this node drops, by
-        itself or through a third one."""
+        """Report at every tick: another member leaves, which may have sent the tells that this node
+        drops, by itself or through a third one."""
         self._origins: dict[int, tuple[int, int]] = {}
         """By the mark of a sender behind a session: the session's mark, and the other end's."""
 

@@ -1,17 +1,17 @@
 """An endpoint: the connections of one process and the sessions over them.
 
-A node listens; a process that wants to send to it connects. So between two nodes there are two
+A node listens; a process that has messages for it connects. So between two nodes there are two
 connections, one opened by each, and each carries a full session: tells and asks go out on the
 connection that this process has opened, answers come back on it. A client has only the connections
 that it opens.
 
 `outgoing` has the connections that this process opened, `incoming` the sessions that others opened
-here. Both call back what they declare (`OutgoingOwner`, `IncomingOwner`).
+here. Both call back by the interfaces that they declare (`OutgoingOwner`, `IncomingOwner`).
 
-The endpoint does not decide which process is dead. A node learns that from membership and calls
-`remove`. A client has no membership, so its connections probe: when a connection breaks and a fresh
-one is *refused*, the process is gone; when the peer stays silent for `SILENCE_S`, the session ends,
-and the peer may live.
+The endpoint does not decide which process is dead. A node's membership decides that, and the node
+calls `remove`. A client has no membership, so its connections probe: when a connection breaks and a
+fresh one is *refused*, the process is gone; when the peer stays silent for `SILENCE_S`, the session
+ends, and the peer may live.
 
 Source: docs/architecture.md; S1.2; C.32.
 """
@@ -140,7 +140,7 @@ class Endpoint:
     def _find(self, address: Address, node: NodeId | None) -> OutgoingConnection | None:
         """Return the connection to this incarnation, by whatever name it was dialled; without one,
         the newest to the address. A connection that no process has answered yet is then for this
-        incarnation alone: its successor must not get what is sent to it."""
+        incarnation alone: its successor must not get messages sent to it."""
         if node is not None and (found := self._by_uid.get(node.uid)) is not None:
             return found
         for one in reversed(self._outgoing.values()):
@@ -205,8 +205,8 @@ class Endpoint:
         self.end(connection.session, error)
 
     def announce_leaving(self) -> None:
-        """Ask clients, also those that connect later, to finish what they have with this node and
-        to close their sessions."""
+        """Ask clients, also those that connect later, to finish their work with this node and to
+        close their sessions."""
         self.incoming.announce_leaving()
 
     @property
@@ -293,7 +293,7 @@ class Endpoint:
         self.events.busy(reason)
 
     def on_denied(self, address: Address, reason: str) -> None:
-        """The keys of the process at an address differ from those of this one."""
+        """The keys of the process at an address differ from this one's."""
         self.count_drop("handshake_failed")
         log.warning("no connection to %s: %s", address, reason)
         self.events.denied(address, reason)

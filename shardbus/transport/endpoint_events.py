@@ -1,4 +1,4 @@
-"""What the owner of an endpoint, a node or a client, does with its events."""
+"""How the owner of an endpoint, a node or a client, handles its events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EndpointEvents:
     busy: Callable[[str], object] = _ignore
     """A node has no room for a session of this process now."""
     denied: Callable[[Address, str], object] = _ignore
-    """The keys of the process at an address differ from those of this one."""
+    """The keys of the process at an address differ from this one's."""
     tick: Callable[[], object] = _ignore
     membership: Callable[[NodeId, bytes, Address | None], object] = _ignore
     """A node sent a membership message in its session. The address: where this process opened the

@@ -1,5 +1,5 @@
-"""What a node or a client takes from its surroundings: a network, a random name, random numbers, a
-clock, and what its process uses. The simulator passes its own.
+"""The surroundings of a node or a client: a network, a random name, random numbers, a clock, and
+the resources that its process uses. The simulator passes its own.
 
 Source: docs/simulation.md.
 """
@@ -37,8 +37,8 @@ def resident_bytes() -> int:
 
 
 def memory_limit(files: Sequence[str] = CGROUP_LIMITS) -> int:
-    """Return the bytes of memory that this process may use: those of the machine, or of its
-    container if these are fewer; 0 if the system does not say."""
+    """Return the bytes of memory that this process may use: the machine's, or its container's
+    if these are fewer; 0 if the system does not say."""
     try:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (OSError, ValueError):

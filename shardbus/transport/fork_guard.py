@@ -1,10 +1,10 @@
 """After a fork, objects created by the parent are unusable in the child.
 
 ZeroMQ's sockets and the threads behind them do not survive a fork. In the child they look intact,
-but what is sent there goes nowhere, or wakes the parent. So in a child every object given to
-`guard` raises an error with a hint what to do; only leaving its `with` block works, and does
-nothing. Every object given to `silence` gets a call, because an event loop that goes on in the
-child may still call it.
+but messages sent there go nowhere, or wake the parent. So in a child every object given to `guard`
+raises an error with a hint at the remedy; only leaving its `with` block works, and does nothing.
+Every object given to `silence` gets a call, because an event loop that goes on in the child may
+still call it.
 
 Nothing is checked at each use: the fork gives the objects another class. `subprocess` and the start
 method `spawn` fork nothing of this.

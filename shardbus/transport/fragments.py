@@ -1,9 +1,9 @@
 """Large batches are sent in parts, so that small batches need not wait for them.
 
-A message of 8 MiB takes two thirds of a second at 100 Mbit/s, and what follows it on the same link
-would wait as long. So a batch over `LARGE_WEIGHT` is cut into parts. Each part is a frame with its
-own number in the window, and at most `PARTS_AHEAD` parts are in flight: other batches go between
-them.
+A message of 8 MiB takes two thirds of a second at 100 Mbit/s, and the messages behind it on the
+same link would wait as long. So a batch over `LARGE_WEIGHT` is cut into parts. Each part is a frame
+with its own number in the window, and at most `PARTS_AHEAD` parts are in flight: other batches go
+between them.
 
     queue    [large batch | batch that must not pass it | ...]
                  |  a part, when one before it is acknowledged

@@ -5,7 +5,7 @@ entity wait, in three places that each have a bound:
 
     sender                                     receiver
     queue of the entity (`held_entities`) ──>  rest of the entity ──> its mailbox
-      ^ Hold: the mailbox is full                ^ what was on its way when Hold was sent
+      ^ Hold: the mailbox is full                ^ messages on their way when Hold was sent
       └ Hold (begins False): there is room       └ handed out as soon as there is room
 
 1. The receiver's mailbox is full. The inbox lists the entity here, and sends Hold, once.
@@ -25,7 +25,7 @@ took the same way, and are no rest here.
 **The end.** When the session ends, the rests are handed out as *owed*: the receiver takes them over
 the bound in messages, within the bound in bytes.
 
-**Bound.** The window bounds what is on its way, and so the rests of a session. Over
+**Bound.** The window bounds the messages on their way, and so the rests of a session. Over
 `RESTS_WEIGHT_MAX`, which only a sender without regard for its window or with tiny messages in one
 turn of its loop reaches, the inbox holds the whole session, until half of it is free.
 
@@ -70,7 +70,7 @@ class FullEntities:
         """Of all rests."""
 
     def add(self, target: Target) -> bool:
-        """List an entity. Returns True if the sender must be told."""
+        """List an entity. Returns True if the sender must get a report."""
         entity = self.entities.get(target)
         if entity is not None:
             entity.full = True
@@ -99,7 +99,7 @@ class FullEntities:
 
     def released(self, target: Target, tick: int) -> Iterator[EntityRun]:
         """There is room for an entity: yield runs of its rest until it is full again. The caller
-        hands each of them out before it asks for the next. Forget the entity if nothing is left."""
+        hands each of them out before it takes the next. Forget the entity if nothing is left."""
         entity = self.entities.get(target)
         if entity is None:
             return

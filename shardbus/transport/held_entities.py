@@ -1,4 +1,5 @@
-"""The sender's half of holds: entities at the other end without room, and what waits for them here.
+"""The sender's half of holds: entities at the other end without room, and their messages, which
+wait here.
 
     ──Hold──> HELD ──room──> DRAINING ──queue empty──> (forgotten)
                ^               │
@@ -17,9 +18,9 @@ have more under way than the receiver's rests hold. So batches that have not lef
 their messages for an entity that is held now (`take_back`), if together they have more than
 `TAKE_BACK_MIN`. A Flush and a MoveAck stay behind everything that was sent before them.
 
-**Leaving.** When this process stops using the session for a shard, what waits for the shard's
-entities leaves at once, ahead of the Flush or the MoveAck (`leave`). When the session ends, the
-queues are returned with the other messages that were never sent, as the newest.
+**Leaving.** When this process stops using the session for a shard, the messages that wait for the
+shard's entities leave at once, ahead of the Flush or the MoveAck (`leave`). When the session ends,
+the queues are returned with the other messages that were never sent, as the newest.
 
 **Bounds.** A sender that does not await its tells is refused if an entity's queue has more than
 half of the send buffer, or all queues together have three quarters of it and this one more than
@@ -149,7 +150,7 @@ class HeldEntities:
         return entity is not None and not entity
 
     def leave(self, leaves: Callable[[Target], bool], tick: int) -> list[EntityRun]:
-        """Remove and return what waits for these entities, which stay held."""
+        """Remove and return the messages that wait for these entities, which stay held."""
         runs: list[EntityRun] = []
         for target, entity in self._entities.items():
             if entity and leaves(target):
@@ -193,8 +194,8 @@ class HeldEntities:
 
 
 def take_back(body: bytes, targets: Collection[Target]) -> tuple[bytes, list[EntityRun]] | None:
-    """Take the messages for these entities out of a batch. Returns the batch of the others, and
-    what was taken; None if a run of the batch says that everything before it has been sent."""
+    """Take the messages for these entities out of a batch. Returns the batch of the others, and the
+    messages taken; None if a run of the batch says that everything before it has been sent."""
     runs = decode_batch(body)
     if any(_is_behind(run) for run in runs):
         return None

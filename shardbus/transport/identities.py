@@ -1,4 +1,4 @@
-"""Identities: whose key is whose, and what its process may do.
+"""Identities: whose key is whose, and the permissions of its process.
 
 With `security.allowed`, the secret of the cluster no longer admits a process: each has a key of its
 own (`security.keys`), and only keys of this TOML file may connect.
@@ -12,11 +12,11 @@ own (`security.keys`), and only keys of this TOML file may connect.
     [node-1]
     key = "..."
     role = "node"
-    addresses = ["10.0.0.1:7355"]         what a node may call itself, HOST or HOST:PORT; without
+    addresses = ["10.0.0.1:7355"]         names that a node may have, HOST or HOST:PORT; without
                                           it, any address
 
-A node may also do what a client may. A client may not subscribe to gossip, and no HELLO of it may
-name a node.
+A node has the permissions of a client, too. A client may not subscribe to gossip, and no HELLO of
+it may name a node.
 
 A file of a key has one line with `key` and 64 hexadecimal digits. The file of a client also has the
 public keys of the cluster, `server` and the key, the newest first: such a client needs no secret,

@@ -1,4 +1,4 @@
-"""What a session has received, and when its receiver gets it.
+"""The messages that a session has received, and when its receiver gets them.
 
     batch ── room ────> receiver, at once
           └─ no room ─> held ── room again ──> receiver, a batch in each turn of the loop
@@ -7,16 +7,15 @@ A receiver without room for one entity lists it (`fill`), and only the messages 
 (`full_entities`). That is how a slow entity slows its senders.
 
 A receiver that has no room at all, or whose peer cannot hold back single entities, pauses the
-session, and the inbox holds what arrives, in order. Held batches count as arrived and are not
-acknowledged, so the sender's window fills, and a sender that awaits its `tell` waits. The window
-bounds what is held. For a
-sender that ignores the window, or code of this process that does not await, the inbox holds at most
-`HELD_BYTES_MAX`; beyond that it hands out the oldest batch, `forced`, and the receiver drops what
-it has no room for.
+session, and the inbox holds the messages that arrive, in order. Held batches count as arrived and
+are not acknowledged, so the sender's window fills, and a sender that awaits its `tell` waits. The
+window bounds the held messages. For a sender that ignores the window, or code of this process that
+does not await, the inbox holds at most `HELD_BYTES_MAX`; beyond that it hands out the oldest batch,
+`forced`, and the receiver drops the messages that find no room.
 
 Answers and control messages are never held. They take no room, others may wait for them to make
 some, and no promise of order ties them to messages for entities. A Flush and a MoveAck are tied to
-them, so they are held with them. On the loopback relayed messages pass as well, because what comes
+them, so they are held with them. On the loopback relayed messages pass as well, because messages
 from elsewhere must not overtake them.
 
 A batch of more than `SLICE_MESSAGES` messages is handed out in slices, one in each turn of the
@@ -57,7 +56,7 @@ from shardbus.wire.batch import (
 )
 
 HELD_BYTES_MAX = 2 * WINDOW_BYTES + BODY_BYTES_MAX
-"""What a sender may have under way, and one message more."""
+"""A sender may have this much under way, and one message more."""
 HELD_WEIGHT = 256
 """Weight of a held batch besides its bytes."""
 SLICE_MESSAGES = 1024
@@ -81,8 +80,8 @@ PeerT = TypeVar("PeerT", bound=Peer, contravariant=True)
 
 
 class Receiver(Protocol[PeerT]):
-    """Handles what a session hands out, run by run, in the order of sending. Each call names the
-    peer that sent the run, so that the receiver can answer it."""
+    """Handles the messages that a session hands out, run by run, in the order of sending. Each call
+    names the peer that sent the run, so that the receiver can answer it."""
 
     def on_tells(self, session: PeerT, run: TellRun, /) -> None: ...
     def on_asks(self, session: PeerT, run: AskRun, /) -> None: ...
@@ -123,9 +122,9 @@ class Inbox(Generic[P]):
         relayed_pass: bool = False,
     ) -> None:
         self.forced = False
-        """What is handed out now is not held back again: the receiver takes or drops it."""
+        """Messages handed out now are not held back again: the receiver takes or drops them."""
         self.owed = False
-        """What is handed out now was acknowledged: the receiver takes it over the bound in
+        """Messages handed out now were acknowledged: the receiver takes them over the bound in
         messages."""
         self._full, self._on_hold = FullEntities(), on_hold
         self._rests_pause = False
@@ -139,7 +138,7 @@ class Inbox(Generic[P]):
 
     @property
     def holding(self) -> bool:
-        """True if what arrives now is held."""
+        """True if messages that arrive now are held."""
         return self._pauses > 0 or bool(self._held)
 
     @property
@@ -161,7 +160,7 @@ class Inbox(Generic[P]):
 
     def fill(self, target: Target) -> bool:
         """The receiver has no room for an entity: withhold its messages. It calls `release` once it
-        has. Returns True if the sender must be told."""
+        has. Returns True if the sender must get a report."""
         return self._full.add(target)
 
     def release(self, target: Target) -> bool:

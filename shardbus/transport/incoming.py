@@ -1,7 +1,7 @@
 """Sessions that other processes opened to this one.
 
     HELLO ──> WELCOME      the session is open; with the number of a session before: both resend
-          └─> REFUSED      another cluster, another incarnation than the wanted one, or a name that
+          └─> REFUSED      another cluster, another incarnation than the one named, or a name that
                            the sender cannot prove
     other ──> UNKNOWN      the connection has not sent HELLO: it must
 
@@ -20,11 +20,11 @@ have bounds by role, so that neither clients nor unknown nodes shut the other ou
     members        are few
 
 A leaving node waits for its clients, but not for one without a connection: it has failed, if it
-does not connect again within `GONE_TICKS`. It opens no session to a client that wants it by name,
-and so has messages for it: the node may no longer learn where these go. LEAVING is the answer, and
-the client takes another way. A client that wants any node is welcomed: it may find no other. So is
-one that has a session here and begins a new one: what it sent before may still be forwarded, and
-nothing may overtake that.
+does not connect again within `GONE_TICKS`. It opens no session to a client that connects to it by
+name, and so has messages for it: the node may no longer receive where these go. LEAVING is the
+answer, and the client takes another way. A client that takes any node is welcomed: it may find no
+other. So is one that has a session here and begins a new one: its earlier messages may still be
+forwarded, and nothing may overtake them.
 
 A process that is silent for `SILENCE_TICKS` is forgotten, and so is a node that has not become a
 member within `NEWCOMER_TICKS`.
@@ -225,7 +225,7 @@ class IncomingSessions:
             self._refuse(identity, uid, reason, stale=False)
             return
         if hello.name in self._removed:
-            owner.count_drop("removed")  # no answer: it learns of its removal by gossip
+            owner.count_drop("removed")  # no answer: gossip announces its removal
             return
         inbound = self.by_name.get(hello.name)
         if inbound is None and self._leaving and meant and hello.node is None:
@@ -267,7 +267,7 @@ class IncomingSessions:
         inbound.session.opened(ack)
 
     def _turn_away(self, identity: bytes, uid: int) -> None:
-        """Refuse a client for now: what is left of descriptors is for nodes."""
+        """Refuse a client for now: the remaining descriptors are for nodes."""
         reason = f"{self._owner.node} has no file descriptor left for another client"
         self._owner.count_drop("no_room")
         log.warning("refused a session: %s", reason)
@@ -311,8 +311,8 @@ class IncomingSessions:
         return inbound
 
     def on_members(self, members: Collection[NodeId]) -> None:
-        """Membership knows these nodes: their sessions may send what members send, and what was
-        held back comes again."""
+        """Membership knows these nodes: their sessions have the permissions of members, and
+        messages held back come again."""
         newcomers = self._by_role[Role.NEWCOMER]
         for inbound in [one for one in newcomers.values() if one.session.tag in members]:
             del newcomers[inbound.hello.name]
@@ -362,8 +362,8 @@ class IncomingSessions:
                 self.forget(inbound, NodeLost(f"{inbound.session.name} has not become a member"))
 
     def announce_leaving(self) -> None:
-        """Ask clients, also those that connect later, to finish what they have with this node and
-        to close their sessions."""
+        """Ask clients, also those that connect later, to finish their work with this node and to
+        close their sessions."""
         self._leaving = True
         for inbound in self.by_name.values():
             self._announce_leaving_to(inbound)

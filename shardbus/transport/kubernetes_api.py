@@ -15,7 +15,8 @@ Kubernetes replaces them while the pod runs.
     another status                       final: the same request fails again
     none, or not in time, or no HTTP     may be over soon
 
-Not here: what is written and when it is repeated (`shells.pod_deletion_cost`, `node.app_version`).
+Not here: the contents of a write and its repetition (`shells.pod_deletion_cost`,
+`node.app_version`).
 
 Source: docs/how-to/deploy.md; B.146, B.147.
 """
@@ -224,7 +225,7 @@ def _list(metadata: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _message(response: HTTPResponse, body: bytes) -> str:
-    """Return the reason in the API server's words, or in those of HTTP; one line."""
+    """Return the reason in the API server's words, or in HTTP's; one line."""
     text = response.reason
     with suppress(ValueError, LookupError, TypeError):
         text = str(json.loads(body)["message"])

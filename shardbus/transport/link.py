@@ -10,8 +10,8 @@
     ENDED      are refused                none
 
 `NEXT` is this table of steps. Numbers, acknowledgements and resends are the window's (`window`),
-large batches are cut and joined by `fragments`; the link adds the timers that they lack. A NAK asks
-for a resend, and a connection that took no frame is tried again after `BLOCKED_S`.
+large batches are cut and joined by `fragments`; the link adds the timers that they lack. A NAK
+requests a resend, and a connection that took no frame is tried again after `BLOCKED_S`.
 Acknowledgements ride in the header of the next frame, or go by themselves after a few batches or
 `ACK_DELAY_S`. They never delay data.
 
@@ -76,7 +76,7 @@ class SessionLink:
         self.held_reports = 0
         """How many times the other side has reported that it lives, and has no room."""
         self.peer_lost_data = False
-        """The other side lacks what it had acknowledged, so the session cannot go on."""
+        """The other side lacks batches that it had acknowledged, so the session cannot go on."""
         self._loop, self._on_room = loop, on_room
         self._fragments = FragmentQueue(window)
         self.assembly = FragmentAssembly()
@@ -257,8 +257,8 @@ class SessionLink:
     # ---- acknowledging
 
     def send_numbers(self, kind: FrameType) -> None:
-        """Send the numbers of the last batches, so that the peer learns that this process lives,
-        and both sides find what is missing."""
+        """Send the numbers of the last batches, so that the peer sees that this process lives, and
+        both sides find the missing ones."""
         if self.open:
             self.window.acknowledge(kind)
 
@@ -267,7 +267,7 @@ class SessionLink:
         self._loop.call_later(ACK_DELAY_S, self.acknowledge)
 
     def acknowledge(self) -> None:
-        """Acknowledge what is received; try again later if the connection has no room, because
+        """Acknowledge the received batches; try again later if the connection has no room, because
         nothing else would repeat it."""
         self._ack_armed = False
         if self.window.owes_ack and self.state is not LinkState.ENDED:

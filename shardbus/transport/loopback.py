@@ -44,11 +44,11 @@ class Loopback:
         return not self.inbox.holding
 
     def has_room(self, weight: int) -> bool:
-        """True if the inbox hands out what it gets, and the open batch weighs little."""
+        """True if the inbox hands out its batches at once, and the open batch weighs little."""
         return weight < WINDOW_BYTES and not self.inbox.holding
 
     def free(self) -> None:
-        """Wake senders, unless the inbox holds what it gets."""
+        """Wake senders, unless the inbox holds its batches."""
         if not self.inbox.holding:
             self._on_room()
 

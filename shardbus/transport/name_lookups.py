@@ -1,4 +1,4 @@
-"""Which host names are looked up, when, and what is known of each.
+"""Which host names are looked up, when, and the known answers of each.
 
 The system's look-up of a name blocks its thread, where a name server does not answer for 10 s and
 longer, and cannot be ended. So look-ups run in threads (`name_resolver`), and this machine decides
@@ -7,25 +7,25 @@ of its connections.
 
     Wanted ──> waiting ──> running ── Answered ──> known
                   ^           ├────── after `OVERDUE_S`: reported; its thread stays taken
-                  └── pause ──┴────── Failed: reported, and repeated while a connection wants it
+                  └── pause ──┴────── Failed: reported, and repeated while a connection needs it
 
 Rules:
 
 1.  A name has at most one look-up under way, and all names together `LOOKUPS_MAX`: a name server
-    that never answers holds at most that many threads. Of the waiting names the one that failed
-    least often is first, then the one that has waited longest. So the names of dead nodes do not
-    keep the name of a new one waiting.
+    that never answers holds at most that many threads. Of the waiting names the least often
+    failed is first, and of several the longest waiting. So the names of dead nodes do not keep
+    the name of a new one waiting.
 2.  An answer younger than `FRESH_S` is used as it is. An older one is used until there is a newer:
     it stays known when look-ups fail or hang.
 3.  After a failure the name pauses for `PAUSE_MIN_S`, doubled up to `PAUSE_MAX_S`. Look-ups are
-    repeated until one answers, or until no connection wants the name any more (`Settled`).
+    repeated until one answers, or until no connection needs the name any more (`Settled`).
 4.  A known answer is *sure* unless a new process may have taken the name since the look-up began:
-    the answer may then be that of its predecessor. Connections try any answer; only at a sure one
-    does a refused connection prove that the process has ended.
-5.  At most `NAMES_MAX` names are known. A new one replaces the name that was wanted least recently
+    the answer may then be its predecessor's. Connections try any answer; only at a sure one does a
+    refused connection prove that the process has ended.
+5.  At most `NAMES_MAX` names are known. A new one replaces the name that was used least recently
     and has no look-up under way or waiting; without such a name it is reported as unknown.
 
-Every report is about a name; `known` returns what there is to know. Not here: threads, clocks, and
+Every report is about a name; `known` returns all there is to know. Not here: threads, clocks, and
 which of several addresses a connection uses (`destination`).
 
 Source: docs/architecture.md; C.32.
@@ -99,7 +99,7 @@ LookUpEffect = LookUp | ReportName
 
 @dataclass(frozen=True, slots=True)
 class KnownName:
-    """What is known of a name. `addresses`: of the last answer. `reason`: why there is no newer
+    """The knowledge of a name. `addresses`: of the last answer. `reason`: why there is no newer
     one; empty if there was no failure since."""
 
     addresses: tuple[str, ...] = ()
@@ -127,12 +127,12 @@ class NameLookups:
 
     def __init__(self) -> None:
         self._names: dict[str, _Name] = {}
-        """The one wanted least recently is first."""
+        """The least recently used one is first."""
         self._waiting: set[str] = set()
         self._running: set[str] = set()
 
     def known(self, name: str) -> KnownName:
-        """Return what is known of a name."""
+        """Return the knowledge of a name."""
         found = self._names.get(name)
         if found is None:
             return KnownName()

@@ -1,8 +1,8 @@
 """Looks up host names for the connections and probes of one event loop.
 
 `name_lookups` decides which look-ups run; this shell runs each in a thread of its own, hands the
-machine what it returned, and calls those who wait. The threads are daemons: a look-up that never
-returns holds up neither the loop nor the end of the process.
+machine its result, and calls those who wait. The threads are daemons: a look-up that never returns
+holds up neither the loop nor the end of the process.
 
     watch      a connection's interest in a host: called back with every outcome
     resolve    one answer within a deadline, for a probe
@@ -75,7 +75,7 @@ class NameResolver:
 
     async def resolve(self, host: str, within: float) -> KnownName:
         """Return the host's addresses: of a look-up, or if it takes longer than `within` seconds,
-        what was known before. Without any address, `reason` says why."""
+        the ones known before. Without any address, `reason` says why."""
         if is_numeric(host):
             return self.known(host)
         done = asyncio.Event()
@@ -90,7 +90,7 @@ class NameResolver:
             watch.close()
 
     def known(self, host: str) -> KnownName:
-        """Return what is known of a host now."""
+        """Return the present knowledge of a host."""
         return KnownName((host,), True, "") if is_numeric(host) else self._names.known(host)
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class NameWatch:
 
     @property
     def known(self) -> KnownName:
-        """What is known of the host now."""
+        """The present knowledge of the host."""
         return self._resolver.known(self.host)
 
     def renew(self, *, new_process: bool = False) -> None:

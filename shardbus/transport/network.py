@@ -1,4 +1,4 @@
-"""What an endpoint needs of a network: connections that carry frames.
+"""The network as an endpoint needs it: connections that carry frames.
 
     Network.listen    one listener: frames of every peer that connects, each with its connection id
     Network.connect   one connection: frames of one peer, and calls when it is up and when it breaks
@@ -32,7 +32,7 @@ OnCut = Callable[[str], None]
 
 
 class SendResult(Enum):
-    """What a listener did with a frame."""
+    """The outcome of a frame at a listener."""
 
     TAKEN = "taken"
     NO_ROOM = "no room"
@@ -50,7 +50,7 @@ class Listener(Protocol):
 
     @property
     def full(self) -> bool:
-        """True if what is left of connections and descriptors is for nodes, not for clients."""
+        """True if the remaining connections and descriptors are for nodes, not for clients."""
         ...
 
     def dismiss(self, of: bytes, /) -> None:
@@ -115,8 +115,8 @@ class Network(Protocol):
         ...
 
     async def who_listens(self, address: Address, channel: str) -> str:
-        """Return what listens at an address where a node's port of `messages` or `gossip` is
-        expected, for people; empty if that is there."""
+        """Return a description of the listener at an address where a node's port of `messages` or
+        `gossip` is expected, for people; empty if that is there."""
         ...
 
     def close(self) -> None: ...

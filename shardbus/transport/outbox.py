@@ -1,4 +1,5 @@
-"""What a session sends: the open batch, and messages for entities without room at the other end.
+"""The messages that a session sends: the open batch, and messages for entities without room at the
+other end.
 
     tell, ask, reply, control ──> open batch ──flush──> way (`link`, `loopback`)
               └─ its entity is held ──> queue of the entity ──room again──┘
@@ -12,13 +13,13 @@
 to the open run costs two list appends; this is the whole cost of a message whose home is known. The
 batch leaves at the end of the loop iteration that began it, or when it is full, so a busy sender
 pays for one frame per hundreds of messages. Two things leave without waiting for that end: an ask
-that finds nothing under way, because its sender may be the only one; and what a received batch was
-answered. After such an ask the next messages wait for the end of the iteration again, so of many
-asks one travels by itself. A message may be refused for lack of room only where it would open a run
+that finds nothing under way, because its sender may be the only one; and the answers to a received
+batch. After such an ask the next messages wait for the end of the iteration again, so of many asks
+one travels by itself. A message may be refused for lack of room only where it would open a run
 (`send_buffer`).
 
 **Held entities.** A receiver without room for one entity reports it (`full_entities`), and the
-outbox holds back what is for that entity (`held_entities`). Meanwhile no run stays open, so that
+outbox holds back messages for that entity (`held_entities`). Meanwhile no run stays open, so that
 each message comes by `_open_tells` or `_open_asks`, where its entity is looked up.
 
 Source: docs/architecture.md; B.108; N.15, N.16.
@@ -96,7 +97,8 @@ class HoldWaiter:
 
 
 class SessionOutbox:
-    """What one session sends. A route names it, so that a message touches no other object."""
+    """The messages that one session sends. A route names it, so that a message touches no other
+    object."""
 
     __slots__ = (
         "__weakref__", "_ask_deadline", "_ask_key", "_ask_timeout_ms", "_asks", "_chain", "_corrs",
@@ -289,7 +291,7 @@ class SessionOutbox:
         self._put(control, len(control.body))
 
     def report_full(self, target: Target, *, begins: bool) -> None:
-        """Report to the other side whether to hold back what is for an entity of this process."""
+        """Report to the other side whether to hold back messages for an entity of this process."""
         entity_type, entity_id = target
         last = self.runs[-1] if self.runs else None
         if (
@@ -584,7 +586,7 @@ class SessionOutbox:
                 held.put((run.type, run.ids[0]), run, self._asks.tick)
 
     def _drain(self, target: Target) -> None:
-        """Send the next portion of what waits for an entity that has room again."""
+        """Send the next portion of the messages for an entity that has room again."""
         held = self.held
         if held is None:
             return
@@ -618,8 +620,8 @@ class SessionOutbox:
             wake(self.held.left())
 
     def leave(self, leaves: Callable[[Target], bool]) -> None:
-        """Send what waits for held entities that will be reached by another session from now on:
-        what follows on this one says that everything has been sent."""
+        """Send the messages of held entities that will be reached by another session from now on:
+        the next message on this one says that everything has been sent."""
         self._way.leave(leaves)
         if self.held is not None:
             self._put_queued(self.held.leave(leaves, self._asks.tick))
@@ -627,12 +629,13 @@ class SessionOutbox:
     # ---- the end
 
     def unnumbered(self) -> list[Run]:
-        """Return what has no number: the open batch, then what waits for held entities."""
+        """Return the messages without a number: the open batch, then the queues of held
+        entities."""
         return self.runs if self.held is None else [*self.runs, *self.held.runs]
 
     def end(self, error: RequestError) -> list[Run]:
-        """End the outbox, wake its waiters, and return what has no number. What is added from now
-        on fails with this error."""
+        """End the outbox, wake its waiters, and return the messages without a number. Messages
+        added from now on fail with this error."""
         runs, held = self.unnumbered(), self.held
         self.lost, self.held = error, None
         self._reset_batch()

@@ -3,7 +3,7 @@
     start ── HELLO ──> welcomed ── connection breaks ──> HELLO again, until welcomed
                            └── BYE, REFUSED, process gone, silence ──> the session ends
 
-A client that is not welcomed by the node it wants, since that leaves, gets LEAVING: the session
+A client that is not welcomed by the node it names, since that leaves, gets LEAVING: the session
 ends before it has carried anything.
 
 The connection sends HELLO until it is welcomed, and again after every reconnect. With `probe`, a
@@ -15,7 +15,7 @@ for `REFUSED_S`.
 
 **Names.** A node may be dialled by several names: `localhost`, the name of a service, the address
 that it advertises. It has one session with this process, whatever was dialled, because a second one
-would end the first at the node. So a connection that wants no incarnation first asks who answers,
+would end the first at the node. So a connection to no certain incarnation first asks who answers,
 unless it is the only one of this process:
 
     frame of no session ──> REFUSED, under the uid of the process that answers
@@ -296,8 +296,8 @@ class OutgoingConnection:
         self._end(f"{self.session.name}: {refusal.reason}")
 
     def _on_busy(self, reason: str) -> None:
-        """The node has no room now. A session that seeks any node ends, so that its owner asks
-        another one; a session with this very node is asked for again later."""
+        """The node has no room now. A session that seeks any node ends, so that its owner tries
+        another one; a session with this very node is requested again later."""
         self._owner.on_busy(reason)
         self._hello_at = self._owner.loop.time() + BUSY_S
         if self.wanted is None and not self._opened:
@@ -351,7 +351,7 @@ class OutgoingConnection:
 
     def _on_denied(self, reason: str) -> None:
         """No handshake succeeds. The connection goes on trying, because the keys may be rotated; a
-        session that never opened ends, so that its owner learns why."""
+        session that never opened ends, so that its owner gets the reason."""
         self._owner.on_denied(self.address, reason)
         if self._probe and not self._opened:
             self._end(f"{self.session.name}: {reason}")

@@ -1,13 +1,14 @@
-"""Who may send what: the one place that decides it.
+"""Which process may send which messages: the one place that decides it.
 
 Any process that can connect may send frames to a node. A HELLO opens a session, and `authorize`
 decides once which permissions the session has. From then on every frame, run, control message and
-question is looked up in the tables below, by the session's role. The receiver drops and counts what
-the role may not send, as `not_allowed`.
+question is looked up in the tables below, by the session's role. The receiver drops and counts
+messages that the role may not send, as `not_allowed`.
 
     role        process                                  may send
     CLIENT      has no node id                           messages for entities; where shards live;
-                                                         what a type is; that a node has ended
+                                                         the settings of a type; that a node has
+                                                         ended
     NEWCOMER    a node that membership does not know     requests to join, and nothing numbered:
                                                          that waits until the node is a member
     NODE        a member, or one that has just left      everything, in its own name
@@ -17,12 +18,12 @@ the role may not send, as `not_allowed`.
 secret (`uid_of`). HELLO carries the secret, so only the process itself can open, resume or replace
 a session in its name: another process does not find a secret for a given uid, since that takes some
 2^64 attempts. The secret goes to the addresses that the process itself connects to. Without keys a
-process that listens at the address of a dead member can learn it.
+process that listens at the address of a dead member can receive it.
 
 **Only members command.** A message of a machine counts if its sender is a member; one of a
 coordinator, if the sender could coordinate that type. A member that is not the coordinator now is
 refused by its epoch. Whether a node is a member changes, so a session's role changes from NEWCOMER
-to NODE when membership learns of the node.
+to NODE when membership knows the node.
 
 **Requests come in, answers come back.** A node takes requests to join only on sessions that others
 opened, and their answers only on connections that it opened itself, to an address of its own
@@ -61,7 +62,7 @@ SECRET_BYTES = 16
 
 
 class Role(Enum):
-    """What a process at the other end of a session is to this one."""
+    """The role of a process at the other end of a session."""
 
     CLIENT = "client"
     NEWCOMER = "newcomer"
@@ -74,7 +75,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What a session may send. `types`: the only entity types that it may use, None for all."""
+    """The permissions of a session. `types`: the only entity types that it may use, None for
+    all."""
 
     role: Role
     types: frozenset[str] | None = None
@@ -103,8 +105,7 @@ def client_name(uid: int) -> str:
 
 
 def authorize(hello: Hello, user_id: str | None) -> Permissions | str:
-    """Authorize by the rules without keys: the name is that of the uid, and the secret proves the
-    uid."""
+    """Authorize by the rules without keys: the uid has this name, and the secret proves the uid."""
     uid = uid_of(hello.secret)
     if hello.node is None:
         if hello.name != client_name(uid):
@@ -153,7 +154,7 @@ FROM_COORDINATOR: frozenset[type] = frozenset(
         messages.HomesMoved,
     }
 )
-"""What a coordinator sends to regions."""
+"""Messages of a coordinator to regions."""
 FOR_COORDINATOR: frozenset[type] = frozenset(
     {
         messages.Register,
@@ -168,7 +169,7 @@ FOR_COORDINATOR: frozenset[type] = frozenset(
         messages.MoveComplete,
     }
 )
-"""What the regions of members send to a coordinator."""
+"""Messages of members' regions to a coordinator."""
 BETWEEN_REGIONS: frozenset[type] = frozenset(
     {
         messages.PassOn,
@@ -183,9 +184,9 @@ BETWEEN_REGIONS: frozenset[type] = frozenset(
         messages.TableState,
     }
 )
-"""What the regions of members send each other."""
+"""Messages between the regions of members."""
 HANDOVER: frozenset[type] = frozenset(handover.MESSAGES)
-"""What nodes that may coordinate send each other."""
+"""Messages between nodes that may coordinate."""
 CONTROL: Mapping[Role, frozenset[type]] = {
     Role.CLIENT: frozenset({Describe, messages.GetShardHome, Goodbye}),
     Role.NEWCOMER: frozenset(),

@@ -13,7 +13,7 @@ The file must be private: no permission for other users, and none for the group,
 of root may be readable by its group, as mounted secrets are. A file is written beside its final
 place and renamed, so that a reader never sees half of it.
 
-No error has a part of a secret: the number of the line says what is wrong.
+No error has a part of a secret: the number of the line says where the mistake is.
 
 Source: docs/how-to/keys.md.
 """

@@ -1,4 +1,4 @@
-"""The send buffer: the bound on what a session keeps for senders that do not wait.
+"""The send buffer: the bound on the messages that a session keeps for senders that do not wait.
 
     await tell     waits while the window is full, so a sender holds at most the window and the one
                    message that it waits with

@@ -67,7 +67,7 @@ class SentMessages:
 
 
 class BatchDeparture:
-    """What the open batch of one session needs when it leaves: the times of its asks."""
+    """The needs of one session's open batch when it leaves: the times of its asks."""
 
     __slots__ = ("_loop", "_sent", "delayed", "since")
 

@@ -24,8 +24,8 @@ WITHIN_S = 4.0
 
 
 def service_look_up(resolver: Resolver | None = None) -> LookUpFunction:
-    """Return a function that returns the `HOST:PORT` of each SRV record of a name, those of the
-    first priority first. By default the name servers are those of the system.
+    """Return a function that returns the `HOST:PORT` of each SRV record of a name, the records of
+    the first priority first. By default it uses the system's name servers.
 
     Raises:
         ConfigError: dnspython is not installed. The function raises OSError if there are none.

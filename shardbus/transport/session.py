@@ -4,17 +4,17 @@
     frames ──> link ──batches──> inbox ──> receiver
                                    └──> asks: one outcome each
 
-ZeroMQ's `send` is not delivery: when a connection breaks, ZeroMQ silently drops what its buffers
-hold. So each direction numbers its batches, acknowledges and resends them (`link`, `window`), and
-every ask has exactly one outcome (`asks`). Messages gather in the open batch (`outbox`); what
-arrives is passed to the receiver as soon as the receiver has room for it (`inbox`). A session with
-the process itself has no frames: its batches go from outbox to inbox (`loopback`).
+ZeroMQ's `send` is not delivery: when a connection breaks, ZeroMQ silently drops the contents of its
+buffers. So each direction numbers its batches, acknowledges and resends them (`link`, `window`),
+and every ask has exactly one outcome (`asks`). Messages gather in the open batch (`outbox`);
+arriving messages are passed to the receiver as soon as it has room for them (`inbox`). A session
+with the process itself has no frames: its batches go from outbox to inbox (`loopback`).
 
     link       outbox                             inbox
     opening    fills; full batches are numbered   empty
     open       fills and leaves                   hands out, or holds for lack of room
-    broken     fills; full batches are numbered   hands out what it holds
-    ended      empty; what is added fails         empty
+    broken     fills; full batches are numbered   hands out the held ones
+    ended      empty; additions fail              empty
 
 `check` compares a session with this table.
 
@@ -89,12 +89,12 @@ class Session:
         self.tag: Any = None
         """Set by the owner: which peer this is to the owner."""
         self.permissions = NODE
-        """Set by the owner: what the other process may send."""
+        """Set by the owner: the permissions of the other process."""
         self.features: frozenset[str] = frozenset(() if transmit else SESSION_FEATURES)
-        """Set by the owner: what the other process has said that it speaks (`wire.batch`); nothing
+        """Set by the owner: the abilities that the other process has announced (`wire.batch`); none
         before it has greeted."""
         self.wants_drop_reports, self.mark = False, 0
-        """Set by the owner: True if the other process wants reports of dropped tells; and the
+        """Set by the owner: True if the other process takes reports of dropped tells; and the
         number that stands for this session in tells that arrive by it (`drop_reports`)."""
         self.lost: RequestError | None = None
         self.unconfirmed: dict[str, int] = {}
@@ -211,8 +211,8 @@ class Session:
                 outbox.flush()
 
     def keep_alive(self) -> None:
-        """Send the numbers of the last batches, so that the peer learns that this process lives,
-        and both sides find what is missing."""
+        """Send the numbers of the last batches, so that the peer sees that this process lives, and
+        both sides find the missing ones."""
         self.link.send_numbers(FrameType.HELD if self.inbox.holding else FrameType.ACK)
 
     def _on_hold(self, hold: Hold) -> None:
@@ -225,11 +225,11 @@ class Session:
 
     @property
     def holds_entities(self) -> bool:
-        """True if the other side can hold back what is for single entities."""
+        """True if the other side can hold back the messages of single entities."""
         return ENTITY_HOLDS in self.features
 
     def hold(self, target: Target) -> None:
-        """The receiver has no room for an entity: withhold what arrives for it, until `release`."""
+        """The receiver has no room for an entity: withhold its messages, until `release`."""
         if self.lost is None and self.inbox.fill(target):
             self.outbox.report_full(target, begins=True)
 
@@ -239,7 +239,7 @@ class Session:
             self.outbox.report_full(target, begins=False)
 
     def pause(self) -> None:
-        """The receiver has no room: hold what arrives for it, until `resume`."""
+        """The receiver has no room: hold its messages, until `resume`."""
         self.inbox.pause()
         if self._local is not None:
             self.outbox.writable = False
@@ -280,7 +280,7 @@ class Session:
         return unsent
 
     def finish(self) -> None:
-        """Send the open batch, then BYE. What is not acknowledged yet, in either direction, is
+        """Send the open batch, then BYE. Messages not acknowledged yet, in either direction, are
         lost, and own tells count as `unconfirmed`: await `drained` first."""
         self.outbox.flush()
         self.link.number_all()

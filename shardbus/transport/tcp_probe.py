@@ -4,7 +4,7 @@ A refused connection proves that no process listens there. Nothing else proves a
 or a route error may come from the network, and a connection may be accepted by the kernel for a
 process that is about to end.
 
-A host may have several addresses. All are tried at once, because the network may drop what is sent
+A host may have several addresses. All are tried at once, because the network may drop the packets
 to one of them, and the first that accepts is used. Every address is numeric: names are looked up
 before (`name_resolver`).
 
@@ -64,7 +64,8 @@ def _failed(host: KnownName, errors: list[OSError]) -> socket.socket:
 
 
 async def _close(attempts: Iterable[asyncio.Future[socket.socket]], but: object) -> None:
-    """Wait until the cancelled attempts have ended, and close what they opened meanwhile."""
+    """Wait until the cancelled attempts have ended, and close the connections that they opened
+    meanwhile."""
     for ended in await asyncio.gather(*attempts, return_exceptions=True):
         if isinstance(ended, socket.socket) and ended is not but:
             ended.close()

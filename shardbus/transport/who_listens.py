@@ -1,6 +1,7 @@
-"""Finds out what listens at an address, for a node that gets no answer from there.
+"""Recognizes the program that listens at an address, for a node that gets no answer from there.
 
-The probe speaks as much of ZeroMQ's own protocol (ZMTP 3) as it takes to learn the kind of socket:
+The probe speaks as much of ZeroMQ's own protocol (ZMTP 3) as it takes to recognize the kind of
+socket:
 
     this process                       a ZeroMQ socket
                                        sends its signature at once
@@ -8,8 +9,8 @@ The probe speaks as much of ZeroMQ's own protocol (ZMTP 3) as it takes to learn 
                                        of socket; one with keys ends the connection before that
 
 Other servers are silent at first, or say something else. To a silent one the probe sends empty
-lines, which an HTTP server answers with an error. What the probe learns is for people, and nothing
-depends on it.
+lines, which an HTTP server answers with an error. The result of the probe is for people, and
+nothing depends on it.
 
 Source: ZMTP 3.1 (rfc.zeromq.org/spec/37); docs/how-to/operate.md.
 """
@@ -41,7 +42,8 @@ KEYED = "a ZeroMQ socket answers there that wants keys, or is no node's"
 
 
 async def who_listens(host: KnownName, port: int, kind: str) -> str:
-    """Return what is at an address where a socket of this kind is expected; empty if one is."""
+    """Describe the listener at an address where a socket of this kind is expected; empty if one
+    is."""
     try:
         async with asyncio.timeout(CONNECT_WITHIN_S):
             connection = await open_probe(host, port)
@@ -56,7 +58,7 @@ async def who_listens(host: KnownName, port: int, kind: str) -> str:
 
 
 async def _answer(connection: socket.socket) -> bytes:
-    """Return what the other side sends: a greeting comes without a request, READY after another
+    """Return the bytes of the other side: a greeting comes without a request, READY after another
     greeting, an error of HTTP after a line."""
     got = await _received(connection, b"")
     request = GREETING if got.startswith(SIGNATURE[:1]) else LINES
@@ -68,7 +70,7 @@ async def _answer(connection: socket.socket) -> bytes:
 
 
 async def _received(connection: socket.socket, got: bytes) -> bytes:
-    """Return what has been received when nothing comes for a while, with that before."""
+    """Return all bytes received until nothing comes for a while, with those before."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError, TimeoutError):
         while not _done(got):
@@ -85,7 +87,7 @@ def _done(got: bytes) -> bool:
 
 
 def judge(answer: bytes, kind: str) -> str:
-    """Return what has sent this answer; empty if it is a socket of this kind."""
+    """Describe the sender of this answer; empty if it is a socket of this kind."""
     if answer.startswith(b"HTTP/"):
         return HTTP
     if not answer.startswith(SIGNATURE[:1]):

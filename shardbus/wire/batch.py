@@ -307,7 +307,7 @@ class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
 
     reason: Text
     stale: bool
-    """The wanted process is gone: another one answers at its address."""
+    """The addressed process is gone: another one answers at its address."""
     busy: bool = False
     """The node has no room for another session now. Builds without this field end there."""
 

@@ -2,7 +2,7 @@
 
 This strategy does not compare sides. After a split both sides down each other and go on as two
 clusters, each of which has every shard. It exists for clusters without entities. Its setting is
-named `unsafe_auto_down_after`, so that an operator must ask for it by that name.
+named `unsafe_auto_down_after`, so that an operator must set it by that name.
 
     unreachable ──for `after` seconds──> the leader downs it
     reachable again, or on its way out before that ──> the count is dropped

@@ -157,7 +157,7 @@ class LeaseRequest:
 
 @dataclass(slots=True)
 class LeaseTurn:
-    """This node's turn to ask for a lease. `since`: since when its side asks; `at`: when the turn
+    """This node's turn to request a lease. `since`: since when its side asks; `at`: when the turn
     comes, or without one more turn the side gives up; `in_vain`: this node has asked, and the store
     has not answered."""
 
@@ -586,8 +586,8 @@ class Resolver:
     def _act(
         self, decision: Decision, leading: bool, ask_at: float, act_at: float, now: float
     ) -> DowningPlan:
-        """Return this node's part: carry the decision out, or ask for the lease. A lease is asked
-        for from `ask_at` on; others are downed from `act_at` on."""
+        """Return this node's part: carry the decision out, or request the lease. A lease is
+        requested from `ask_at` on; others are downed from `act_at` on."""
         match decision.outcome:
             case DowningOutcome.ASK_LEASE:
                 return self._ask(decision, ask_at, act_at, now)

@@ -75,7 +75,7 @@ from shardbus.membership.reachability import Flag, ObserverRow
 
 EMPTY_ROW = ObserverRow(0, {})
 ASKERS_MAX = 3
-"""Members of a side, at most, that ask for a lease: one alone may have lost the store."""
+"""Members of a side, at most, that request a lease: one alone may have lost the store."""
 EPOCHS = "$downing"
 """The name of the lease decisions' epoch among the coordinators' epochs. No entity type can have
 it."""

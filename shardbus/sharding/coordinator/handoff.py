@@ -31,7 +31,7 @@ The messages of a move, from a home A to a home B:
 - FREED: no entity of the shard runs. The coordinator writes the new home to the store, and only
   then sends HostShard and ShardHomes.
 
-ShardStopped is accepted in every phase, asked for or not. `TRANSITIONS` is the diagram as data.
+ShardStopped is accepted in every phase, requested or not. `TRANSITIONS` is the diagram as data.
 
 Source: S0.21-S0.25, S2.28, S2.66.
 """

@@ -1,11 +1,11 @@
 """The number of instances of a type, and the rows that follow from it: one coordinator's view.
 
 N follows the nodes that may host (`instances.Instances.wanted`). It grows at once, because new rows
-cost nothing that runs. It shrinks when fewer have been wanted for `SHRINK_AFTER_S`: a node that
+cost nothing that runs. It shrinks when fewer have been enough for `SHRINK_AFTER_S`: a node that
 restarts comes back sooner, and its rows then have a place again. Meanwhile the row of a dead node
 that finds no node without a row of its shard has no home.
 
-    nodes come ──> N grows ──> rows are wanted ──> homes
+    nodes come ──> N grows ──> rows need homes ──> homes
     nodes go ───> SHRINK_AFTER_S ──> N shrinks ──> rows above it stop, and get no home
 
 With `per_instance` and its like, N follows the load as well, which regions report
@@ -31,7 +31,7 @@ from shardbus.sharding.messages import ShardLoads
 from shardbus.sharding.table import ShardTable
 
 SHRINK_AFTER_S = 10.0
-"""Seconds for which fewer instances must be wanted before there are fewer."""
+"""Seconds for which fewer instances must be enough before there are fewer."""
 RISES_AFTER_S = 30.0
 """Seconds for which the load must be more than the instances are enough for."""
 FALLS_AFTER_S = 300.0

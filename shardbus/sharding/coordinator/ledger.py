@@ -81,7 +81,7 @@ Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
 @dataclass(frozen=True, slots=True)
 class Homeless:
     """The shards that need a home, as a question for a strategy. It reads nothing that changes, so
-    another thread may ask it. Without groups there is nothing to ask."""
+    another thread may pose it. Without groups there is no question."""
 
     shards: tuple[str, ...]
     targets: Mapping[str, NodeId]
@@ -211,7 +211,7 @@ class Ledger:
                 yield shard, before.node, home.node
 
     def is_nowhere(self, shard: str) -> bool:
-        """True if the shard has no home, and none is wanted or being written."""
+        """True if the shard has no home, and none is needed or being written."""
         coming = self.writing is not None and self.writing.homes.get(shard) is not None
         known = shard in self.adopted or shard in self.wanted
         left = shard in self.freed or shard not in self.table.homes
@@ -273,8 +273,8 @@ class Ledger:
         )
 
     def register(self, node: NodeId, now: float, *, proxy: bool) -> None:
-        """Record the node as a region or a proxy. The shards of a region that becomes a proxy are
-        wanted."""
+        """Record the node as a region or a proxy. The shards of a region that becomes a proxy need
+        homes."""
         events: list[TableEvent] = []
         if proxy and node in self.table.regions:
             self._orphan(node, "proxy", now)
@@ -288,7 +288,7 @@ class Ledger:
         self.table = self.table.updated_all(events)
 
     def remove_nodes(self, nodes: Iterable[NodeId], now: float) -> list[str]:
-        """Remove dead nodes; return their shards, which are wanted now."""
+        """Remove dead nodes; return their shards, which need homes now."""
         events: list[TableEvent] = []
         orphans: list[str] = []
         for node in nodes:

@@ -73,7 +73,7 @@ class Outbox:
         self._waits.setdefault(to, {}).setdefault(reason, {})[shard] = None
 
     def set_leftovers(self, home: Home, left: bool) -> None:
-        """Record whether the old home has messages for the next home, which must ask for them."""
+        """Record whether the old home has messages for the next home, which must request them."""
         if left:
             self._leftovers[home.shard] = (home, 0)
         else:

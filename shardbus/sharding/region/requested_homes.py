@@ -44,16 +44,16 @@ class RequestedHomes:
         ask. So the region asks as soon as messages wait, also while a shard moves."""
 
     def want(self, route: Route, at: float) -> None:
-        """Ask for the home at that time, if it is needed and no request is due."""
+        """Request the home at that time, if it is needed and no request is due."""
         if route.needs_home and route.shard not in self.timers:
             self.timers.set(route.shard, at)
 
     def expect(self, route: Route, now: float) -> None:
-        """Ask for a home, later if the coordinator sends it unasked."""
+        """Request a home, later if the coordinator sends it unasked."""
         self.want(route, now if self.by_gossip else now + self._retry)
 
     def on_wait(self, shards: Iterable[str], reason: str, now: float) -> None:
-        """Ask for these later: the coordinator has noted this region's request."""
+        """Request these later: the coordinator has noted this region's request."""
         for shard in shards:
             if shard in self.timers:
                 at_first = reason == ASKED and shard not in self._reasons

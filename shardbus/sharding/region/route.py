@@ -22,7 +22,7 @@
 before everything else (`routing` says how):
 
     NONE       nothing is left over
-    KEPT       the shard stopped here: the next home must ask for the `messages`
+    KEPT       the shard stopped here: the next home must request the `messages`
     AWAITED    the shard will run here: the old home passes its leftovers on
 
 **The floor** is the lowest fence that a home may have to be accepted:

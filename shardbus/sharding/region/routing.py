@@ -80,7 +80,7 @@ FLUSH_PATIENCE_S = 60.0
 """Seconds after which a home that echoes no Flush is left all the same."""
 
 LEFTOVERS_PATIENCE_S = 5.0
-"""Seconds that an old home waits for the next home to ask for the leftovers."""
+"""Seconds that an old home waits for the next home to request the leftovers."""
 
 
 class Routing:
@@ -459,7 +459,7 @@ class Routing:
     # Requests for homes.
 
     def watch(self, shard: str, now: float) -> None:
-        """Ask for the home of a shard for which a client asks, or this process without a
+        """Request the home of a shard for a client that asks, or for this process without a
         message."""
         route = self._route(shard)
         route.watched = not self._vanished(shard)
@@ -503,7 +503,7 @@ class Routing:
                 self._timers.set(shard, now)
 
     def on_wait(self, shards: tuple[str, ...], reason: str, now: float) -> None:
-        """Ask for these later: the coordinator has this region's request."""
+        """Request these later: the coordinator has this region's request."""
         routes = self._routes
         unknown = [s for s in shards if s in routes and routes[s].state is RouteState.UNKNOWN]
         self.requests.on_wait(unknown, reason, now)
@@ -590,7 +590,7 @@ class Routing:
         self._send_on(route)
 
     def _await_requester(self, route: Route, now: float) -> None:
-        """Set a deadline for the next home to ask for the leftovers: it may never do."""
+        """Set a deadline for the next home to request the leftovers: it may never do."""
         home = route.next_home
         if home is None or self._may_send_to(route, home) or not self._is_open(home):
             return
@@ -623,7 +623,7 @@ class Routing:
         return event.via == home.node or event.hops >= SUSPECT_HOPS
 
     def _check_home(self, route: Route, now: float) -> None:
-        """Ask for the home, which sent back its own messages; send nothing until the answer."""
+        """Request the home, which sent back its own messages; send nothing until the answer."""
         self._out.append(ev.Note("circle", route.shard))
         self._leave_home(route, now)
         self._timers.set(route.shard, now)

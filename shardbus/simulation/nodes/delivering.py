@@ -1,7 +1,7 @@
 """Deliveries in runs of whole nodes: the entities that receive them, their senders, and the rules.
 
 Senders number their deliveries to each entity from 1, without a gap, and never give one up. Each
-entity keeps, in its state, the last number of each sender. Some deliveries ask it to pay another
+entity keeps, in its state, the last number of each sender. Some deliveries make it pay another
 entity by `self.deliver`, under numbers of its own, which are in its state, too. Handlers fail
 before they save, and after.
 

@@ -1,9 +1,9 @@
 """Watches the connections of a listening socket, and ends those that exceed a bound.
 
-ZeroMQ accepts every connection and holds what it sends until it is read. It bounds the bytes of a
+ZeroMQ accepts every connection and holds its bytes until they are read. It bounds the bytes of a
 part and the messages of a queue, but not the number of connections, nor the parts of a message, nor
 the bytes of a message without an end, which pile up unread. So a thread checks, twenty times a
-second, what the kernel has counted for each connection, and ends connections for these reasons:
+second, the kernel's counts for each connection, and ends connections for these reasons:
 
     too_many_parts         a message of more than `PARTS_MAX` parts
     not_a_subscription     a topic that no node has
@@ -13,7 +13,7 @@ second, what the kernel has counted for each connection, and ends connections fo
     silent                 no message since it opened; ZeroMQ itself ends connections without a
                            handshake
     too_many_handshakes    with keys: more attempts of one address than `HandshakeLimit` allows
-    no_room                its session was refused, because what is left is for nodes
+    no_room                its session was refused, because the room left is for nodes
     no_descriptor          no descriptor is left for it; those that are open stay
 
 Ending a connection breaks no guarantee: a peer that keeps the protocol reconnects and sends
@@ -26,8 +26,8 @@ compared.
 
 **Descriptors.** Before the last are used up, the listener is `full`: a client that comes then gets
 a refusal that says why, and nodes still find room. When none is left, because the application has
-taken them, ZeroMQ would try to accept in an endless loop. So the guard accepts what waits in the
-place of a descriptor that it holds for that, and ends it (`descriptors`).
+taken them, ZeroMQ would try to accept in an endless loop. So the guard accepts a waiting connection
+in the place of a descriptor that it holds for that, and ends it (`descriptors`).
 
 Source: docs/guarantees.md; C.32.
 """
@@ -63,8 +63,8 @@ CHECK_S = 0.05
 CHECKED_MAX = 128
 """Connections per check; with more of them, each is checked less often."""
 UNREAD_MAX = 16 * 1024 * 1024
-"""Bytes: twice what a peer that keeps the protocol may have under way. Parts of one byte take some
-twenty times as much memory as they have bytes on the wire."""
+"""Bytes: twice the amount that a peer that keeps the protocol may have under way. Parts of one byte
+take some twenty times as much memory as they have bytes on the wire."""
 SUBSCRIBED_MAX = 64 * 1024
 """The same for connections that only subscribe."""
 IDLE_BYTES_PER_S = 128
@@ -82,7 +82,7 @@ DISMISSED_S = 1.0
 RESERVED = 2
 """Descriptors that a guard holds for connections that find none."""
 TURNED_AWAY_MAX = 1024
-"""Connections that are turned away at a time: twice what waits in the kernel's queue."""
+"""Connections that are turned away at a time: twice the length of the kernel's queue."""
 EVENTS_MAX = 100_000
 """Connections that may open and close while this thread gets no time."""
 LOG_EVERY_S = 10.0
@@ -193,7 +193,7 @@ class ConnectionGuard:
 
     @property
     def full(self) -> bool:
-        """True if what is left of connections and descriptors is for nodes, not for clients."""
+        """True if the remaining connections and descriptors are for nodes, not for clients."""
         for_nodes = min(_for_nodes(), self.connections_max // 4)
         return self._few_left or self._in_use() > self.connections_max - for_nodes
 
@@ -331,7 +331,7 @@ class ConnectionGuard:
         with suppress(OSError, ValueError):
             door = net.socket(fileno=self._listening)
             try:
-                door.setblocking(False)  # for ZeroMQ, too, which must not wait for what is gone
+                door.setblocking(False)  # for ZeroMQ, too: it must not wait for a lost connection
                 while turned_away < TURNED_AWAY_MAX and door.getsockname()[1] == self._port:
                     door.accept()[0].close()
                     turned_away += 1

@@ -153,7 +153,7 @@ class Keyring:
 
     @property
     def state(self) -> tuple[object, ...]:
-        """What decides who may connect; another one after a change."""
+        """Decides who may connect; another one after a change."""
         return self.keys, self.identities
 
     def reload(self) -> bool:

@@ -5,9 +5,9 @@ port would refuse connections, and a refused connection proves to other nodes th
 ended. So with keys the kernel's listening socket is made here and only lent to ZeroMQ. While
 ZeroMQ unbinds and binds again, connections wait in the queue of the kernel.
 
-An unbind ends every connection that the socket has accepted. That is wanted: these were accepted
-under keys that may not be known any more. Peers connect again under the new keys, and sessions send
-again what was under way.
+An unbind ends every connection that the socket has accepted. That is right: these were accepted
+under keys that may not be known any more. Peers connect again under the new keys, and sessions
+resend their unacknowledged batches.
 
 Source: docs/security.md.
 """

@@ -56,7 +56,7 @@ from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
 REOPEN_S = 0.5
 CLOSE_MS = 200
-"""How long ZeroMQ's own thread may send what a closed socket still holds."""
+"""How long ZeroMQ's own thread may send the messages that a closed socket still holds."""
 NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers, and parts sent one by one: `send_multipart` takes three times as long."""
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED

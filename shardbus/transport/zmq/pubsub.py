@@ -3,9 +3,9 @@ every node.
 
     frames    topic: the receiver's uid, 16 hexadecimal digits, or `*` for all | sender | payload
 
-XPUB is a PUB that also reports subscriptions. From these this node learns that a peer receives what
-it publishes; anything published earlier is lost. The monitor of the SUB reports connections that
-drop.
+XPUB is a PUB that also reports subscriptions. A subscription shows this node that a peer receives
+its messages from now on; any published earlier are lost. The monitor of the SUB reports connections
+that drop.
 
 With a keyring, both sockets encrypt and authenticate. The SUB has one set of keys at a time, which
 holds for the next connection that it opens; so a connection whose handshake fails is opened anew,
@@ -99,7 +99,7 @@ FAREWELL_LINGER_MS = 200
 """How long the last messages may take to leave when the sockets close."""
 
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
-"""What `PubSubReceiver.on_disconnected` reports."""
+"""The events that `PubSubReceiver.on_disconnected` reports."""
 ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 """A connection, or an attempt to connect, has ended."""
 _FAILED = (
@@ -112,13 +112,13 @@ _EVENTS = LOST | ENDED | _FAILED | _TRIES | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class PubSubReceiver(Protocol):
-    """Gets what the sockets receive."""
+    """Gets the messages that the sockets receive."""
 
     def on_frames(self, sender: bytes, payload: bytes) -> None:
         """A message for this node."""
 
     def on_listening(self, uid: int) -> None:
-        """A peer receives what this node publishes, from now on."""
+        """A peer receives this node's messages, from now on."""
 
     def on_disconnected(self, node: NodeId) -> None:
         """A connection broke, or could not be made."""
@@ -217,7 +217,7 @@ class PubSubSockets:
             reader.start()
 
     def close(self) -> None:
-        """Close everything. What was just published has a moment to leave."""
+        """Close everything. Messages just published have a moment to leave."""
         self.resolver.close()
         if self._context is None:
             return
@@ -259,7 +259,7 @@ class PubSubSockets:
             self._zap.stop()
 
     def publish(self, to: NodeId, payload: bytes) -> None:
-        """Send to one node. Drop and count what the socket has no room for."""
+        """Send to one node. Drop and count messages that find no room in the socket."""
         try:
             self._pub.send_multipart([topic_of(to.uid), self._sender, payload], zmq.NOBLOCK)
         except zmq.Again:
@@ -267,7 +267,7 @@ class PubSubSockets:
         self._subscriptions.used()
 
     def subscribe(self, member: Member) -> None:
-        """Receive what this member publishes. If an earlier incarnation had the same place, connect
+        """Receive this member's messages. If an earlier incarnation had the same place, connect
         anew."""
         place = member.gossip_address
         publisher = self._publishers.get(place)

@@ -2,9 +2,9 @@
 
 The descriptor becomes readable once for any number of messages, and an operation on the same socket
 can swallow that edge. So a wake-up drains the socket until it is empty; code that uses the
-socket calls `used`, which checks it again; and a watchdog that reads once a second bounds what a
-missed edge can cost. One drain takes at most `TURN_MAX` messages before the loop's other work runs,
-so a busy peer delays nothing for long. What a message leads to may end the turn as well: once many
+socket calls `used`, which checks it again; and a watchdog that reads once a second bounds the cost
+of a missed edge. One drain takes at most `TURN_MAX` messages before the loop's other work runs, so
+a busy peer delays nothing for long. The effects of a message may end the turn as well: once many
 handlers wait for the store, its answers come before further messages. Of several peers, ZeroMQ
 hands over one message each, in turn.
 

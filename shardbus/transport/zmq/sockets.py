@@ -46,7 +46,7 @@ SOCKETS_MIN, SOCKETS_MAX = 1023, 65_535
 """Sockets of one context: libzmq's default, and its bound."""
 
 COMMON: dict[int, int] = {
-    zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
+    zmq.LINGER: 0,  # closing never waits: important messages are acknowledged before
     zmq.MAXMSGSIZE: BODY_BYTES_MAX,  # per frame; the peer that sends more is disconnected
     zmq.HEARTBEAT_IVL: 1000,  # ms; frees connections whose peer vanished without a FIN
     zmq.HEARTBEAT_TIMEOUT: 3000,
@@ -234,6 +234,6 @@ def connect(socket: zmq.Socket[bytes], host: str, port: int) -> None:
 
 
 def disconnect(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """End the connection to an endpoint, with what it holds."""
+    """End the connection to an endpoint, with its held messages."""
     with contextlib.suppress(zmq.ZMQError):  # it has no such connection
         socket.disconnect(endpoint)

@@ -1,12 +1,12 @@
 """Decides which peers may connect: the handler of ZeroMQ's authentication protocol (ZAP).
 
-ZeroMQ asks it once for each connection whose handshake has proved that the peer has the secret key
+ZeroMQ calls it once for each connection whose handshake has proved that the peer has the secret key
 of the public key it shows. It answers 200 with the name of the peer, which every message of the
 connection then carries as `User-Id`, or 400. Anything but a well-formed question about a known key
 in this domain is refused.
 
 There is one handler for each ZeroMQ context that listens. It must be bound before the first socket
-of the context is: what connects earlier would not be asked about. It has a thread of its own,
+of the context is: earlier connections would not pass through it. It has a thread of its own,
 because a handler of the application may block the loop.
 
 **It fails closed, and loudly.** A question that it fails to answer is refused, counted and logged
