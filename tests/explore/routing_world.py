@@ -504,8 +504,8 @@ class InstanceWorld(Homes):
             assert name not in waits, f"{name} waits, though instances {homes} have homes"
 
     def _check_hedged(self, gone: str) -> None:
-        """Check that an ask by `first` is sent to a second instance when the first one is gone, while
-        its deadline has not passed."""
+        """Check that an ask by `first` goes to a second instance if the first one is gone before
+        its deadline."""
         left = [k for k in self.rows if k <= self.counts[-1]]
         for name, future in self.asked.futures.items():
             failed = future.done() and not future.cancelled() and future.exception() is not None
