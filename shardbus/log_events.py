@@ -73,6 +73,12 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("reminded_shards", "reminders in %d shards that the type has no more do not fire"): _event(
         "reminders_of_former_shards", "shards"
     ),
+    ("reminded_shards", "the reminders of %d entities of %r have moved"): _event(
+        "reminders_moved", "count entity_type"
+    ),
+    ("reminded_shards", "the shard of %r is unknown: its reminders stay"): _event(
+        "reminders_stay", "entity_id"
+    ),
     ("remembering", "%s shard %s: %s"): _event("remembered_list_failed", "entity_type shard error"),
     ("remembering", "%s shard %s: a call for its remembered entities failed"): _event(
         "remembered_call_failed", "entity_type shard"

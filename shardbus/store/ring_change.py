@@ -259,8 +259,7 @@ class RingOperator:
         votes = {link.disk for link in links if link.shown and link.shown.votes}
         away = [m.address or f"disk {m.disk:016x}" for m in ring.members if m.disk not in votes]
         if len(votes & ring.disks) < majority(len(ring.members)):
-            disks = f"the {len(ring.members)} disks of ring {ring.number}"
-            return f"a majority of {disks}: without {', '.join(away)}"
+            return f"a majority of the disks of ring {ring.number}: without {', '.join(away)}"
         behind = f" ({', '.join(away)} do not answer)" if away else ""
         return f"the disks of ring {ring.number} to merge{behind}"
 

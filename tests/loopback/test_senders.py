@@ -13,6 +13,7 @@ from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
 from shardbus.errors import ConfigError
 from shardbus.node.node import Node
 from shardbus.transport import outgoing
+from shardbus.transport.full_entities import RESTS_WEIGHT_MAX
 from shardbus.transport.outbox import BATCH_WEIGHT_MAX
 from shardbus.wire.batch import Hello
 from tests.loopback.nodes import Nodes, blocking_client, http
@@ -103,9 +104,10 @@ async def test_a_sender_that_does_not_await_is_refused_and_accepted_messages_arr
 
 
 async def test_tasks_that_await_their_tells_are_not_refused(nodes: Nodes) -> None:
-    """A thousand tasks, each with one of several messages under way, while nothing is taken. The
-    node has taken a window of them, and now and then a second one, before it said to hold them."""
-    app, payload, rounds = Application(), bytes(SEND_BUFFER_MIN // 4000), range(12)
+    """A thousand tasks, each with one of several messages under way, while nothing is taken. They
+    have more than the node takes at most before its word to hold them has come: its rests."""
+    app, rounds = Application(), range(12)
+    payload = bytes(3 * RESTS_WEIGHT_MAX // 2 // (1000 * len(rounds)))
     _, client = await closed(nodes, app)
     begun: list[int] = []
 

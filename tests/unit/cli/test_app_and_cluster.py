@@ -49,7 +49,7 @@ BY_APP = {
     "data migrate": STORE,
 }
 """Those that work by the application."""
-OF_REPLICAS = {"store serve", "store status"}
+OF_REPLICAS = {"store add", "store remove", "store serve", "store status"}
 """Those that find the replicas of `cluster://`, and open no store."""
 STOPPED = {
     *("data remove", "data repair", "data migrate"),

@@ -83,7 +83,7 @@ def test_once_has_no_next_moment() -> None:
         (Rule(late="never"), "once, all, skip"),  # type: ignore[arg-type]
         (Rule(tz="Europe/Berlim"), "tz 'Europe/Berlim'"),
         (Rule(cron="* * * * * *"), "6 fields, not 5"),
-        (Rule(cron="@daily"), "1 fields, not 5"),
+        (Rule(cron="@daily"), "1 field, not 5"),
         (Rule(jitter_ms=-1), "jitter"),
     ],
 )

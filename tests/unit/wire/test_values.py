@@ -201,7 +201,7 @@ def refused() -> Iterator[tuple[BaseModel, str]]:
     yield Swapped(b=7, a=8), "a: would come back as 8"
     seen = Remembering()
     seen._seen.append(1)
-    yield seen, "_seen: has 1 elements, 0 would come back"
+    yield seen, "_seen: has 1 element, 0 would come back"
     unchecked = Address()
     unchecked.zip_code = 5  # type: ignore[assignment]
     yield unchecked, "a Address cannot travel"
