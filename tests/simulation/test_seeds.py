@@ -28,7 +28,7 @@ from shardbus.simulation.trace import Trace
 from tests.markers import long_only
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, BLOCK = 100, 10
+SEEDS, BLOCK = 50, 10
 CLI = [sys.executable, "-c", "from shardbus_cli.main import main; main()", "simulate"]
 
 
