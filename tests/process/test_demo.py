@@ -92,6 +92,11 @@ def test_the_demo_with_the_embedded_store(start, tmp_path):
 
 
 @pytest.mark.long
+def test_the_demo_with_redis(start, own_redis: RedisServer):
+    assert_shown(*start("--rate", "5000", "--store", own_redis.url()).end())
+
+
+@pytest.mark.soak
 def test_the_demo_with_redis_twice(start, own_redis: RedisServer):
     for _ in range(2):
         assert_shown(*start("--rate", "5000", "--store", own_redis.url()).end())

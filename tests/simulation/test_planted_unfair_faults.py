@@ -22,7 +22,7 @@ from tests.markers import long_only
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 
-BLOCKS, BLOCK = 4, 6
+BLOCKS, BLOCK = 3, 6
 
 
 def check(options: Options) -> None:

@@ -17,7 +17,7 @@ from shardbus.membership.gossip import Gossip, Meta, broken_rules
 from shardbus.membership.member import TRANSITIONS, Member, Service, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
-from tests.markers import long_only
+from tests.markers import soak_only
 
 NODES = tuple(NodeId(host, 1, 1) for host in "abcde")
 A, B, C, D, E = NODES
@@ -124,7 +124,7 @@ EASY = ("joining", "epochs", "meta")
 """Traits that are found at once."""
 
 
-@pytest.mark.parametrize("trait", [*EASY, *long_only(*sorted(RICH.keys() - EASY))])
+@pytest.mark.parametrize("trait", [*EASY, *soak_only(*sorted(RICH.keys() - EASY))])
 def test_the_laws_are_tried_on_rich_states(trait: str) -> None:
     """Both ways of making states reach every status, every flag, and what else can be merged."""
     dice = Random(1)
