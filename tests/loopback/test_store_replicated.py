@@ -9,12 +9,12 @@ import pytest
 import pytest_asyncio
 
 from shardbus.testing.store_suite import StoreFactory, StoreSuite
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 from tests.replicas import Replicas
 
 
 class TestReplicated(StoreSuite):
-    @pytest_asyncio.fixture(params=[(3, 1), *long_only((3, 0), (5, 2))], ids=str)
+    @pytest_asyncio.fixture(params=[(3, 1), *long_only((5, 2)), *soak_only((3, 0))], ids=str)
     async def store_factory(
         self, request: pytest.FixtureRequest, tmp_path: Path
     ) -> AsyncIterator[StoreFactory]:

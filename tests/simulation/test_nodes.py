@@ -37,7 +37,7 @@ from shardbus.transport.network import SendResult
 from tests.markers import long_only
 from tests.simulation.test_seeds import run_cli
 
-SEEDS, BLOCK, SECONDS = 30, 5, 12.0
+SEEDS, BLOCK, SECONDS = 20, 5, 12.0
 SMOOTH: dict[str, Any] = {
     "rolls": 0, "downs": 0, "hangs": 0, "room": 0, "slow_starts": 0.0, "failing_starts": 0.0,
 }  # fmt: skip
