@@ -9,7 +9,7 @@ returned:
              once its handler has returned, the delivery is not called again under that fence,
              whatever the store does
              a state never has the effect of one delivery twice
-             in the quiet: each that is due has been called
+             in the quiet: each that is due has been called, or its effect is stored
 
 A store that lost or restored data excuses the last three.
 
@@ -77,6 +77,8 @@ class ReminderChecker:
         self._checker: DeliveryChecker
         self._pending: dict[str, int] = {}
         """When each stored reminder is due that was not called yet, in ms."""
+        self._saving: dict[str, tuple[str, str, str]] = {}
+        """The type, id and delivery of each stored reminder whose effect a save had."""
         self._done: dict[tuple[str, str, str], int] = {}
         """By delivery: the fence under which its handler has returned."""
         self.set = self.called = self.again = 0
@@ -140,11 +142,12 @@ class ReminderChecker:
         self._done[context.entity_type, key_of(context), reminder.delivery] = context.fence
         self._pending.pop(mark, None)
 
-    def on_effect(self, context: Context, reminder: Reminder, effects: Effects) -> None:
-        """Add the effect of a delivery to a state."""
+    def on_effect(self, context: Context, reminder: Reminder, mark: str, effects: Effects) -> None:
+        """Add the effect of a delivery to a state, before its save."""
         if reminder.delivery in effects.seen and not self._world.store.lied:
             raise self._broken(f"{key_of(context)} has the effect of {reminder.delivery} twice")
         effects.seen[reminder.delivery] = 1
+        self._saving[mark] = (context.entity_type, key_of(context), reminder.delivery)
         while len(effects.seen) > EFFECTS:
             del effects.seen[next(iter(effects.seen))]
 
@@ -166,7 +169,17 @@ class ReminderChecker:
             return ""
         soon = (WALL_OFFSET_S + self._world.now + SOON_S) * 1000
         late = [(due, mark) for mark, due in self._pending.items() if due <= soon]
+        late = [(due, mark) for due, mark in late if not self._has_effect(mark)]
         return f"reminder {min(late)} was not called" if late else ""
+
+    def _has_effect(self, mark: str) -> bool:
+        """True if the store has the effect of a call whose handler did not see the end of its
+        save."""
+        if mark not in self._saving:
+            return False
+        kind, entity_id, delivery = self._saving[mark]
+        state = self._world.store.data.states.get((kind, entity_id))
+        return state is not None and delivery.encode() in (state.data or b"")
 
 
 class KeptState:
@@ -210,17 +223,17 @@ def reminding_classes(
                     await self.context.forget(reminder.name)
                 if reminders.dice.random() < FAILS:
                     raise CallFailed
-                await self.finish(reminder)
+                await self.finish(reminder, mark)
                 reminders.on_done(self.context, reminder, mark)
 
-        async def finish(self, reminder: Reminder) -> None:
+        async def finish(self, reminder: Reminder, mark: str) -> None:
             """Store the effect."""
 
     class RemindedKept(Reminded, KeptState):
         state: Effects
 
-        async def finish(self, reminder: Reminder) -> None:
-            reminders.on_effect(self.context, reminder, self.state)
+        async def finish(self, reminder: Reminder, mark: str) -> None:
+            reminders.on_effect(self.context, reminder, mark, self.state)
             await self.save()
 
     return {REMINDED: Reminded, REMINDED_KEPT: RemindedKept}
