@@ -158,7 +158,7 @@ def test_from_one_store_into_another(terminal: Terminal, redis: RedisServer) -> 
     assert shop.put(5) == 5
     shop.stop()
     said = shop.run(move, redis=str(redis.port))
-    assert "1 lines" in said
+    assert "1 line\n" in said
     shop.store = redis.url()
     shop.start()
     assert shop.put(0) == 5
