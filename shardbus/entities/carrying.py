@@ -8,8 +8,8 @@ new one, without the store.
 The carried memory must equal the entity's last, so it counts only under these rules:
 
 - It is frozen after `on_stop` of an activation that stops because its shard moves. One that was cut
-  off, that failed in `on_stop`, or whose last save has an unknown outcome carries nothing: the next
-  activation loads from the store, which refuses the old one from then on.
+  off, that failed in `on_stop` or in its last handler, or whose last save has an unknown outcome
+  carries nothing: the next activation loads from the store, which refuses the old one from then on.
 - An activation that has ended cannot save any more (`context`). So the store needs no load at the
   new home to refuse a late save of the old one; the first save of the new activation raises the
   stored fence.
@@ -76,6 +76,8 @@ class CarriedStates:
         self._shards: dict[str, ShardCargo] = {}
         self._saves: dict[Activation, int] = {}
         """Saves without a known outcome, by the activation that saves."""
+        self._spoilt: dict[Activation, None] = {}
+        """Activations that end by a failed handler: their memory has a part of its changes."""
 
     def _count(self, outcome: str) -> None:
         self._carried[outcome] = self._carried.get(outcome, 0) + 1
@@ -103,6 +105,11 @@ class CarriedStates:
         else:
             self._saves.pop(activation, None)
 
+    def spoil(self, activation: Activation) -> None:
+        """Note that a handler has failed, and that the entity ends instead of starting again with
+        its stored state."""
+        self._spoilt[activation] = None
+
     def freeze(self, activation: Activation, entity: object) -> None:
         """Keep the memory that an entity has after `on_stop`, if its shard moves."""
         hosted = activation.shard
@@ -114,7 +121,7 @@ class CarriedStates:
         if activation in self._saves or unsaved:
             self._count("save_unknown")
             return
-        frozen = self._frozen(activation, entity)
+        frozen = None if activation in self._spoilt else self._frozen(activation, entity)
         if frozen is None:
             self._count("failed")
             return
@@ -143,8 +150,9 @@ class CarriedStates:
         return CarriedEntity(name, key, state, data)
 
     def ended(self, activation: Activation) -> None:
-        """Forget the saves of an activation that has left memory."""
+        """Forget an activation that has left memory."""
         self._saves.pop(activation, None)
+        self._spoilt.pop(activation, None)
 
     def take(self, shard: str) -> tuple[CarriedEntity, ...]:
         """Return, once, the memory that the entities of a stopped shard carry."""

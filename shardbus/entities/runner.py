@@ -664,6 +664,8 @@ class EntityRunner:
         if directive is Directive.RESUME:
             return True
         if self._supervisor.stops_itself(activation, error) or self._ends(activation, directive):
+            if self.carrying is not None:
+                self.carrying.spoil(activation)
             return True
         if corr == Origin.OWN:
             self._supervisor.failed_by_itself(activation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,12 @@ def carts(**options: Any) -> ShardBus:
         def view(self, count: int = 1) -> tuple[int, list[str]]:
             self.views += count
             return self.views, self.state.items
+
+        @handler
+        async def fail(self, item: str) -> None:
+            self.state.items.append(item)
+            await turns(20)
+            raise ValueError("half done")
 
         @handler
         def grow(self, size: int) -> None:
@@ -171,6 +178,18 @@ async def test_one_that_cannot_be_frozen_or_is_too_large_carries_nothing() -> No
     await bench.ask("good", "view")
     assert [one.id for one in await frozen(bench)] == ["good"]
     assert bench.host.counts.carried == {"failed": 1, "too_large": 1, "frozen": 1}
+
+
+async def test_one_whose_handler_fails_while_its_shard_moves_carries_nothing() -> None:
+    """Elsewhere it would start again with its stored state. Its memory has half of the changes."""
+    bench = Bench(carts())
+    await bench.ask("c", "add", "tea")
+    failing = asyncio.ensure_future(bench.ask("c", "fail", "half"))
+    await until(lambda: bench.entity("c").state.items == ["tea", "half"], "the first change")
+    assert await frozen(bench) == ()
+    assert bench.host.counts.carried == {"failed": 1}
+    with pytest.raises(Exception, match="half done"):
+        await failing
 
 
 async def test_one_whose_save_has_an_unknown_outcome_carries_nothing(
