@@ -209,6 +209,15 @@ class EntitySends:
         outgoing.stored = data
         self._send(activation, outgoing, record, record.last)
 
+    def runs_already(self, activation: Activation) -> None:
+        """Take an entity off the list that was loaded, without pending deliveries, before its shard
+        had read the list."""
+        if activation.state is not LifeState.RUNNING or activation in self._outgoing:
+            return
+        record = activation.shard.records.get(activation.key)
+        if record is None or not record.pending:
+            self.lists.forget(activation.shard, activation.key)
+
     def _open(self, activation: Activation, record: DeliveryRecord) -> Outgoing:
         sender = DeliverySender(record.producer, self._delivery, self._counts, self._loop)
         outgoing = self._outgoing[activation] = Outgoing(sender)

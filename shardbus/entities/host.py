@@ -205,10 +205,14 @@ class Host:
         return lists if sends is None else [*lists, sends.lists]
 
     def _start_pending(self, hosted: Shard, entity_id: str) -> Activation | None:
-        """Start an entity with pending deliveries, if it does not run and its shard is here."""
+        """Start an entity that is listed for its deliveries, if it does not run and its shard is
+        here."""
         sends = self.deliveries.sends
         here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
-        if sends is None or not here or self.find(entity_id, hosted.shard) is not None:
+        if sends is None or not here:
+            return None
+        if (activation := self.find(entity_id, hosted.shard)) is not None:
+            sends.runs_already(activation)
             return None
         self.gate.close_if_due()
         if self._shard_of(entity_id) != hosted.shard:

@@ -195,6 +195,20 @@ async def test_the_next_home_delivers_without_a_message_for_the_payer() -> None:
         assert not listed()
 
 
+async def test_an_entity_that_started_before_its_shard_read_the_list_leaves_it() -> None:
+    """Its former home died between the save without pending deliveries and the change of the
+    list. The list comes page by page, and each of its entities is started then."""
+    async with TestCluster(bus, nodes=1) as cluster:
+        await cluster.client().ref(Account, "a").credit(1)
+        host = cluster.world.sim_nodes["node1"].node.regions["account"].host
+        hosted = host.find("a", "").shard
+        row = cluster.world.store.data.remembered["account" + LIST, hosted.shard]
+        row.entity_ids[:] = ["a"]
+        host.deliveries.sends.recovery.put(hosted, ["a"])
+        await cluster.advance(3)
+        assert row.entity_ids == []
+
+
 def test_classes_that_deliver_are_known() -> None:
     assert delivers(Account)
     assert not delivers(Till)
