@@ -18,9 +18,11 @@ So an old incarnation is probed first, unless its death is proved already:
 A node that accepts a late Join because the later process is not in its state yet makes two members
 of one address (`sharing_address`). Two sides of a split can do the same. All nodes then probe both.
 
-**Refused**: a removed incarnation, for ever; a node that disagrees about the cluster name, the
-protocol or a setting; every node while the whole cluster stops; a node outside the loopback by one
-on the loopback, and the reverse: one of the two could not reach the other.
+**Refused**: a removed incarnation, for ever, and at its Trial already: no member listens to its
+gossip, so the trial would have no end (it may have joined without a word of it); a node that
+disagrees about the cluster name, the protocol or a setting; every node while the whole cluster
+stops; a node outside the loopback by one on the loopback, and the reverse: one of the two could not
+reach the other.
 
 **Trials.** A node joins only by a member that it reaches, and that reaches it, by messages and by
 gossip (`trials`). The node itself insists on that; a member examines it, and admits the sender of
@@ -220,6 +222,8 @@ class Admission:
                     return JoinProgress((SendControl(sender, InitNack()),))
                 if cookie != cookie_of(self._secret, sender) or member.node != sender:
                     return JoinProgress(step=JoinStep.DROP, reason="no cookie")
+                if why := _over(gossip, sender):
+                    return JoinProgress((SendControl(sender, JoinRefused(why)),))
                 return JoinProgress(tuple(self.examinations.on_trial(gossip, message, now)))
             case Join():
                 if message.cookie != cookie_of(self._secret, sender):
@@ -349,14 +353,21 @@ def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, j
         return why
     if join.member.node != sender:
         return f"{sender} cannot join as {join.member.node}"
-    if sender in gossip.tombstones:
-        return f"{sender} was removed from the cluster; a new process may join"
+    if why := _over(gossip, sender):
+        return why
     if sender.address == me.address:
         return f"the address {me.address} is this node's own"
+    return "" if sender in gossip.members else _closing(gossip)
+
+
+def _over(gossip: Gossip, sender: NodeId) -> str:
+    """Return why this incarnation is no member any more and never will be; empty if it may be."""
+    if sender in gossip.tombstones:
+        return f"{sender} was removed from the cluster; a new process may join"
     member = gossip.members.get(sender)
     if member is not None and member.status in CLOSED:
         return f"{sender} is {member.status.value}; a new process may join"
-    return "" if member is not None else _closing(gossip)
+    return ""
 
 
 def _apart(me: NodeId, sender: NodeId) -> str:

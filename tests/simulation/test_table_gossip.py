@@ -25,13 +25,6 @@ def test_S3_45_what_holds_with_a_table_by_gossip() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["buffer", "ordered", "forward", "drop"])
 def test_every_mode_holds_with_a_table_by_gossip(mode: str) -> None:
-    check(range(203, 206), 20.0, mode)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("mode", ["buffer", "ordered", "forward", "drop"])
-def test_more_seeds_hold_with_a_table_by_gossip(mode: str) -> None:
-    """By `ordered` and `forward`, a node that joins anew in seed 202 is not let in."""
     check(range(200, 203), 20.0, mode)
 
 

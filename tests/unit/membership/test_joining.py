@@ -31,6 +31,7 @@ from shardbus.membership.messages import (
     InitNack,
     Join,
     JoinRefused,
+    Trial,
     TrialResult,
     Welcome,
 )
@@ -175,6 +176,22 @@ def test_who_is_refused_for_ever() -> None:
         assert isinstance(answer, JoinRefused)
         assert why in answer.reason
         assert NEW not in gossip.members
+
+
+def test_the_trial_of_a_removed_incarnation_is_refused() -> None:
+    """It has joined and was removed without a word of it: no member listens to its gossip, so its
+    trial would never end."""
+    door = Admission(Member(A, 1), GREETING, DEFAULTS, KEY)
+    trial = Trial(Member(B, 1), cookie_of(KEY, B))
+    removed = state(a=U, b=X).without_members(A, (B,), 1.0)
+    for gossip, why in ((removed, "was removed"), (state(a=U, b=DOWN), "is down")):
+        [answer] = door.on_message(gossip, B, trial, 1.0).send
+        assert isinstance(answer.message, JoinRefused)
+        assert why in answer.message.reason
+    assert not any(
+        isinstance(getattr(effect, "message", None), JoinRefused)
+        for effect in door.on_message(state(a=U, b=J), B, trial, 1.0).send
+    )
 
 
 @pytest.mark.parametrize("mine", [PREPARING, READY])
