@@ -3,6 +3,7 @@
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
 #   make test                       some ten minutes on two cores; before every commit
 #   make test-long                  the tests marked long, and more examples for the generated ones
+#   make test-soak                  the tests marked soak: more seeds, longer histories, larger clusters; hours
 #   make test-pythons [ENVIRONMENTS='3.13 lowest']
 #                                   the suite of make test on each Python, and on the oldest and
 #                                   newest dependencies, one after the other
@@ -67,7 +68,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long test-pythons test-upgrade test-kubernetes mutants fuzz fuzz-coverage chaos simulate lint types docs dist wheels first-answer docs-generated lock audit bill bench
+.PHONY: demo test test-long test-soak test-pythons test-upgrade test-kubernetes mutants fuzz fuzz-coverage chaos simulate lint types docs dist wheels first-answer docs-generated lock audit bill bench
 .PHONY: report screenshots clean
 
 demo: .venv/examples.stamp
@@ -77,7 +78,10 @@ test: .venv/all.stamp
 	$(PYTEST) --numprocesses=$(WORKERS) --hypothesis-profile=quick -m 'not long and not soak' $(PYTEST_FLAGS)
 
 test-long: .venv/all.stamp
-	$(PYTEST) --numprocesses=3 -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
+	$(PYTEST) --numprocesses=$(WORKERS) -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
+
+test-soak: .venv/all.stamp
+	$(PYTEST) --numprocesses=3 -m soak $(PYTEST_FLAGS)
 
 test-pythons: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

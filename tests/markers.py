@@ -13,5 +13,5 @@ def long_only(*values: Any) -> list[Any]:
 
 
 def soak_only(*values: Any) -> list[Any]:
-    """Return parameters that only `-m soak` chooses."""
+    """Return parameters that `make test` and `make test-long` leave to `make test-soak`."""
     return [pytest.param(value, marks=pytest.mark.soak) for value in values]

@@ -34,12 +34,24 @@ def visit(name: str, depth: str, record: Any) -> None:
     assert visited.states >= row["states"], f"{visited.states} states, {row['states']} before"
 
 
+def bounded(depth: str) -> list[str]:
+    """Return the worlds that have bounds of this depth."""
+    return [name for name in WORLDS if depth in BOUNDS[name]]
+
+
 @pytest.mark.parametrize("name", WORLDS)
 def test_short_histories_break_no_law(name: str, record_property: Any) -> None:
     visit(name, "quick", record_property)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", bounded("long"))
 def test_longer_histories_break_no_law(name: str, record_property: Any) -> None:
     visit(name, "long", record_property)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", bounded("soak"))
+def test_the_longest_histories_break_no_law(name: str, record_property: Any) -> None:
+    visit(name, "soak", record_property)

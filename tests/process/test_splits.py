@@ -1,4 +1,4 @@
-"""Splits of real nodes, one of each shape, with producers on both sides. `benchmarks.splits` judges
+"""Splits of real nodes, of several shapes, with producers on both sides. `benchmarks.splits` judges
 what the nodes have recorded.
 
 A loaded machine may show a split that the drawn seed does not have, for example a node that is
@@ -7,13 +7,14 @@ starved. What must hold does not depend on that.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from random import Random
 
 import pytest
 
 from benchmarks.splits import SHAPES, Field, field
 from shardbus.entities.runs import RUN_SLICE
+from tests.markers import long_only, soak_only
 from tests.process.namespaces import missing
 
 
@@ -25,10 +26,14 @@ async def cluster() -> AsyncIterator[Field]:
         yield made
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1800)
-async def test_no_entity_lives_twice_in_a_split_of_any_shape(cluster: Field) -> None:
-    for shape in SHAPES:
+@pytest.mark.parametrize(
+    "shapes", [*long_only(("two", "deaf", "stopped")), *soak_only(SHAPES)], ids=len
+)
+async def test_no_entity_lives_twice_in_a_split_of_any_shape(
+    cluster: Field, shapes: Sequence[str]
+) -> None:
+    for shape in shapes:
         found = await cluster.split(shape)
         assert (found["overlaps"], found["repeated"]) == (0, 0), found
         assert found.get("woken", 0) < RUN_SLICE, "at most the rest of a slice of a run"

@@ -12,7 +12,7 @@ from shardbus.entities.runner import EntityRunner
 from shardbus.entities.supervision import EntityCounts, Supervisor
 from shardbus.simulation.nodes.options import draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 
 PART = 0.05
 CALM: dict[str, Any] = {"nodes": 3, "seconds": 8.0, "splits": False}
@@ -36,7 +36,7 @@ SEEDS = [seed for seed in range(4, 41) if seed != 26]
 the report ends with that node's session, and its sender is not told (docs/guarantees.md)."""
 
 
-@pytest.mark.parametrize("seed", [*range(4), *long_only(*SEEDS)])
+@pytest.mark.parametrize("seed", [*range(4), *long_only(*SEEDS[:6]), *soak_only(*SEEDS[6:])])
 def test_a_failure_costs_its_own_message(seed: int) -> None:
     made, broken = run(seed)
     assert broken == ""

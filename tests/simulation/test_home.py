@@ -13,7 +13,7 @@ from shardbus.simulation.nodes.checker import DeliveryChecker, Line
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import NodeRun
 from shardbus.transport import direct_ask
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 
 WAYS = (0, direct_ask.DIRECT_MAX)
 """Direct asks in one turn of the loop: none, and as many as elsewhere."""
@@ -65,7 +65,7 @@ def test_entities_see_the_same_by_both_ways(load: NodeOptions) -> None:
     assert direct.lines == batched.lines
 
 
-@pytest.mark.parametrize("seed", [0, 1, *long_only(*range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *long_only(1), *soak_only(*range(2, 6))])
 def test_no_fault_breaks_either_way(seed: int) -> None:
     load = draw_node_options(seed, seconds=12.0)
     for most in WAYS:

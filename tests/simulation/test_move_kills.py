@@ -188,8 +188,14 @@ def test_every_phase_can_meet_every_victim(
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", HANDOFFS)
-def test_every_mode_holds_over_more_seeds(mode: str) -> None:
-    for seed in range(2000, 2006 if mode in NAMED else 2003):
+def test_every_mode_holds_over_another_seed(mode: str) -> None:
+    run(options(2000, mode))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", HANDOFFS)
+def test_every_mode_holds_over_many_seeds(mode: str) -> None:
+    for seed in range(2001, 2021):
         run(options(seed, mode))
 
 
@@ -228,5 +234,5 @@ def test_a_drop_is_reported_by_a_node_that_leaves_with_full_sockets() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["drop", "keep/open/drop", "drop/open/forward"])
 def test_each_dropped_tell_is_reported_in_every_mode_that_drops(mode: str) -> None:
-    dropped = sum(run(in_good_order(s, mode)).counts["counted_as_dropped"] for s in range(20, 26))
+    dropped = sum(run(in_good_order(s, mode)).counts["counted_as_dropped"] for s in range(20, 22))
     assert dropped > 0

@@ -34,17 +34,17 @@ from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport import fragments, link
 from shardbus.transport.network import SendResult
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 from tests.simulation.test_seeds import run_cli
 
-SEEDS, BLOCK, SECONDS = 20, 5, 12.0
+SEEDS, BLOCK, SECONDS = 20, 4, 12.0
 SMOOTH: dict[str, Any] = {
     "rolls": 0, "downs": 0, "hangs": 0, "room": 0, "slow_starts": 0.0, "failing_starts": 0.0,
 }  # fmt: skip
 """Runs that once broke something had none of these."""
 
 
-@pytest.mark.parametrize("block", [0, *long_only(*range(1, SEEDS // BLOCK))])
+@pytest.mark.parametrize("block", [0, *long_only(1), *soak_only(*range(2, SEEDS // BLOCK))])
 def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         outcome = simulate_nodes(draw_node_options(seed, seconds=SECONDS))

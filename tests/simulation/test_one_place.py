@@ -27,6 +27,7 @@ from shardbus.simulation.nodes.splits import SHAPES, Splits, links_between
 from shardbus.simulation.nodes.world import NodeWorld
 from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
+from tests.markers import soak_only
 
 CALM: dict[str, Any] = {
     "store": "sound", "stops": 0, "sleeps": 0, "rolls": 0, "downs": 0, "services": 0, "pairs": 0,
@@ -83,13 +84,13 @@ def test_no_entity_is_handled_in_two_places(seed: int, like: dict[str, Any]) -> 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", [0, *soak_only(1, 2)])
 @pytest.mark.parametrize("strategy", ["static-quorum", "keep-oldest", "lease-majority", "down-all"])
-def test_no_entity_is_handled_in_two_places_under_any_strategy(strategy: str) -> None:
-    for seed in range(3):
-        load = load_of(seed, {"splits": 2, "split_s": 40.0, "freezes": 1, "stop_s": 40.0}, strategy)
-        quorum = 3 if strategy == "static-quorum" else 0
-        outcome = simulate_nodes(replace(load, faults=replace(load.faults, quorum=quorum)))
-        assert outcome.broken is None, outcome.report()
+def test_no_entity_is_handled_in_two_places_under_any_strategy(strategy: str, seed: int) -> None:
+    load = load_of(seed, {"splits": 2, "split_s": 40.0, "freezes": 1, "stop_s": 40.0}, strategy)
+    quorum = 3 if strategy == "static-quorum" else 0
+    outcome = simulate_nodes(replace(load, faults=replace(load.faults, quorum=quorum)))
+    assert outcome.broken is None, outcome.report()
 
 
 @pytest.mark.soak

@@ -62,15 +62,15 @@ STOPPED = {"stops": 8, "hurried": False, "store": "sound", "sleeps": 0}
 HURRY = {"hurried": True, "room": 0}
 
 PLANTED = (
-    Planted(8, defects.a_home_is_left_without_a_flush, ("I2",), {"stops": 3}),
+    Planted(13, defects.a_home_is_left_without_a_flush, ("I2",), {"stops": 3}),
     Planted(0, defects.what_waits_is_dropped_when_a_home_is_known, ("I3", "account"), {}),
     Planted(
-        8, defects.homes_are_told_before_they_are_stored, ("I1", "I6", "I11"), {"store": "failing"}
+        7, defects.homes_are_told_before_they_are_stored, ("I1", "I6", "I11"), {"store": "failing"}
     ),
     Planted(
         4, defects.a_shard_is_down_before_its_entities_are, ("I1", "I2", "I3", "I11"), {"stops": 3}
     ),
-    Planted(3, defects.duplicates_are_taken, ("I2",), {"cuts": 12}),
+    Planted(4, defects.duplicates_are_taken, ("I2",), {"cuts": 12}),
     Planted(6, defects.nothing_is_sent_again, ("I2", "I3", "I11"), {"cuts": 12}),
     Planted(5, defects.a_message_passes_a_large_one_for_the_same_entity, ("I2",), {"every_s": 0.1}),
     Planted(2, defects.an_entity_starts_before_it_is_remembered, ("I11",), {}),
@@ -93,7 +93,7 @@ PLANTED = (
         seconds=45.0,
     ),
     Planted(
-        6,
+        2,
         defects.whoever_refuses_once_is_dead_for_ever,
         ("I3", "I11"),
         {"clients": 2, "sleeps": 0},
@@ -102,7 +102,7 @@ PLANTED = (
     ),
     Planted(12, defects.a_downed_node_goes_on_leaving, ("ends",)),
     Planted(
-        0,
+        4,
         defects.messages_of_a_starting_entity_are_dropped_at_a_handoff,
         ("I3", "account"),
         {"stops": 3, "failing_starts": 0.4},
@@ -199,7 +199,7 @@ def test_a_planted_defect_is_found(planted: Planted, monkeypatch: Patch) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("planted", PLANTED, ids=name_of)
+@pytest.mark.parametrize("planted", [one for one in PLANTED if name_of(one) in SLOW], ids=name_of)
 def test_without_its_defect_a_run_that_finds_it_is_sound(
     planted: Planted, monkeypatch: Patch
 ) -> None:

@@ -17,12 +17,12 @@ from shardbus.membership.suspension import Suspension
 from shardbus.simulation.membership.options import Options, draw
 from shardbus.simulation.membership.run import simulate
 from shardbus.simulation.membership.troubles import WALLS, NodeTrouble
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
 
-BLOCKS, BLOCK = 3, 6
+BLOCKS, BLOCK = 6, 3
 
 
 def check(options: Options) -> None:
@@ -30,7 +30,7 @@ def check(options: Options) -> None:
     assert outcome.broken is None, outcome.report()
 
 
-@pytest.mark.parametrize("block", [0, *long_only(*range(1, BLOCKS))])
+@pytest.mark.parametrize("block", [0, *long_only(1), *soak_only(*range(2, BLOCKS))])
 def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         check(draw(seed, links="unfair"))
@@ -119,6 +119,6 @@ def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize("kind", WALLS)
-@pytest.mark.parametrize("strategy", ["keep-majority", *long_only("keep-oldest", "lease-majority")])
+@pytest.mark.parametrize("strategy", ["keep-majority", *soak_only("keep-oldest", "lease-majority")])
 def test_one_impaired_node_goes_and_suspends_no_other(kind: str, strategy: str) -> None:
     check(replace(run_of(kind, strategy=strategy), drift=0.01))

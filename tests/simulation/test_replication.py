@@ -10,7 +10,7 @@ import pytest
 from shardbus.simulation.replication.histories import KINDS
 from shardbus.simulation.replication.linearizability import HistoryEntry, linearizable
 from shardbus.simulation.replication.run import simulate_replication
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 
 
 def check(kind: str, seeds: range) -> None:
@@ -19,7 +19,7 @@ def check(kind: str, seeds: range) -> None:
         assert not outcome.broken, outcome.report()
 
 
-@pytest.mark.parametrize("seeds", [range(20), *long_only(range(20, 50))])
+@pytest.mark.parametrize("seeds", [range(12), *long_only(range(12, 25)), *soak_only(range(25, 50))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_breaks(kind: str, seeds: range) -> None:
     check(kind, seeds)

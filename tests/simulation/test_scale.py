@@ -19,7 +19,7 @@ def rounds(nodes: int) -> float:
     return sum(taken) / len(taken)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_rounds_to_spread_grow_at_most_like_the_logarithm() -> None:
     few, many = rounds(10), rounds(100)
     assert few < many <= few * log(100) / log(10)

@@ -25,7 +25,7 @@ from shardbus.simulation.membership.run import simulate
 from shardbus.simulation.membership.world import World
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.trace import Trace
-from tests.markers import long_only
+from tests.markers import long_only, soak_only
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, BLOCK = 50, 10
@@ -37,20 +37,22 @@ def check(options: Options) -> None:
     assert outcome.broken is None, outcome.report()
 
 
-@pytest.mark.parametrize("block", [0, *long_only(*range(1, SEEDS // BLOCK))])
+@pytest.mark.parametrize("block", [0, *long_only(1), *soak_only(*range(2, SEEDS // BLOCK))])
 def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         check(draw(seed))
 
 
-@pytest.mark.parametrize("seed", [500, 501, 502, *long_only(*range(503, 520))])
+@pytest.mark.parametrize("seed", [500, 501, 502, *long_only(503), *soak_only(*range(504, 520))])
 def test_nothing_breaks_in_two_halves(seed: int) -> None:
     """Equal splits, with stores of all kinds: the lease decides."""
     halves = draw(seed, nodes=4, strategy="keep-majority")
     check(replace(halves, partitions=2, wall_s=25.0, loss=0.0, restarts=True))
 
 
-@pytest.mark.parametrize("seeds", [range(600, 601), *long_only(range(601, 608))], ids=len)
+@pytest.mark.parametrize(
+    "seeds", [range(600, 601), *long_only(range(601, 603)), *soak_only(range(603, 608))], ids=str
+)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_holds_behind_walls(strategy: str, seeds: range) -> None:
     for seed in seeds:
@@ -281,7 +283,9 @@ def test_lanes_show_who_said_what_to_whom() -> None:
     ]
 
 
-@pytest.mark.parametrize("seeds", [range(700, 704), *long_only(range(704, 716))], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(700, 701), *long_only(range(701, 706)), *soak_only(range(706, 716))], ids=str
+)
 def test_nodes_that_start_at_once_form_one_cluster(seeds: range) -> None:
     """They find each other by the store, while walls rise and founders are killed and paused."""
     for seed in seeds:
@@ -290,7 +294,9 @@ def test_nodes_that_start_at_once_form_one_cluster(seeds: range) -> None:
         check(replace(drawn, discovery=True, store=store, nodes=max(3, drawn.nodes)))
 
 
-@pytest.mark.parametrize("seeds", [range(740, 744), *long_only(range(744, 760))], ids=str)
+@pytest.mark.parametrize(
+    "seeds", [range(740, 741), *long_only(range(741, 746)), *soak_only(range(746, 760))], ids=str
+)
 def test_seeds_that_restart_at_any_moment_leave_one_cluster(seeds: range) -> None:
     """All nodes have the same two seeds; nodes are killed, the seeds among them, and come back."""
     for seed in seeds:
@@ -300,7 +306,7 @@ def test_seeds_that_restart_at_any_moment_leave_one_cluster(seeds: range) -> Non
         check(replace(drawn, claims=True, store=store, **faults))
 
 
-@pytest.mark.parametrize("seed", [720, *long_only(*range(721, 730))])
+@pytest.mark.parametrize("seed", [720, *long_only(721), *soak_only(*range(722, 730))])
 def test_a_wall_while_the_cluster_is_founded_leaves_one(seed: int) -> None:
     drawn = replace(draw(seed, nodes=5), discovery=True, store="sound", seconds=10.0)
     check(replace(drawn, partitions=2, one_ways=1, wall_s=8.0, pauses=2, pause_s=20.0))

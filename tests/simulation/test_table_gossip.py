@@ -25,7 +25,13 @@ def test_S3_45_what_holds_with_a_table_by_gossip() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["buffer", "ordered", "forward", "drop"])
 def test_every_mode_holds_with_a_table_by_gossip(mode: str) -> None:
-    check(range(200, 203), 20.0, mode)
+    check(range(200, 201), 20.0, mode)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("mode", ["buffer", "ordered", "forward", "drop"])
+def test_every_mode_holds_with_a_table_by_gossip_over_more_seeds(mode: str) -> None:
+    check(range(201, 206), 20.0, mode)
 
 
 @pytest.mark.long
