@@ -12,15 +12,17 @@ import contextlib
 from collections.abc import Callable
 from random import Random
 
+from shardbus.backoff import doubling
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import Address, NodeId
 from shardbus.task_set import TaskSet
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 
-RETRY_S, BUSY_RETRY_S = 0.2, 1.0
-"""Until all addresses are tried again; the second if some node had no room, half as much or half as
-much again, so that refused clients do not come all at once."""
+RETRY_S, RETRY_MAX_S = 0.2, 1.0
+"""Until all addresses are tried again. It doubles up to the second: a client whose cluster is away
+for hours does little work. At once the second if some node had no room. Half as much or half as much
+again, so that clients do not come all at once."""
 CONTACT_WAIT_S = 3.0
 START_HINT = (
     "start one with `shardbus node start APP`, or correct the addresses: a client needs the port of"
@@ -104,6 +106,7 @@ class Contact:
         return "" if self.session is not None else str(self.error)
 
     async def _find(self) -> None:
+        tries = 0
         while not self.refused:
             for address in self._candidates():
                 session = await self._opens(address)
@@ -115,8 +118,9 @@ class Contact:
             if self.denied and not self._had_one:
                 self.refused = self.denied
             else:
-                pause = BUSY_RETRY_S * (0.5 + self._dice.random()) if self.busy else RETRY_S
-                await asyncio.sleep(pause)
+                tries += 1
+                pause = RETRY_MAX_S if self.busy else doubling(RETRY_S, RETRY_MAX_S, tries)
+                await asyncio.sleep(pause * (0.5 + self._dice.random()))
         self._found.set()
 
     def _candidates(self) -> list[Address]:

@@ -139,6 +139,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.long
 async def test_names_stay_names_whatever_is_in_them(windows: Windows, serve: Serve) -> None:
     fleet = Fleet(nodes=2, shards=4, types=(HOSTILE[0], HOSTILE[1], HOSTILE[3]))
     fleet.zone = HOSTILE[1]
@@ -250,6 +251,7 @@ async def test_the_map_has_a_table_and_a_choice_of_theme(windows: Windows, fleet
     assert await page.evaluate(back) != dark
 
 
+@pytest.mark.long
 async def test_types_come_first_and_their_maps_stand_side_by_side_with_their_load(
     windows: Windows, serve: Serve
 ) -> None:
@@ -296,6 +298,7 @@ SHADES = """() => {
 }"""
 
 
+@pytest.mark.long
 async def test_handlers_are_shown_with_their_latencies_and_last_exceptions(
     windows: Windows, serve: Serve
 ) -> None:

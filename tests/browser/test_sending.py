@@ -20,6 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ARGUMENTS = "#send-arguments"
 
 
+@pytest.mark.long
 async def test_a_message_needs_the_token_and_shows_the_answer_or_the_error(
     windows: Windows, serve: Serve
 ) -> None:

@@ -221,6 +221,7 @@ async def test_S3_42_a_node_that_was_downed_rejoins_and_answers_as_before() -> N
     assert not bus.runs
 
 
+@pytest.mark.long
 async def test_it_rejoins_each_time_it_is_downed() -> None:
     bus = application()
     async with application().run(settings()) as first, bus.run(settings(first.address)) as second:

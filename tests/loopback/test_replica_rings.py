@@ -129,6 +129,7 @@ async def change(addresses: list[Address], step: object) -> int:
     return (await operator.change(step, 60.0)).number  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 async def test_replicas_are_added_and_removed_under_load(
     replicas: Replicas, store: ReplicatedStore
 ) -> None:

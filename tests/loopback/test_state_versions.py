@@ -77,6 +77,7 @@ def new() -> tuple[ShardBus, Any, Any]:
     return bus, Cart, Clerk
 
 
+@pytest.mark.long
 async def test_a_newer_class_reads_what_the_older_one_has_saved(nodes: Nodes) -> None:
     before, old_cart = old()
     first = await nodes.start(before)

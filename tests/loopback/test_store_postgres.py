@@ -305,6 +305,7 @@ async def test_a_lease_whose_end_is_too_far_ahead_is_moved_near(
 # Servers that end, stand still, or are others
 
 
+@pytest.mark.long
 async def test_a_killed_server_is_unavailable_and_used_again_when_it_is_back(
     server: PostgresServer, hasty: PostgresStore
 ) -> None:
@@ -324,6 +325,7 @@ async def test_a_killed_server_is_unavailable_and_used_again_when_it_is_back(
     assert dict(table.homes) == {"7": (A, 1)}
 
 
+@pytest.mark.long
 async def test_a_call_outlives_a_short_absence(
     server: PostgresServer, store: PostgresStore
 ) -> None:
@@ -381,6 +383,7 @@ async def test_another_server_is_noticed_and_the_same_one_is_not(
     assert met == ["another"]
 
 
+@pytest.mark.long
 async def test_lost_tables_are_noticed_and_created_anew(
     store: PostgresStore, schema: str, admin: Any
 ) -> None:
@@ -400,6 +403,7 @@ async def test_lost_tables_are_noticed_and_created_anew(
     assert met == ["emptied"]
 
 
+@pytest.mark.long
 async def test_a_standby_is_passed_over_and_followed_when_it_is_promoted(
     server: PostgresServer, schema: str
 ) -> None:
@@ -439,6 +443,7 @@ async def test_a_standby_is_passed_over_and_followed_when_it_is_promoted(
 
 
 @pytest.mark.parametrize("setting", ["synchronous_commit", "full_page_writes"])
+@pytest.mark.long
 async def test_a_server_that_may_lose_writes_is_refused_and_later_named(
     server: PostgresServer, url: str, setting: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -530,6 +535,7 @@ async def test_a_wrong_password_and_a_missing_database_are_named_at_once(
         assert "wrong" not in str(refused.value)
 
 
+@pytest.mark.long
 async def test_too_many_connections_are_named(server: PostgresServer, hasty: PostgresStore) -> None:
     await insist(lambda: hasty.load_state("counter", "7", "a", 1))
     await server.ask(
@@ -546,6 +552,7 @@ async def test_too_many_connections_are_named(server: PostgresServer, hasty: Pos
     assert await insist(lambda: hasty.load_state("counter", "7", "a", 1)) is None
 
 
+@pytest.mark.long
 async def test_a_server_that_takes_no_writes_is_named_and_used_again(
     server: PostgresServer, hasty: PostgresStore, admin: Any
 ) -> None:

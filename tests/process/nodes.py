@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
 PATIENT = ("store.timeout=60s",)
 """For a file that no test takes away: only a machine that stands still keeps it from answering."""
+SERVED = ("store.timeout=10s",)
+"""For a server that a test may stop: longer than a busy machine needs for an answer."""
 STAYS_DOWN = ("cluster.rejoin_after_down=false",)
 """Tests look at the end of a downed node, unless they say otherwise."""
 MACHINE_PORTS = (7355, 7356, 8558)
@@ -185,7 +187,7 @@ class Processes:
             command += ["--host", machine.address, "--set", "security.insecure=true"]
         for seed in [node.address for node in self.live[:2]] if seeds is None else seeds:
             command += ["--seed", seed]
-        patience = () if self.store.startswith(("redis", "postgresql")) else PATIENT
+        patience = SERVED if self.store.startswith(("redis", "postgresql")) else PATIENT
         for assignment in (*QUICK, *STAYS_DOWN, *patience, *settings):
             command += ["--set", assignment]
         node = self.run(*command, *options, machine=machine, **environment)

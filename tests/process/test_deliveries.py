@@ -100,6 +100,7 @@ async def test_a_move_repeats_no_delivery_to_an_entity_without_state(
             assert taken == list(range(taken[0], 121))
 
 
+@pytest.mark.long
 async def test_an_outbox_delivers_once_what_it_took_although_its_process_died(
     lab: Processes, redis_url: str
 ) -> None:

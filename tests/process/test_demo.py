@@ -105,8 +105,7 @@ def test_the_demo_with_redis_twice(start, own_redis: RedisServer):
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGKILL,
-        *long_only(signal.SIGTERM, signal.SIGINT),
+        *long_only(signal.SIGKILL, signal.SIGTERM, signal.SIGINT),
     ],
 )
 def test_no_node_outlives_the_demo(start, tmp_path, number):

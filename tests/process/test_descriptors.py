@@ -109,6 +109,7 @@ async def test_a_node_whose_application_takes_all_descriptors_goes_on_without_ne
     assert await node.terminate() == 0
 
 
+@pytest.mark.long
 def test_a_listener_without_descriptors_ends_what_waits_and_keeps_what_is_open() -> None:
     """ZeroMQ would try in a loop to accept what waits; each connection is ended in its place."""
     process = subprocess.Popen(

@@ -111,6 +111,7 @@ async def test_a_start_a_join_and_an_orderly_leave_are_no_findings(lab: Processe
     assert (await fourth.page("/v1/findings"))["lost"] == [], "a node that leaves is not lost"
 
 
+@pytest.mark.long
 async def test_what_fails_is_named_with_its_cause_wherever_an_operator_looks(
     lab: Processes,
 ) -> None:

@@ -16,6 +16,7 @@ APP = "tests.process.plugins:bus"
 ENTRY_POINT = "[shardbus.stores]\nhanging = tests.process.plugins:open_hanging\n"
 
 
+@pytest.mark.long
 async def test_a_strategy_that_never_returns_stops_no_node(lab: Processes) -> None:
     nodes = await lab.cluster(3, app=APP)
     async with lab.client() as client:
@@ -39,6 +40,7 @@ def plugged(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
+@pytest.mark.long
 async def test_a_store_that_blocks_stops_no_node_and_is_named(
     lab: Processes, plugged: dict[str, str], tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ async def test_a_node_whose_loop_is_blocked_rejoins(lab: Processes) -> None:
     await hits(lab, third, 1)
 
 
+@pytest.mark.long
 async def test_a_node_that_an_operator_downed_ends(lab: Processes) -> None:
     writes = ("cluster.downing.stable_after=600s", "http.write=true", f"http.token={TOKEN}")
     first, second, third = await lab.cluster(3, settings=(*REJOINS, *writes))

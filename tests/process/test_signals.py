@@ -130,6 +130,7 @@ async def test_the_wait_after_ctrl_c_names_what_it_waits_for_and_a_second_one_en
     assert await node.ended() == 1
 
 
+@pytest.mark.long
 async def test_a_second_signal_ends_a_node_whose_loop_is_blocked(lab: Processes) -> None:
     node = await lab.start(settings=UNWATCHED)
     async with lab.client() as client:

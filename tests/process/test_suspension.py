@@ -68,6 +68,7 @@ async def test_a_process_that_slept_handles_nothing_before_it_is_confirmed(lab: 
     assert "suspended, because no consent of" in victim.err.read_text()
 
 
+@pytest.mark.long
 async def test_a_node_without_its_quorum_waits_and_goes_on_after_the_heal(lab: Processes) -> None:
     rules = (*QUICK, "cluster.downing.stable_after=60s", "cluster.suspend_after=1s")
     first, *others = nodes = await lab.cluster(3, settings=rules)

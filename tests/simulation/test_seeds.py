@@ -28,7 +28,7 @@ from shardbus.simulation.trace import Trace
 from tests.markers import long_only, soak_only
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, BLOCK = 50, 10
+SEEDS, BLOCK = 50, 5
 CLI = [sys.executable, "-c", "from shardbus_cli.main import main; main()", "simulate"]
 
 
@@ -80,12 +80,21 @@ def test_the_last_of_a_side_does_not_wait_for_the_dead() -> None:
     check(draw(16323, nodes=6, seconds=60.0, strategy="lease-majority"))
 
 
-def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        draw(179, strategy="lease-majority"),
+        *long_only(
+            draw(2188, nodes=4, seconds=60.0, strategy="lease-majority"),
+            draw(156, nodes=6, seconds=60.0, strategy="keep-majority"),
+        ),
+    ],
+    ids=lambda options: f"seed {options.seed}",
+)
+def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace(options: Options) -> None:
     """They have removed each other, and will never agree; who joins one side is not missed by the
     other."""
-    check(draw(179, strategy="lease-majority"))
-    check(draw(2188, nodes=4, seconds=60.0, strategy="lease-majority"))
-    check(draw(156, nodes=6, seconds=60.0, strategy="keep-majority"))
+    check(options)
 
 
 @pytest.mark.soak

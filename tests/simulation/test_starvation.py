@@ -22,6 +22,7 @@ def test_N12_self_health_keeps_starved_nodes_and_without_it_they_are_removed() -
     assert {notice.node.host for notice in told} == set(careful.names)
 
 
+@pytest.mark.long
 def test_B25_healthy_observers_find_a_silent_death_as_fast_as_ever() -> None:
     """The median of ten deaths is within 5 s."""
     found = [found_after(Starved(seed, self_health=True, starve=False)) for seed in range(10)]

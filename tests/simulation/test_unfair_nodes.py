@@ -37,6 +37,7 @@ def run_of(load: NodeOptions) -> tuple[NodeRun, str]:
     return run, "" if broken is None else f"{broken.rule}: {broken.detail}"
 
 
+@pytest.mark.long
 def test_a_run_without_troubles_breaks_nothing_and_a_type_lives_on_its_nodes() -> None:
     run, broken = run_of(calm(1))
     assert broken == ""

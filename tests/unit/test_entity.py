@@ -142,6 +142,7 @@ def mypy(path: Path, extra: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_type_checkers_know_handlers(tmp_path: Path) -> None:
     code, said = mypy(tmp_path, OPTIONS)
     assert (code, said) == (0, "")
@@ -168,6 +169,7 @@ def test_type_checkers_refuse_options_of_entities_that_do_not_exist(tmp_path: Pa
     assert 'Unexpected keyword argument "remeber" for "entity"' in said
 
 
+@pytest.mark.long
 def test_type_checkers_find_an_ask_that_is_not_awaited(tmp_path: Path) -> None:
     code, said = mypy(tmp_path, FORGOTTEN, "--enable-error-code=unused-awaitable")
     assert code == 1

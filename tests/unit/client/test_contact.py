@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
-from shardbus.client.contact import BUSY_RETRY_S, CONTACT_WAIT_S, RETRY_S, Contact
+from shardbus.client.contact import CONTACT_WAIT_S, RETRY_MAX_S, RETRY_S, Contact
 from shardbus.errors import NodeLost, Refused
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint_events import EndpointEvents
 from tests.unit.client.client_kit import A, B, C, FakeEndpoint, World
 from tests.virtual_time import virtual
@@ -63,11 +64,32 @@ async def test_without_an_answer_every_address_is_tried_again() -> None:
     world.up = set()
     seeker = Seeker(world, A)
     seeker.contact.seek()
-    await asyncio.sleep(CONTACT_WAIT_S + RETRY_S / 2)
+    await asyncio.sleep(CONTACT_WAIT_S + RETRY_S / 4)
     seeker.endpoint.open_sessions.clear()
     world.up = {A.address}
     await seeker.contact.until_found()
     assert world.tried == [A.address, A.address]
+
+
+@virtual
+async def test_a_cluster_that_is_away_is_tried_about_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, tries = asyncio.get_running_loop(), []
+
+    async def refused(contact: Contact, address: Address) -> None:
+        tries.append(loop.time())
+
+    monkeypatch.setattr(Contact, "_opens", refused)
+    seeker = Seeker(World(A), A)
+    seeker.contact.seek()
+    await asyncio.sleep(600.0)
+    seeker.contact.close()
+    pauses = [later - earlier for earlier, later in pairwise(tries)]
+    assert pauses[0] <= 1.5 * RETRY_S
+    assert max(pauses) <= 1.5 * RETRY_MAX_S
+    assert 500 < len(tries) < 700
+    assert len({round(pause, 3) for pause in pauses}) > 100  # clients do not come all at once
 
 
 @virtual
@@ -121,11 +143,11 @@ async def test_a_node_without_room_is_asked_again_later_and_names_itself_meanwhi
     seeker.contact.seek()
     seeker.contact.on_busy("no file descriptor left")
     assert str(seeker.contact.error).endswith("answers at 10.0.0.1:7355: no file descriptor left")
-    await asyncio.sleep(CONTACT_WAIT_S + BUSY_RETRY_S / 2 - 0.01)
+    await asyncio.sleep(CONTACT_WAIT_S + RETRY_MAX_S / 2 - 0.01)
     seeker.endpoint.open_sessions.clear()
     world.up = {A.address}
     assert world.tried == [A.address]
-    await asyncio.sleep(BUSY_RETRY_S)
+    await asyncio.sleep(RETRY_MAX_S)
     assert seeker.chosen == [A]
     assert seeker.contact.busy == ""
 

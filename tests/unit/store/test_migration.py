@@ -254,6 +254,7 @@ async def test_reminders_move_with_the_states_of_their_entities(
     await store.close()
 
 
+@pytest.mark.long
 async def test_journals_move_with_the_states_of_their_entities(
     server: fakeredis.FakeServer,
 ) -> None:

@@ -82,6 +82,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 async def test_processes_that_race_share_the_file(path: Path) -> None:
     racers = [
         subprocess.Popen([sys.executable, "-c", RACER, path, name], stdout=subprocess.PIPE)

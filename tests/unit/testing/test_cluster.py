@@ -549,6 +549,7 @@ def transcript(seed: int, hash_seed: int) -> str:
     return run.stdout
 
 
+@pytest.mark.long
 def test_a_seed_has_one_transcript() -> None:
     first = transcript(7, hash_seed=1)
     assert first.count("\n") > 50

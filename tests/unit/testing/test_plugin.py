@@ -111,6 +111,7 @@ def test_a_project_gets_a_cluster_in_virtual_time(project: Path) -> None:
     assert "this plugin runs it" not in said.replace(TESTS, "")
 
 
+@pytest.mark.long
 def test_a_pasted_test_runs_beside_pytest_asyncio_without_a_warning(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "test_pasted.py").write_text(PASTED)

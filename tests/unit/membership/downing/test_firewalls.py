@@ -53,14 +53,13 @@ def check_that_at_most_one_side_stays(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_at_most_one_side_stays(name: str) -> None:
-    for seed in range(2):
-        check_that_at_most_one_side_stays(name, seed)
+    check_that_at_most_one_side_stays(name, 0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_at_most_one_side_stays_for_more_seeds(name: str) -> None:
-    for seed in range(2, 8):
+    for seed in range(1, 3):
         check_that_at_most_one_side_stays(name, seed)
 
 
