@@ -23,12 +23,12 @@ from shardbus.store.opening import open_store
 from tests.process.app import Account
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.stores.saving import Savers, judge, stored_totals
+from tests.process.stores.troubles import QUICK_STORE
 from tests.redis_server import RedisServer
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.long
 
-QUICK_STORE = ("sharding.entity_restart_backoff=500ms",)
 DETECT_QUICKLY = (
     *QUICK_STORE,
     "cluster.failure_detector.heartbeat_interval=200ms",

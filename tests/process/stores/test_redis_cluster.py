@@ -16,7 +16,8 @@ from shardbus.store.redis_keys import slot_of
 from tests.process.app import Account
 from tests.process.nodes import Processes
 from tests.process.stores.saving import Savers, judge, stored_totals
-from tests.process.stores.test_failover import QUICK_STORE, Sentinels
+from tests.process.stores.test_failover import Sentinels
+from tests.process.stores.troubles import QUICK_STORE
 from tests.proxy import Proxy
 from tests.redis_cluster import SLOTS, RedisClusterServers
 from tests.redis_server import RedisServer
