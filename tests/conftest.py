@@ -32,8 +32,23 @@ LONG_TIMEOUT_S = 1800
 """Ends a long test that hangs. The limit for all others is in pyproject.toml."""
 
 
-def pytest_configure() -> None:
+class FailuresAtOnce:
+    """Names each failed test at once: a run that is ended from outside has no summary."""
+
+    def __init__(self, plugins: pytest.PytestPluginManager) -> None:
+        self._plugins = plugins
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = str(crash.message if crash else report.longrepr).partition("\n")[0]
+            terminal.write_line(f"\nFAILED ({report.when}) {report.nodeid}: {why}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Restore SIGINT: a background job of a shell ignores it, and tests' processes inherit that."""
+    config.pluginmanager.register(FailuresAtOnce(config.pluginmanager))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
