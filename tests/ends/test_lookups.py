@@ -33,7 +33,7 @@ class LoopThread:
         asyncio.get_running_loop().call_later(self.delay_s, *self._call)
 
 
-@pytest.mark.parametrize(("end", "meanwhile"), product(ENDS, MEANWHILE))
+@pytest.mark.parametrize(("end", "meanwhile"), list(product(ENDS, MEANWHILE)))
 @virtual
 async def test_a_look_up_may_end_in_any_way(end: str, meanwhile: str) -> None:
     loop, calls = asyncio.get_running_loop(), list[str]()

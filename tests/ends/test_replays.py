@@ -42,7 +42,7 @@ class Router:
         return room
 
 
-@pytest.mark.parametrize("ends", product(ENDS, ENDS))
+@pytest.mark.parametrize("ends", list(product(ENDS, ENDS)))
 @virtual
 async def test_each_letter_is_sent_and_gone_or_kept_with_a_reason(ends: tuple[str, str]) -> None:
     loop, router = asyncio.get_running_loop(), Router()

@@ -22,7 +22,7 @@ def current() -> str:
     return f"{trace.get_current_span().get_span_context().trace_id:032x}"
 
 
-@pytest.mark.parametrize(("kind", "ends"), product(KINDS, product(ENDS, ENDS)))
+@pytest.mark.parametrize(("kind", "ends"), list(product(KINDS, product(ENDS, ENDS))))
 @virtual
 async def test_a_trace_ends_with_its_request(kind: str, ends: tuple[str, str]) -> None:
     seen: list[str] = []
