@@ -20,9 +20,9 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 
 RETRY_S, RETRY_MAX_S = 0.2, 1.0
-"""Until all addresses are tried again. It doubles up to the second: a client whose cluster is away
-for hours does little work. At once the second if some node had no room. Half as much or half as much
-again, so that clients do not come all at once."""
+"""Until all addresses are tried again. It doubles up to the second, since a client whose cluster is
+away for hours should do little, and is the second at once if some node had no room. Half as much or
+half as much again, so that clients do not come all at once."""
 CONTACT_WAIT_S = 3.0
 START_HINT = (
     "start one with `shardbus node start APP`, or correct the addresses: a client needs the port of"
