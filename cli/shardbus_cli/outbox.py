@@ -103,8 +103,9 @@ def show(
 def drop(
     name: Name,
     number: Annotated[
-        int, typer.Argument(metavar="[NUMBER]", min=1, help="Of one message; default: all.")
-    ] = 0,
+        int | None,
+        typer.Argument(metavar="[NUMBER]", min=1, help="Of one message; default: all."),
+    ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do it. Without it, only show what would be given up.")
     ] = False,
@@ -118,7 +119,7 @@ def drop(
         after, limit = (number - 1, 1) if number else (0, LISTED)
         text = asked.get("v1", "outboxes", name, limit=limit, after=after or None)
         answer = asked.parse(text)
-        rows = [one for one in answer["messages"] if number in (0, one["number"])]
+        rows = [one for one in answer["messages"] if number in (None, one["number"])]
         if number and not rows:
             raise CommandFailure(f"{name!r} has no message {number}", code=ExitCode.REFUSED)
         if as_json:
@@ -128,7 +129,7 @@ def drop(
         count = len(rows) if number else answer["pending"]
         output.note(f"{count} would be given up: repeat with --yes")
         return
-    text = asked.delete("v1", "outboxes", name, number=number or None)
+    text = asked.delete("v1", "outboxes", name, number=number)
     if as_json:
         output.data(text)
         return

@@ -213,6 +213,8 @@ class AsyncClient(Towards):
         if self._closed:
             return
         self._closed = True
+        for outbox in list(self._outboxes):
+            outbox.abandon()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._flushed()
@@ -221,8 +223,6 @@ class AsyncClient(Towards):
     def _end(self) -> None:
         """Close everything, and count unacknowledged messages."""
         self._closed = True
-        for outbox in self._outboxes:
-            outbox.abandon()
         self._contact.close()
         self.lost_messages += self._regions.buffered_tells
         self._regions.close()

@@ -10,13 +10,14 @@ Source: docs/how-to/deliver.md; B.106.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
-from shardbus.errors import ConfigError, Refused
+from shardbus.errors import ConfigError, Refused, StoreError
 from shardbus.http.page import PAGE_DEFAULT, Json, Number, Operator, PageSize, Text, page
 from shardbus.ids import check_id
 from shardbus.quantities import counted
@@ -26,6 +27,11 @@ from shardbus.store.outboxes import OutboxSummary, PendingMessage, StoredOutboxe
 from shardbus.transport.permissions import OUTBOX, OUTBOX_TYPE
 
 TTL_MAX = 60.0
+EXAMINED = 20
+"""Outboxes in which findings are looked for: those that have waited longest."""
+FRESH_S = 5.0
+WITHIN_S = 3.5
+"""For the store to answer an examination."""
 DROPPED = "dropped_by_operator"
 """The reason of the dead letters of messages that were given up."""
 OutboxName = Annotated[str, Text("the name of an outbox", slashes=True)]
@@ -43,6 +49,12 @@ async def outboxes(admin: Administration, limit: PageSize = PAGE_DEFAULT) -> Jso
     seconds since, or 0), `type`, `id` and `method` (the receiver of the first, or null); `more`;
     `silent` (members that did not answer, so that an outbox may be open through them).
     """
+    return await _listed(admin, limit)
+
+
+async def _listed(admin: Administration, limit: int) -> Json:
+    if journals_of(admin.node.store) is None:
+        return {"outboxes": [], "more": False, "silent": []}
     answers, silent = await admin.ask_all("outbox_openers")
     openers = {str(row[0]) for rows in answers.values() for row in rows}
     rows, more = await _stored(admin).summaries()
@@ -52,6 +64,20 @@ async def outboxes(admin: Administration, limit: PageSize = PAGE_DEFAULT) -> Jso
         "more": more or len(rows) > limit,
         "silent": silent,
     }
+
+
+async def waiting_outboxes(admin: Administration) -> Json:
+    """Return the first rows of `/v1/outboxes` for findings; none if the store does not answer,
+    which is a finding of its own. Read once in `FRESH_S`."""
+
+    async def read() -> Json:
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await _listed(admin, EXAMINED)
+        except (StoreError, TimeoutError):
+            return {}
+
+    return await admin.shared("outboxes", FRESH_S, read)
 
 
 @page("GET", "/v1/outboxes/{name}")
