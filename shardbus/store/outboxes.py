@@ -110,7 +110,7 @@ class OutboxSummary(NamedTuple):
 class DroppedMessages(NamedTuple):
     """Messages that were given up: how many, the first of them, and how many are left."""
 
-    count: int
+    number: int
     first: list[PendingMessage]
     left: int
 

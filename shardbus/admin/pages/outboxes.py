@@ -112,10 +112,10 @@ async def drop_outbox(
         kind, entity_id, method, payload = one.message
         sender = f"outbox {name}"
         admin.node.letters.undelivered(kind, DROPPED, entity_id, method, payload, sender)
-    if dropped.count:
-        text = f"{counted(dropped.count, 'message')} of {name!r:.100}, by {operator:.100}"
-        admin.node.note(OUTBOX_TYPE, Note("outbox_dropped", text, dropped.count))
-    return {"name": name, "dropped": dropped.count, "left": dropped.left}
+    if dropped.number:
+        text = f"{counted(dropped.number, 'message')} of {name!r:.100}, by {operator:.100}"
+        admin.node.note(OUTBOX_TYPE, Note("outbox_dropped", text, dropped.number))
+    return {"name": name, "dropped": dropped.number, "left": dropped.left}
 
 
 @question("outbox_openers")

@@ -14,7 +14,7 @@ from shardbus.admin.warning_signs import OUTBOX_STUCK_S
 from shardbus.client.outbox import ClientOutbox
 from shardbus.errors import Refused
 from shardbus.testing import TestCluster
-from shardbus.testing.bridge import call
+from shardbus.testing.bridge import Bridge, call
 
 bus = ShardBus("outboxes")
 IDS = [f"e{n}" for n in range(5)]
@@ -64,6 +64,12 @@ def end_its_process(bridge: Any) -> None:
     outbox: ClientOutbox = bridge.__dict__["_target"]
     outbox._tasks.cancel()
     outbox._sender.abandon()
+
+
+async def test_a_test_uses_an_outbox_from_its_own_loop() -> None:
+    """Else it would wait for a loop that stands still. So this comes first."""
+    async with TestCluster(bus, nodes=1, seed=2) as cluster:
+        assert isinstance(cluster.client().outbox("orders"), Bridge)
 
 
 async def test_what_an_outbox_takes_is_delivered_once_in_order() -> None:

@@ -121,7 +121,7 @@ async def test_a_message_that_is_given_up_is_empty_for_the_next_opener(world: Wo
     await world.send(fence, 0, "a", "b", "c", "d")
     await world.outboxes.close("orders", "p1", fence, TTL)
     dropped = await world.outboxes.drop("orders", 3)
-    assert (dropped.count, dropped.left) == (1, 3)
+    assert (dropped.number, dropped.left) == (1, 3)
     assert [one.message.entity_id for one in dropped.first] == ["c"]
     assert await world.ids() == ["a", "b", "d"]
     for number in (3, 5):
@@ -157,7 +157,7 @@ async def test_numbers_go_on_after_all_is_given_up(world: World) -> None:
     await world.outboxes.close("orders", "p1", fence, TTL)
     await world.outboxes.drop("orders", 2)
     dropped = await world.outboxes.drop("orders")
-    assert (dropped.count, dropped.left) == (2, 0)
+    assert (dropped.number, dropped.left) == (2, 0)
     assert [one.message.entity_id for one in dropped.first] == ["a", "c"]
     assert await world.listed() == []
     fence = await world.open(producer="p2")
@@ -189,7 +189,7 @@ async def test_few_are_given_up_behind_one_that_is_not(
         await world.outboxes.drop("orders", number)
     with pytest.raises(Refused, match="2 messages are given up"):
         await world.outboxes.drop("orders", 4)
-    assert (await world.outboxes.drop("orders")).count == 3
+    assert (await world.outboxes.drop("orders")).number == 3
 
 
 async def test_a_damaged_message_is_named_as_such(world: World) -> None:
