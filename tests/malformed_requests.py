@@ -141,6 +141,7 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         (b"/v1/nodes/%b/shutdown-region" % node, b"type=" + kind),
         (b"/v1/cluster/join", b"seed=127.0.0.1:7355"),
         (b"/v1/cluster/shutdown", b""),
+        (b"/v1/outboxes/a%20b/c/retry", b""),
         (b"/v1/keys/reload", b"node=" + node),
     ]
     state = b"/v1/state" + of_entity

@@ -1,7 +1,7 @@
-"""`outbox list`, `outbox show` and `outbox drop`: the outboxes of clients, and their end.
+"""`outbox list`, `show`, `retry` and `drop`: the outboxes of clients, and what they have left.
 
-A node answers, or with `--store` the store itself, as while no node runs. Giving messages up needs
-a node and the operator's token, and does nothing without `--yes`.
+A node answers, or with `--store` the store itself, as while no node runs. Delivering messages and
+giving them up need a node and the operator's token; `drop` does nothing without `--yes`.
 
 Source: docs/how-to/deliver.md.
 """
@@ -97,6 +97,24 @@ def show(
         if answer["messages"] and len(answer["messages"]) < answer["pending"]:
             output.note(f"there may be more: --after {answer['messages'][-1]['number']}")
     _check_silent(answer)
+
+
+@app.command()
+def retry(name: Name, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Let a node deliver the messages of an outbox that no process has open; exit code 1 if some
+    are left."""
+    asked = NodeHttp(node)
+    text = asked.post("v1", "outboxes", name, "retry")
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        output.note(f"{output.counted(answer['confirmed'], 'message')} confirmed")
+        for reason, count in answer["failed"].items():
+            output.note(f"{count} given up, {reason}: `shardbus dead-letters list` has them")
+    if left := answer["left"]:
+        text = output.counted(left, "message is left", "messages are left")
+        raise CommandFailure(text, "repeat it; `shardbus doctor` shows what fails")
 
 
 @app.command()

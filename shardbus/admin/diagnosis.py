@@ -174,8 +174,8 @@ ADVICE = {
     " list --reason poison` has it if a node or an entity has sent it, else the log of the client"
     " has (`outbox_delivery_given_up`, or the DeliveryFailed that it got)",
     "outbox-stuck": "`shardbus outbox show NAME`: if a process has it open, see the findings about"
-    " the receiver's type; else start its client again, which delivers it, or give it up by"
-    " `shardbus outbox drop NAME`",
+    " the receiver's type; else start its client again, which delivers it, or use `shardbus outbox"
+    " retry NAME`, or give it up by `shardbus outbox drop NAME`",
     "store-clock": "set the clocks of both machines: the lifetimes of leases follow the store's",
     "protocol": "during an upgrade this is normal; what a member lacks stays off towards it, so"
     " bring all members to one version: docs/upgrading.md",

@@ -29,6 +29,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -82,12 +83,22 @@ _Taken = tuple[bytes, OutboxMessage, asyncio.Future[None]]
 class ClientOutbox:
     """An outbox of a client: `async with client.outbox("orders") as outbox: await
     outbox.send(ref.add, 2)`. `sender_of` returns what sends to a type, once the cluster has
-    described it."""
+    described it.
+
+    A node that delivers what a process has left sends nothing: `patience`, in seconds, is how long
+    it waits at its opening for another process, and `pages` bounds what it reads; 0 is all."""
 
     def __init__(
-        self, name: str, owner: str, ask: AskNode, sender_of: Callable[[str], Awaitable[LoopSender]]
+        self,
+        name: str,
+        owner: str,
+        ask: AskNode,
+        sender_of: Callable[[str], Awaitable[LoopSender]],
+        patience: float = STEP_S,
+        pages: int = 0,
     ) -> None:
         self.name, self._owner, self._ask, self._sender_of = name, owner, ask, sender_of
+        self._patience, self._pages = patience, pages
         self.counts = DeliveryCounts()
         self.failed: Counter[str] = Counter()
         """Deliveries that were given up, by reason."""
@@ -154,11 +165,11 @@ class ClientOutbox:
         """Messages that the outbox has taken, and that are not confirmed."""
         return len(self._pending)
 
-    async def close(self) -> None:
+    async def close(self, within: float = CLOSE_S) -> None:
         """Wait, for up to 30 s, until everything is confirmed, and close. What is left is delivered
         by the next process that opens the outbox."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
+            async with asyncio.timeout(within):
                 while (self._waiting or self._appending or self._pending) and not self._lost:
                     await asyncio.sleep(TRIM_S)
         lost = self._lost
@@ -237,7 +248,7 @@ class ClientOutbox:
     async def _open(self) -> None:
         """Take the lease, once no other process has it."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + STEP_S
+        until = loop.time() + self._patience
         while (counter := await self._step("open")) is None:
             if loop.time() >= until:
                 hint = "close it there; the lease of a process that died ends within 5 s"
@@ -251,13 +262,13 @@ class ClientOutbox:
     async def _deliver_stored(self) -> None:
         """Deliver what is in the journal."""
         after = 0
-        while True:
+        for page in count(1):
             first, entries, last = await self._step("read", number=after)
             for number, entry in enumerate(entries, first):
                 if entry:  # an operator has given up one without content
                     await self._deliver(number, decode_message(entry))
             after = self._last = max(last if not entries else first + len(entries) - 1, 0)
-            if after >= last:
+            if after >= last or page == self._pages:
                 return
 
     # ---- work

@@ -47,6 +47,7 @@ ALARMING = frozenset(
         "state_removed",
         "letters_replayed",
         "outbox_dropped",
+        "outbox_retried",
         "message_sent",
         "too_few_shards",
         "too_many_shards",

@@ -13,20 +13,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Annotated, Any
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.questions import question, refusing
+from shardbus.client.outbox import ClientOutbox
 from shardbus.errors import ConfigError, Refused, StoreError
 from shardbus.http.page import PAGE_DEFAULT, Json, Number, Operator, PageSize, Text, page
 from shardbus.ids import check_id
 from shardbus.quantities import counted
+from shardbus.routing.router import LoopSender
 from shardbus.sharding.events import Note
 from shardbus.store.journal_protocol import journals_of
 from shardbus.store.outboxes import OutboxSummary, PendingMessage, StoredOutboxes
 from shardbus.transport.permissions import OUTBOX, OUTBOX_TYPE
 
 TTL_MAX = 60.0
+RETRY_S, RETRY_PAGES = 3.0, 5
+"""For how long, and how many pages of its journal, a node delivers the messages of an outbox: less
+than it has for an answer, and no more than a producer takes without waiting."""
 EXAMINED = 20
 """Outboxes in which findings are looked for: those that have waited longest."""
 FRESH_S = 5.0
@@ -116,6 +122,46 @@ async def drop_outbox(
         text = f"{counted(dropped.number, 'message')} of {name!r:.100}, by {operator:.100}"
         admin.node.note(OUTBOX_TYPE, Note("outbox_dropped", text, dropped.number))
     return {"name": name, "dropped": dropped.number, "left": dropped.left}
+
+
+@page("POST", "/v1/outboxes/{name}/retry")
+async def retry_outbox(admin: Administration, name: OutboxName, operator: Operator) -> Json:
+    """Deliver the messages of an outbox that no process has open, at most 5,000 and for up to 3 s,
+    as the next process that opens it would. Repeat it while messages are left.
+
+    `name`, `confirmed`, `failed` (reason to how many were given up, which are dead letters of this
+    node) and `left`, as `pending` of the others. 409 if a process has the outbox open, or this node
+    lacks the type of a message.
+    """
+    stored = _stored(admin)
+    before, _ = await stored.messages(name, 0, 1)
+
+    async def ask(*arguments: Any) -> Any:
+        return await answer_outbox(admin, *arguments)
+
+    async def sender_of(type: str) -> LoopSender:
+        if type not in admin.node.regions:
+            raise LookupError(type)
+        return admin.node.regions[type].sender
+
+    owner = f"{admin.node.me}/{token_hex(4)}"
+    opened = ClientOutbox(name, owner, ask, sender_of, patience=0.0, pages=RETRY_PAGES)
+    opened.counts.keep = admin.node.letters.undelivered
+    try:
+        await opened.__aenter__()
+    except LookupError as unknown:
+        hint = "ask a node that has it, or give the message up"
+        raise Refused(f"this node has no entity type {unknown.args[0]!r}", hint=hint) from None
+    try:
+        await opened.close(RETRY_S)
+    finally:
+        opened.abandon()
+    failed, (after, _) = dict(opened.failed), await stored.messages(name, 0, 1)
+    left = after.pending
+    confirmed = max(0, before.pending - left - sum(failed.values()))
+    text = f"{name!r:.100}: {counted(confirmed, 'message')} confirmed, by {operator:.100}"
+    admin.node.note(OUTBOX_TYPE, Note("outbox_retried", text))
+    return {"name": name, "confirmed": confirmed, "failed": failed, "left": left}
 
 
 @question("outbox_openers")

@@ -77,6 +77,11 @@ class FakeNode(PageDouble):
         messages = [{**row, "number": number} for number in numbers]
         return {**OUTBOX, "open": not self.stuck, "messages": messages, "silent": []}
 
+    async def retry_outbox(self, name: str, operator: str) -> Json:
+        self.acts.append(("retry", name))
+        failed = {"poison": 1} if self.stuck else {}
+        return {"name": name, "confirmed": 2, "failed": failed, "left": int(self.stuck)}
+
     async def drop_outbox(self, name: str, operator: str, number: int) -> Json:
         self.acts.append(("drop", name, number))
         if self.stuck:

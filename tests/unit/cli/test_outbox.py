@@ -73,6 +73,21 @@ def test_nothing_is_given_up_without_yes_and_the_token(shell, url, node, monkeyp
     assert "is open in a process" in shell.err
 
 
+def test_a_node_delivers_what_is_left_with_the_token(shell, url, node, monkeypatch):
+    assert shell("outbox", "retry", "a/b") == ExitCode.REFUSED
+    assert node.acts == []
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("outbox", "retry", "a/b") == ExitCode.OK
+    assert "2 messages confirmed" in shell.err
+    node.stuck = True
+    assert shell("outbox", "retry", "a/b") == ExitCode.FAILED
+    assert "1 given up, poison: `shardbus dead-letters list` has them" in shell.err
+    assert "1 message is left" in shell.err
+    assert shell("outbox", "retry", "a/b", "--json") == ExitCode.FAILED
+    assert json.loads(shell.out)["left"] == 1
+    assert node.acts == [("retry", "a/b")] * 3
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     """A store with an outbox that two processes have left, and an operator has given one up."""

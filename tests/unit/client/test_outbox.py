@@ -66,6 +66,15 @@ def end_its_process(bridge: Any) -> None:
     outbox._sender.abandon()
 
 
+def kept_by(outbox: ClientOutbox) -> Any:
+    """Return what delivers nothing, in the place of `_deliver`: the process dies before."""
+
+    async def keep(number: int, entry: object) -> None:
+        outbox._pending[number] = None
+
+    return keep
+
+
 async def test_a_test_uses_an_outbox_from_its_own_loop() -> None:
     """Else it would wait for a loop that stands still. So this comes first."""
     async with TestCluster(bus, nodes=1, seed=2) as cluster:
@@ -104,11 +113,7 @@ async def test_the_next_opener_delivers_what_a_process_left(
         await send(old, first, 1, 10)
         outbox: ClientOutbox = old.__dict__["_target"]
 
-        async def keep(number: int, entry: object) -> None:
-            """Deliver nothing: the process dies before."""
-            outbox._pending[number] = None
-
-        monkeypatch.setattr(outbox, "_deliver", keep)
+        monkeypatch.setattr(outbox, "_deliver", kept_by(outbox))
         await send(old, first, 11, 20)
         end_its_process(old)
         async with second.outbox("orders") as new:
@@ -261,3 +266,45 @@ async def test_an_operator_sees_an_outbox_and_gives_up_what_nobody_will_deliver(
         assert not new.failed
         assert await taken_by(second) == expected(10)
         assert (await asked(cluster, pages.outboxes))["outboxes"] == []
+
+
+async def test_a_node_delivers_what_a_process_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with TestCluster(bus, nodes=2, seed=12) as cluster:
+        client = cluster.client()
+        old = await client.outbox("orders").__aenter__()
+        outbox: ClientOutbox = old.__dict__["_target"]
+        outbox._sender.abandon()
+        monkeypatch.setattr(outbox, "_deliver", kept_by(outbox))
+        await send(old, client, 1, 10)
+        await old.send(client.ref(Taker, "e0").fail)
+        with pytest.raises(Refused, match="open in another process"):
+            await asked(cluster, pages.retry_outbox, "orders", "me")
+        end_its_process(old)
+        await cluster.advance(6)
+        answer = await asked(cluster, pages.retry_outbox, "orders", "me")
+        assert answer == {"name": "orders", "confirmed": 10, "failed": {}, "left": 1}
+        assert await taken_by(client) == expected(10)
+        [row] = (await asked(cluster, pages.outboxes))["outboxes"]
+        assert (row["pending"], row["method"], row["open"]) == (1, "fail", False)
+        process: Any = cluster.nodes[0]._process
+        with monkeypatch.context() as without:
+            without.setattr(process.node, "regions", {})
+            with pytest.raises(Refused, match="this node has no entity type 'taker'"):
+                await asked(cluster, pages.retry_outbox, "orders", "me")
+        assert (await asked(cluster, pages.outbox, "orders", 9))["pending"] == 1
+
+
+async def test_a_node_delivers_a_part_of_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardbus.store.outboxes.PAGE", 2)
+    monkeypatch.setattr(pages, "RETRY_PAGES", 2)
+    async with TestCluster(bus, nodes=1, seed=13) as cluster:
+        client = cluster.client()
+        old = await client.outbox("orders").__aenter__()
+        outbox: ClientOutbox = old.__dict__["_target"]
+        monkeypatch.setattr(outbox, "_deliver", kept_by(outbox))
+        await send(old, client, 1, 10)
+        end_its_process(old)
+        await cluster.advance(6)
+        parts = [await asked(cluster, pages.retry_outbox, "orders", "me") for _ in range(3)]
+        assert [(part["confirmed"], part["left"]) for part in parts] == [(4, 6), (4, 2), (2, 0)]
+        assert await taken_by(client) == expected(10)
