@@ -90,7 +90,7 @@ class OutboxRegister(msgspec.Struct, array_like=True, frozen=True):
     dropped: list[Uid] = []
 
 
-class PendingMessage(NamedTuple):
+class StoredMessage(NamedTuple):
     """A message in the journal. `taken`: milliseconds since 1970."""
 
     number: int
@@ -104,14 +104,14 @@ class OutboxSummary(NamedTuple):
     name: str
     register: OutboxRegister
     pending: int
-    oldest: PendingMessage | None
+    oldest: StoredMessage | None
 
 
 class DroppedMessages(NamedTuple):
     """Messages that were given up: how many, the first of them, and how many are left."""
 
     number: int
-    first: list[PendingMessage]
+    first: list[StoredMessage]
     left: int
 
 
@@ -226,7 +226,7 @@ class StoredOutboxes:
 
     async def messages(
         self, name: str, after: int, limit: int
-    ) -> tuple[OutboxSummary, list[PendingMessage]]:
+    ) -> tuple[OutboxSummary, list[StoredMessage]]:
         """Return an outbox, and at most `limit` of its messages after a number.
 
         Raises:
@@ -235,7 +235,7 @@ class StoredOutboxes:
         register, head = await self.register(name), await self._read(name, 0, 1)
         if not register.fence and not head.last:
             raise Refused(f"no outbox is called {name!r}", hint="`shardbus outbox list` has them")
-        dropped, rows, page = set(register.dropped), list[PendingMessage](), head
+        dropped, rows, page = set(register.dropped), list[StoredMessage](), head
         after = max(after, head.first - 1)
         while len(rows) < limit and after < head.last:
             page = await self._read(name, after, PAGE)
@@ -338,9 +338,9 @@ def _register_of(page: JournalPage) -> OutboxRegister:
         raise StoreError(f"the register of an outbox cannot be read: {error}") from None
 
 
-def _messages(page: JournalPage) -> list[PendingMessage]:
+def _messages(page: JournalPage) -> list[StoredMessage]:
     return [
-        PendingMessage(
+        StoredMessage(
             number,
             int.from_bytes(entry[:STAMP_BYTES], "big"),
             decode_message(entry[STAMP_BYTES:]),

@@ -26,7 +26,7 @@ from shardbus.quantities import counted
 from shardbus.routing.router import LoopSender
 from shardbus.sharding.events import Note
 from shardbus.store.journal_protocol import journals_of
-from shardbus.store.outboxes import OutboxSummary, PendingMessage, StoredOutboxes
+from shardbus.store.outboxes import OutboxSummary, StoredMessage, StoredOutboxes
 from shardbus.transport.permissions import OUTBOX, OUTBOX_TYPE
 
 TTL_MAX = 60.0
@@ -244,7 +244,7 @@ def outbox_row(row: OutboxSummary, now: float, is_open: bool | None) -> Json:
     }
 
 
-def message_rows(messages: Iterable[PendingMessage]) -> list[Json]:
+def message_rows(messages: Iterable[StoredMessage]) -> list[Json]:
     """Return messages as a page shows them."""
     return [
         {
