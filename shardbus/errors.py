@@ -321,6 +321,8 @@ class DeliveryFailed(RequestError):
                   definite: none of these attempts has stored anything
         expired   it was not confirmed within its time; a copy of it may still be handled
         stale     another process has opened the outbox; that one delivers it
+        closed    the outbox, or its client, is closed; the next opener delivers what it has taken
+        unknown   the outbox had no answer from the cluster, and takes nothing any more
 
     `entity_type` and `entity_id` name the receiver, `why` has the text of the last error.
     """

@@ -124,6 +124,8 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         (b"/v1/explain" + of_entity, b""),
         (b"/v1/reminders" + of_type, b"limit=5"),
         (b"/v1/reminders" + of_entity, b""),
+        (b"/v1/outboxes", b"limit=5"),
+        (b"/v1/outboxes/a%20b/c", b"limit=5&after=3"),
         (b"/v1/explain" + of_type, b"shard=1"),
         (b"/ui", b""),
         (b"/ui/style.css", b""),
@@ -139,6 +141,7 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         (b"/v1/nodes/%b/shutdown-region" % node, b"type=" + kind),
         (b"/v1/cluster/join", b"seed=127.0.0.1:7355"),
         (b"/v1/cluster/shutdown", b""),
+        (b"/v1/outboxes/a%20b/c/retry", b""),
         (b"/v1/keys/reload", b"node=" + node),
     ]
     state = b"/v1/state" + of_entity
@@ -149,6 +152,7 @@ def pages(kind: bytes, entity: bytes, node: bytes) -> list[PageRequest]:
         PageRequest("POST", b"/v1/send" + of_entity, b"handler=add&tell=false&within=500", b"[1]"),
         PageRequest("DELETE", state, b"revision=1"),
         PageRequest("DELETE", b"/v1/reminders" + of_entity, b"name=due"),
+        PageRequest("DELETE", b"/v1/outboxes/a%20b/c", b"number=3"),
     ]
 
 

@@ -66,6 +66,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "limit": ("limits:limit", "Show or set the limit of a type's entities in memory."),
         "dead-letters": ("dead_letters:app", "Messages that were dropped; send them again."),
         "reminders": ("reminders:app", "What entities are called for later."),
+        "outbox": ("outbox:app", "Messages that clients have left to deliver."),
         "data": ("data:app", "The stored tables of shards."),
         "state": ("state:app", "The stored states of entities."),
         "journal": ("journal:app", "The events of event-sourced entities."),

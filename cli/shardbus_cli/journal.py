@@ -65,7 +65,7 @@ def show(
             page = await journals.read(kind, shard, entity_id, page.end, limit - len(rows))
         return rows, page.last
 
-    rows, last = _run(store, named.name, read)
+    rows, last = with_journals(store, named.name, read)
     if not last:
         raise CommandFailure(f"{kind} {entity_id!r} has no journal", code=ExitCode.REFUSED)
     if as_json:
@@ -101,7 +101,7 @@ def export(
             count += 1
         return count
 
-    output.note(output.counted(_run(store, named.name, lines), "line"))
+    output.note(output.counted(with_journals(store, named.name, lines), "line"))
 
 
 @app.command("import")
@@ -133,13 +133,15 @@ def import_(
         return await import_journal(found, journals, lines, shard)
 
     try:
-        kind, entity_id, count = _run(store, name, write)
+        kind, entity_id, count = with_journals(store, name, write)
     except (OSError, ValueError) as error:
         raise CommandFailure(f"{file}: {error}", code=ExitCode.USAGE) from None
     output.note(f"{kind} {entity_id!r}: {output.counted(count, 'event')}")
 
 
-def _run(url: str, cluster: str, step: Callable[[StateStore, JournalStore], Awaitable[T]]) -> T:
+def with_journals(
+    url: str, cluster: str, step: Callable[[StateStore, JournalStore], Awaitable[T]]
+) -> T:
     """Return the result of a step with a store that has journals."""
     import asyncio
 

@@ -40,7 +40,7 @@ from shardbus_cli.report_bundle import ReportBundle, folder_of, subjects_of
 
 CLUSTER_PAGES = (
     "cluster", "nodes", "types", "overview", "findings", "load", "slow", "checkup",
-    "events/recent", "dead-letters",
+    "events/recent", "dead-letters", "outboxes",
 )  # fmt: skip
 TYPE_PAGES = ("shards", "limit", "places")
 NODE_PAGES = ("cluster", "settings", "gossip", "downing", "tasks", "log")

@@ -29,8 +29,37 @@ from shardbus.task_set import TaskSet
 
 LISTS_MAX = 4
 """Lists of entities, at most, that a node makes at once."""
+OPENERS_MAX = 10_000
+"""Open outboxes that a node remembers; above that it forgets the one that it met first."""
 HOME_WITHIN_MS = 1500
 """For a shard to get a home, before an operator changes an entity in it."""
+
+
+class OutboxOpeners:
+    """The processes that have outboxes open, as this node has met them: each renews its lease
+    through any node, so the members together know them all. `now` is a monotonic clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._met: dict[str, tuple[str, float]] = {}
+        """By outbox: the process, and when its lease ends."""
+
+    def met(self, name: str, producer: str, ttl: float) -> None:
+        """Note that a process has a lease for `ttl` seconds."""
+        self._met.pop(name, None)
+        self._met[name] = producer, self._now() + ttl
+        if len(self._met) > OPENERS_MAX:
+            del self._met[next(iter(self._met))]
+
+    def left(self, name: str) -> None:
+        """Note that a process has closed an outbox."""
+        self._met.pop(name, None)
+
+    def rows(self) -> list[list[object]]:
+        """Return the outboxes that are open: name, process, and seconds until its lease ends."""
+        now = self._now()
+        self._met = {name: row for name, row in self._met.items() if row[1] > now}
+        return [[name, producer, until - now] for name, (producer, until) in self._met.items()]
 
 
 class Administration:
@@ -56,6 +85,7 @@ class Administration:
         self.maps = ShardMaps()
         self.history = LoadHistory(lambda: node.loop.time(), lambda: load_of(node))
         self.hour = ClusterHour()
+        self.openers = OutboxOpeners(lambda: node.loop.time())
         self.tasks = TaskSet()
         self.lists = 0
         """Lists of entities that are being made."""

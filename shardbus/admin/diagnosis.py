@@ -170,6 +170,12 @@ ADVICE = {
     " their saves: see shardbus_store_latency_seconds and the load of the server",
     "reminders-late": "their handlers fail or take long, or the store does not answer: see"
     " failing-handler, `shardbus reminders list` and shardbus_reminders_failed_total",
+    "poison": "its effect is missing: mend the handler, then send it again; `shardbus dead-letters"
+    " list --reason poison` has it if a node or an entity has sent it, else the log of the client"
+    " has (`outbox_delivery_given_up`, or the DeliveryFailed that it got)",
+    "outbox-stuck": "`shardbus outbox show NAME`: if a process has it open, see the findings about"
+    " the receiver's type; else start its client again, which delivers it, or use `shardbus outbox"
+    " retry NAME`, or give it up by `shardbus outbox drop NAME`",
     "store-clock": "set the clocks of both machines: the lifetimes of leases follow the store's",
     "protocol": "during an upgrade this is normal; what a member lacks stays off towards it, so"
     " bring all members to one version: docs/upgrading.md",
@@ -234,6 +240,7 @@ class Picture:
     gossip: Mapping[str, Any] = field(default_factory=dict)
     checkup: Mapping[str, Any] = field(default_factory=dict)
     slow: Mapping[str, Any] = field(default_factory=dict)
+    outboxes: Mapping[str, Any] = field(default_factory=dict)
     shards: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 

@@ -9,6 +9,8 @@
     skew          clocks, and the protocols of the members' builds
     slow          a handler was reported as slow a short while ago
     failing       a handler, a start or an answer has failed a short while ago
+    poison        a delivery was given up a short while ago, since its handler failed each time
+    outbox        messages of an outbox have waited for long
     dropped       messages were dropped in the last minute
 
 A part of the messages alone is no fault: a type may have one busy entity all its life. So a shard
@@ -28,6 +30,7 @@ from typing import Any
 
 from shardbus.admin.diagnosis import (
     CLOCK_S,
+    CLUSTER,
     LATE_S,
     MEMBERS,
     RECENT_S,
@@ -48,6 +51,12 @@ DESCRIPTORS = 0.8
 SAVES_WAIT_S = 1.0
 REMINDERS_LATE_S = 30.0
 """For which the first reminder has been due."""
+POISON_S = 600.0
+"""Since a delivery was given up."""
+OUTBOX_STUCK_S = 60.0
+"""For which the first message of an outbox has waited."""
+OUTBOXES_NAMED = 10
+"""Outboxes that are findings of their own, those that have waited longest."""
 MAILBOX = 1000
 """Messages that wait for one entity; half of its limit, if that is lower."""
 MAILBOXES = 10_000
@@ -75,7 +84,9 @@ def warning_signs(picture: Picture) -> list[Finding]:
         *_protocols(picture),
         *_slow(picture),
         *_dropped(picture),
+        *_outboxes(picture),
         *(found for kind in types for found in _failing(picture, kind)),
+        *(found for kind in types for found in _poison(picture, kind)),
         *(found for kind in types for found in _backlog(picture, kind)),
         *(found for kind in types for found in _hot(picture, kind)),
     ]
@@ -121,6 +132,20 @@ def _dropped(picture: Picture) -> Iterator[Finding]:
         if reason not in EXPLAINED:
             what = f"is why {counted(count, 'message')} got no handler in a minute"
             yield Finding("dropped", kind, reason, what)
+
+
+def _outboxes(picture: Picture) -> Iterator[Finding]:
+    """Yield the outboxes whose first message waits. The rows begin with the one that has waited
+    longest."""
+    for row in picture.outboxes.get("outboxes", ())[:OUTBOXES_NAMED]:
+        age = float(row.get("age", 0.0))
+        if age <= OUTBOX_STUCK_S:
+            continue
+        messages = counted(row["pending"], "message")
+        receiver = f"{row['type']} {row['id']!r:.100}"
+        holder = f"open in {row['producer']}" if row.get("open") else "which no process has open"
+        what = f"has {messages}, the first for {age:.0f} s, to {receiver}; {holder}"
+        yield Finding("outbox-stuck", CLUSTER, str(row["name"]), what)
 
 
 def _lag(row: Row) -> float:
@@ -194,6 +219,18 @@ def _failing(picture: Picture, kind: str) -> Iterator[Finding]:
         if method != ON_START:
             times = f"{counts[method]} failure{'' if counts[method] == 1 else 's'}"
             yield Finding("failing-handler", kind, method, f"has {times}, the last one {what}")
+
+
+def _poison(picture: Picture, kind: str) -> Iterator[Finding]:
+    """Yield the entities to which a delivery was given up lately, each with the last one."""
+    latest: dict[str, tuple[float, str]] = {}
+    for node, row in _rows(picture, kind).items():
+        for age, entity_id, method, producer in row.get("poison") or ():
+            if age < min(POISON_S, latest.get(entity_id, (POISON_S,))[0]):
+                what = f"has skipped a delivery to {method} on {node}, from {producer}: its"
+                latest[entity_id] = age, f"{what} handler failed each time"
+    for entity_id, (_, what) in latest.items():
+        yield Finding("poison", kind, entity_id, what)
 
 
 def _backlog(picture: Picture, kind: str) -> Iterator[Finding]:

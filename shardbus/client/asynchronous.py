@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from secrets import token_hex
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from shardbus.client.contact import Contact
 from shardbus.client.outbox import ClientOutbox
@@ -129,6 +130,7 @@ class AsyncClient(Towards):
         self._tracing, self._trace_ratio, self._trace_limit = tracing, trace_ratio, trace_limit
         self._refused_tells = RefusedTells()
         self._contact: Contact
+        self._outboxes: WeakSet[ClientOutbox] = WeakSet()
         self._entered = self._closed = False
         self.lost_messages = 0
         """Tells whose arrival is unknown: their node died, or was silent for too long, before it
@@ -211,6 +213,8 @@ class AsyncClient(Towards):
         if self._closed:
             return
         self._closed = True
+        for outbox in list(self._outboxes):
+            outbox.abandon()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._flushed()
@@ -369,7 +373,9 @@ class AsyncClient(Towards):
             return await self._ask_contact(_OUTBOX, arguments)
 
         owner = f"{self._endpoint.name}/{token_hex(4)}"
-        return ClientOutbox(name, owner, ask, self.router_of)
+        outbox = ClientOutbox(name, owner, ask, self.router_of)
+        self._outboxes.add(outbox)
+        return outbox
 
     async def _ask_contact(self, key: Key, arguments: tuple[object, ...]) -> Any:
         """Ask the contact a question about the cluster.

@@ -29,10 +29,9 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any
-
-import msgspec
 
 from shardbus.config.settings import DeliverySettings
 from shardbus.deliveries.producer import DeliveryEnd
@@ -54,6 +53,7 @@ from shardbus.guarded_log import GuardedLog
 from shardbus.routing.delivering import DeliveryCounts, DeliverySender
 from shardbus.routing.refs import Call
 from shardbus.routing.router import LoopSender
+from shardbus.store.outboxes import OutboxMessage, decode_message, encode_message
 from shardbus.task_set import TaskSet
 from shardbus.transport.permissions import OUTBOX_TYPE
 
@@ -76,26 +76,36 @@ CLOSE_S = 30.0
 
 AskNode = Callable[..., Awaitable[Any]]
 """Asks a node for a step of an outbox."""
-
-_Entry = tuple[str, str, str, bytes]
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Entry).decode
+_Taken = tuple[bytes, OutboxMessage, asyncio.Future[None]]
+"""A message as it is appended, the message, and the outcome of its `send`."""
 
 
 class ClientOutbox:
     """An outbox of a client: `async with client.outbox("orders") as outbox: await
     outbox.send(ref.add, 2)`. `sender_of` returns what sends to a type, once the cluster has
-    described it."""
+    described it.
+
+    A node that delivers what a process has left sends nothing: `patience`, in seconds, is how long
+    it waits at its opening for another process, and `pages` bounds what it reads; 0 is all."""
 
     def __init__(
-        self, name: str, owner: str, ask: AskNode, sender_of: Callable[[str], Awaitable[LoopSender]]
+        self,
+        name: str,
+        owner: str,
+        ask: AskNode,
+        sender_of: Callable[[str], Awaitable[LoopSender]],
+        patience: float = STEP_S,
+        pages: int = 0,
     ) -> None:
         self.name, self._owner, self._ask, self._sender_of = name, owner, ask, sender_of
+        self._patience, self._pages = patience, pages
         self.counts = DeliveryCounts()
         self.failed: Counter[str] = Counter()
         """Deliveries that were given up, by reason."""
         self._fence = self._last = self._trimmed = 0
-        self._waiting: deque[tuple[bytes, _Entry, asyncio.Future[None]]] = deque()
+        self._waiting: deque[_Taken] = deque()
+        self._appending: list[_Taken] = []
+        """Messages of the append that is under way."""
         self._pending: dict[int, None] = {}
         """Numbers of entries that are not confirmed, in order."""
         self._work = asyncio.Event()
@@ -109,7 +119,13 @@ class ClientOutbox:
         if self._fence:
             raise LocalProtocolError("an outbox is opened once", hint="make another one")
         await self._open()
-        for work in (self._append, self._renew, self._trim):
+        self._tasks.spawn(self._renew())
+        try:
+            await self._deliver_stored()
+        except BaseException:
+            self.abandon()
+            raise
+        for work in (self._append, self._trim):
             self._tasks.spawn(work())
         return self
 
@@ -138,9 +154,9 @@ class ClientOutbox:
             self._room.clear()
             await self._room.wait()
         self._check()
-        entry = (entity_type, entity_id, method, payload)
+        entry = OutboxMessage(entity_type, entity_id, method, payload)
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((_encode(entry), entry, taken))
+        self._waiting.append((encode_message(entry), entry, taken))
         self._work.set()
         await taken
 
@@ -149,21 +165,32 @@ class ClientOutbox:
         """Messages that the outbox has taken, and that are not confirmed."""
         return len(self._pending)
 
-    async def close(self) -> None:
+    async def close(self, within: float = CLOSE_S) -> None:
         """Wait, for up to 30 s, until everything is confirmed, and close. What is left is delivered
         by the next process that opens the outbox."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                while (self._waiting or self._pending) and not self._lost:
+            async with asyncio.timeout(within):
+                while (self._waiting or self._appending or self._pending) and not self._lost:
                     await asyncio.sleep(TRIM_S)
-        lost, self._lost = self._lost, self._lost or "closed"
-        self._tasks.cancel()
-        self._sender.abandon()
-        self._refuse_waiting()
-        if not lost:
+        lost = self._lost
+        self.abandon()
+        if not lost and self._fence:
             with contextlib.suppress(ShardBusError):
                 await self._step("trim", number=self._confirmed, within=AGAIN_S)
                 await self._step("close", within=AGAIN_S)
+
+    def abandon(self) -> None:
+        """Stop at once, as when the client closes first. What is left is delivered by the next
+        process that opens the outbox, once the lease has ended."""
+        self._end("closed")
+
+    def _end(self, why: str) -> None:
+        """Take, send and renew nothing any more."""
+        self._lost = self._lost or why
+        self._tasks.cancel()
+        if self._fence:
+            self._sender.abandon()
+        self._refuse_waiting()
 
     # ---- steps
 
@@ -205,8 +232,10 @@ class ClientOutbox:
             await asyncio.sleep(AGAIN_S)
 
     def _stale(self, why: str) -> DeliveryFailed:
-        """Take nothing any more: another process has the outbox."""
+        """Take and send nothing any more: another process has the outbox, or had it."""
         self._lost = self._lost or "stale"
+        if self._fence:
+            self._sender.abandon()
         return DeliveryFailed(
             f"the outbox {self.name!r} is open elsewhere", reason="stale", why=why
         )
@@ -217,36 +246,43 @@ class ClientOutbox:
             raise DeliveryFailed(text, reason=self._lost, definite=True)
 
     async def _open(self) -> None:
-        """Take the lease, once no other process has it, and deliver what is in the journal."""
+        """Take the lease, once no other process has it."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + STEP_S
+        until = loop.time() + self._patience
         while (counter := await self._step("open")) is None:
             if loop.time() >= until:
                 hint = "close it there; the lease of a process that died ends within 5 s"
                 raise Refused(f"the outbox {self.name!r} is open in another process", hint=hint)
             await asyncio.sleep(AGAIN_S)
-        self._fence, after = counter, 0
+        self._fence = counter
         settings = DeliverySettings()
         name = f"outbox {self.name}"
         self._sender = DeliverySender(name, settings, self.counts, loop, era=counter)
-        while True:
+
+    async def _deliver_stored(self) -> None:
+        """Deliver what is in the journal."""
+        after = 0
+        for page in count(1):
             first, entries, last = await self._step("read", number=after)
             for number, entry in enumerate(entries, first):
-                await self._deliver(number, _decode(entry))
+                if entry:  # an operator has given up one without content
+                    await self._deliver(number, decode_message(entry))
             after = self._last = max(last if not entries else first + len(entries) - 1, 0)
-            if after >= last:
+            if after >= last or page == self._pages:
                 return
 
     # ---- work
 
-    async def _deliver(self, number: int, entry: _Entry) -> None:
+    async def _deliver(self, number: int, entry: OutboxMessage) -> None:
         """Deliver an entry under its number."""
         entity_type, entity_id, method, payload = entry
         self._pending[number] = None
-        while self._sender.producer.is_full:
+        while self._sender.producer.is_full and not self._lost:
             await asyncio.sleep(TRIM_S)
         try:
             sender = await self._sender_of(entity_type)
+            if self._lost:
+                return  # the next opener delivers it
             end = partial(self._on_end, number)
             letter = self._sender.letter(sender, entity_id, method, payload, end)
             self._sender.offer(letter, (entity_type, entity_id), seq=number)
@@ -274,7 +310,7 @@ class ClientOutbox:
             self._work.clear()
             if not self._waiting:
                 await self._work.wait()
-            rows: list[tuple[bytes, _Entry, asyncio.Future[None]]] = []
+            rows = self._appending = []
             size = 0
             while self._waiting and len(rows) < WAITING_MAX and size < APPEND_BYTES:
                 rows.append(self._waiting.popleft())
@@ -284,13 +320,15 @@ class ClientOutbox:
                 await self._append_rows(rows)
             except (ShardBusError, RequestError) as error:
                 self._lost = self._lost or "unknown"
+                self._appending = []
                 for _, _, taken in rows:
                     if not taken.done():
                         taken.set_exception(error)
                 self._refuse_waiting()
                 return
+            self._appending = []
 
-    async def _append_rows(self, rows: list[tuple[bytes, _Entry, asyncio.Future[None]]]) -> None:
+    async def _append_rows(self, rows: list[_Taken]) -> None:
         op_id = secrets.randbits(62) + 1
         entries = tuple(encoded for encoded, _, _ in rows)
         after = self._last
@@ -301,12 +339,16 @@ class ClientOutbox:
             await self._deliver(number, entry)
 
     def _refuse_waiting(self) -> None:
+        """Refuse what is not appended. What is being appended may be in the store."""
         self._room.set()
-        while self._waiting:
-            taken = self._waiting.popleft()[2]
-            if not taken.done():
-                text = f"the outbox {self.name!r} takes nothing any more"
-                taken.set_exception(DeliveryFailed(text, reason=self._lost, definite=True))
+        text = f"the outbox {self.name!r} takes nothing any more"
+        for rows, definite in ((self._waiting, True), (self._appending, False)):
+            for _, _, taken in rows:
+                if not taken.done():
+                    error = DeliveryFailed(text, reason=self._lost, definite=definite)
+                    taken.set_exception(error)
+        self._waiting.clear()
+        self._appending = []
 
     async def _renew(self) -> None:
         """Keep the lease. One that cannot be renewed in time may be taken by another process, whose

@@ -28,12 +28,12 @@ Source: docs/how-to/deliver.md.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -69,6 +69,8 @@ RECORDS_MAX = 100_000
 """Records of entities without state that one node keeps for one type."""
 RECORDS_MOVED_MAX = 1000
 """Records of entities without state that go to the next home of one shard: the latest."""
+POISON_MAX = 10
+"""The last deliveries to entities of one type that were skipped as poison, on one node."""
 _SKIP, _HANDLE = int(NumberKind.SKIP), ReceiverDecision.HANDLE
 """A look-up of a global costs less than one in an enumeration."""
 _Refusal = tuple[str, str, bytes]
@@ -86,6 +88,15 @@ class Handling:
     """Of a keyed ask; else empty."""
     stored: bool = False
     """A save has stored that it is done."""
+
+
+class PoisonDelivery(NamedTuple):
+    """A delivery that was skipped. `at`: seconds since 1970."""
+
+    at: float
+    entity_id: str
+    method: str
+    producer: str
 
 
 HANDLING: ContextVar[Handling | None] = ContextVar("shardbus delivery", default=None)
@@ -114,6 +125,7 @@ class EntityDeliveries:
         """What the entities deliver themselves, of a class that does."""
         self.decisions: Counter[str] = Counter()
         """Deliveries that were not handled, by decision, and rows that were forgotten."""
+        self.poison: deque[PoisonDelivery] = deque(maxlen=POISON_MAX)
         self.invokers: Mapping[str, Invoker] = {**kind.invokers, **self._invokers()}
         """By method, of plain messages and of deliveries."""
 
@@ -198,6 +210,7 @@ class EntityDeliveries:
             if answer is not None:
                 return answer
         if numbered and number.kind == _SKIP:  # type: ignore[union-attr]
+            self._skipped(activation, invoker, number)  # type: ignore[arg-type]
             return self._done(activation, number, None)
         try:
             value = invoker.function(entity, *arguments)
@@ -240,6 +253,8 @@ class EntityDeliveries:
             answer = self._done(activation, number, None if skips else (invoker, value))
             if keyed or not handling.stored:
                 await self._save(entity)
+            if skips:
+                self._skipped(activation, invoker, number)  # type: ignore[arg-type]
             return answer
         except BaseException as error:
             if is_a(error, Rejection):
@@ -250,6 +265,12 @@ class EntityDeliveries:
         finally:
             if token is not None:
                 HANDLING.reset(token)
+
+    def _skipped(self, activation: Activation, invoker: Invoker, number: DeliveryNumber) -> None:
+        """Note that a delivery is done and was not handled: its producer gives it up."""
+        self.decisions["skipped"] += 1
+        now, method, producer = self._wall_clock(), invoker.name, number.producer
+        self.poison.append(PoisonDelivery(now, activation.key, method, producer))
 
     async def _save(self, entity: Any) -> None:
         """Store the record with the state as it is now."""

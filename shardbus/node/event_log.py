@@ -46,6 +46,8 @@ ALARMING = frozenset(
         "reminder_cancelled",
         "state_removed",
         "letters_replayed",
+        "outbox_dropped",
+        "outbox_retried",
         "message_sent",
         "too_few_shards",
         "too_many_shards",

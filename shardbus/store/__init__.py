@@ -20,6 +20,7 @@ the keys has a version, and the shard function by which states are placed is rec
 (`placement`); nodes that would look elsewhere do not start, and `migration` moves the states.
 
 **Reading.** Ids are listed page by page, by a cursor that every node understands, and states are
-read without a fence, for operators and clients. A stored table is read with care (`rows`): a row
+read without a fence, for operators and clients. `outboxes` has the durable senders of clients, for
+their processes and for operators. A stored table is read with care (`rows`): a row
 that cannot be true is ignored and logged. `outage` and `trouble` describe a store that fails.
 """

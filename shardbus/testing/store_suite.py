@@ -78,6 +78,7 @@ async def due_in(store: ReminderStore, shard: str = "7", limit: int = 100) -> li
     entries: list[Due] = []
     while True:
         page = await store.page_due("counter", shard, entries[-1] if entries else None, limit)
+        assert not set(page) & set(entries), "a page has entries of an earlier one"
         entries += page
         if len(page) < limit:
             return entries

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from itertools import count
 
 import pytest
 
 from shardbus import AsyncClient
+from shardbus.store.outboxes import OutboxMessage, encode_message
+from shardbus.wire.schema import encode_value
 from tests.process.deliveries_app import Account, Balance, Till
 from tests.process.nodes import Processes
 from tests.waiting import PATIENCE_S, until
@@ -131,3 +134,48 @@ async def test_an_outbox_delivers_once_what_it_took_although_its_process_died(
         for n, row in enumerate(rows):
             assert row.deposits == [one for one in range(1, 121) if one % ACCOUNTS == n]
         assert sum(row.cents for row in rows) == 100 * 120
+
+
+TOKEN = "sesame-sesame-16"
+
+
+@pytest.mark.long
+async def test_an_operator_gives_up_a_message_that_a_dead_process_left(
+    lab: Processes, redis_url: str
+) -> None:
+    lab.store = redis_url
+    [node] = await lab.cluster(1, app=APP, settings=("http.write=true", f"http.token={TOKEN}"))
+    url = ("--node", f"http://127.0.0.1:{node.http_port}")
+
+    async def shardbus(*words: str, code: int = 0, **environment: str) -> str:
+        command = lab.run(*words, *url, **environment)
+        assert await command.ended() == code, command.err.read_text()
+        return command.out.read_text() + command.err.read_text()
+
+    async with lab.client() as client:
+        old = await client.outbox("deposits").__aenter__()
+        old._tasks.cancel()  # as if its process had died
+        old._sender.abandon()
+        rows = [("account-1", 1), ("account-1", 2), ("account-1", 3)]
+        entries = [
+            encode_message(OutboxMessage("account", one, "deposit", encode_value((n, "account-0"))))
+            for one, n in rows
+        ]
+        await old._step("append", entries=tuple(entries), op_id=1)
+        [row] = json.loads(await shardbus("outbox", "list", "--json"))["outboxes"]
+        assert (row["name"], row["pending"], row["open"]) == ("deposits", 3, True)
+        drop = ("outbox", "drop", "deposits", "2")
+        text = await shardbus(*drop, "--yes", code=6, SHARDBUS_NODE_TOKEN=TOKEN)
+        assert "is open in a process" in text
+        await old._step("close")
+        text = await shardbus(*drop, "--yes", SHARDBUS_NODE_TOKEN=TOKEN)
+        assert "1 message given up, 2 left" in text
+        stored = await shardbus("outbox", "show", "deposits", "--store", redis_url)
+        assert [line.split()[0] for line in stored.splitlines()[1:3]] == ["1", "3"]
+        page = await node.page("/v1/dead-letters")
+        assert [one["reason"] for one in page["letters"]] == ["dropped_by_operator"]
+        async with client.outbox("deposits") as new:
+            await new.send(client.ref(Account, "account-1").deposit, 4, "account-0")
+        assert not new.failed
+        assert (await client.ref(Account, "account-1").balance()).deposits == [1, 3, 4]
+        assert (await node.page("/v1/outboxes"))["outboxes"] == []

@@ -53,8 +53,9 @@ async def checkup(admin: Administration) -> Json:
     (type to `coordinator`, `epoch`, `registered`, `buffered`, `layout`, `shards`: those that run
     there, with their fences, `deaf`: up to ten entities there that are busy without a task,
     `strategy`: if the coordinator is there, the methods of the type's allocation strategy that
-    fail, each with its fault, and `unreadable`: the last ten entities whose stored state cannot be
-    read there, and why).
+    fail, each with its fault, `unreadable`: the last ten entities whose stored state cannot be
+    read there, and why, and `poison`: the last ten deliveries of ten minutes that were skipped
+    there: seconds since, entity, method, producer).
     """
     node, began = admin.node, time.time()
     members = node.rpc.members()
@@ -122,6 +123,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
             "deaf": shell.host.deaf.named(),
             "strategy": _strategy_faults(admin, name),
             "failing": _failing(shell, now),
+            "poison": _poison(shell),
             **_failed_starts(shell, now),
         }
     url = node.settings.store.url or default_url(node.cluster_name)
@@ -184,6 +186,13 @@ def _failing(shell: RegionShell, now: float) -> list[dict[str, Any]]:
         for method, failures in islice(methods, FAILING_MAX)
         if now - failures.last[-1].at <= FAILED_S
     ]
+
+
+def _poison(shell: RegionShell) -> list[list[Any]]:
+    """The last deliveries to entities here that were skipped as poison: the seconds since, the
+    entity, the method, and the producer."""
+    now, poison = shell.host.wall_clock(), shell.host.deliveries.poison
+    return [[now - at, *rest] for at, *rest in poison if now - at <= FAILED_S]
 
 
 def _failed_starts(shell: RegionShell, now: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from shardbus.admin.pages.checkup import checkup
 from shardbus.admin.pages.cluster import cluster, gossip, member_row
 from shardbus.admin.pages.events import slow
 from shardbus.admin.pages.health import readiness
+from shardbus.admin.pages.outboxes import waiting_outboxes
 from shardbus.admin.pages.shards import shard_row
 from shardbus.http.page import Json, page
 
@@ -44,8 +45,8 @@ async def findings(admin: Administration) -> Json:
 async def _examine(admin: Administration) -> Json:
     """Read the pages that the findings are made from, and examine them."""
     node, view = admin.node, admin.node.view
-    (facts, reports, slow_handlers), losses, tables = await asyncio.gather(
-        asyncio.gather(cluster(admin), checkup(admin), slow(admin)),
+    (facts, reports, slow_handlers, outboxes), losses, tables = await asyncio.gather(
+        asyncio.gather(cluster(admin), checkup(admin), slow(admin), waiting_outboxes(admin)),
         node.rpc.ask_all("losses"),
         asyncio.gather(*map(admin.table, admin.tables)),
     )
@@ -57,6 +58,7 @@ async def _examine(admin: Administration) -> Json:
         gossip=await gossip(admin) if node.watching is not None else {},
         checkup=reports,
         slow=slow_handlers,
+        outboxes=outboxes,
         shards={
             name: {
                 "epoch": table["epoch"],

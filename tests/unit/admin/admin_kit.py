@@ -87,6 +87,8 @@ class Host:
         self.takes_limits = True
         self.state_sizes = SimpleNamespace(total=250)
         self.deaf = SimpleNamespace(count=0, named=list)
+        self.wall_clock = lambda: 1000.0
+        self.deliveries = SimpleNamespace(poison=[])
         self.runner = SimpleNamespace(mailbox_limits=FakeMailboxes(), reminding=None)
         self.counts = SimpleNamespace(failed=HandlerFailures())
         for entity_id, why in {"7": "no migration", "8": "of another node"}.items():
@@ -114,6 +116,7 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.environment = SimpleNamespace(wall_clock=lambda: 1000.0)
         self.me, self.cluster_name = ME, "shop"
         self.rpc = Rpc()
         self.rpc.answers = {(ME, "stats"): {PAGE: {"1": 2}}, (PEER, "stats"): {PAGE: {"2": 5}}}

@@ -64,7 +64,7 @@ async def answers(node: FakeNode) -> Administration:
 QUESTIONS = """
     stats state_bytes suspension figures vitals table shard plan rebalance running entities leave
     places place slow stop limit change_state change_state_if shutdown_region checkup reload_keys
-    cancel_reminders outbox
+    cancel_reminders outbox outbox_openers
     brief shard_map slow_reports recent_events losses dead_letters named_letters replay_letters
     load_history cluster_hour handlers shard_rates
 """
@@ -159,7 +159,11 @@ async def test_failures_and_losses_leave_the_node_as_ages(node: FakeNode, answer
     failed.add(now - 2.0, "", "y", LookupError())
     failed.not_started(now - 1.0, "x", ValueError("broken"), unreadable=False)
     failed.not_started(now - 1.0, "z", ValueError("elsewhere"), unreadable=False)
+    node.region.host.deliveries.poison = [
+        (1000.0 - age, "x", "pay", "client#1") for age in (601.0, 600.0, 7.0)
+    ]
     found = answer_checkup(answers)["types"][PAGE]
+    assert found["poison"] == [[600.0, "x", "pay", "client#1"], [7.0, "x", "pay", "client#1"]]
     assert [(row["method"], row["count"]) for row in found["failing"]] == [
         ("receive", 1),
         ("pay", 1),
@@ -199,6 +203,7 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: Any) -> None:
     assert found["types"][PAGE] == {
         "buffered_for": 0.0,
         "failing": [],
+        "poison": [],
         "failed_starts": {},
         "deaf": [],
         "strategy": [],

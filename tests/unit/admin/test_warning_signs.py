@@ -124,6 +124,17 @@ def few_shards(p: Picture) -> None:
     vitals(p, 1, busy=1.0)
 
 
+def outboxes(p: Picture, *ages: float) -> None:
+    row = {"pending": 3, "type": KIND, "id": "p", "open": False, "producer": "client#1"}
+    rows = [{**row, "name": f"outbox-{at}", "age": age} for at, age in enumerate(ages)]
+    p.outboxes = {"outboxes": rows, "more": False, "silent": []}
+
+
+def poison(p: Picture, index: int, *ages: float) -> None:
+    rows = [[age, "p", f"m{at}", "client#1"] for at, age in enumerate(ages)]
+    update(of_type(p, index), poison=rows)
+
+
 SIGNS: list[tuple[Sign, list[tuple[str, str, str]]]] = [
     (hot_shard, [("hot-shard", KIND, "1")]),
     (hot_entity, [("hot-entity", KIND, "p")]),
@@ -137,6 +148,11 @@ SIGNS: list[tuple[Sign, list[tuple[str, str, str]]]] = [
         lambda p: update(member(p, 2), reminders={KIND: [3, 31.0], "punctual": [3, 29.0]}),
         [("reminders-late", KIND, C)],
     ),
+    (
+        lambda p: outboxes(p, 61.0, 60.0),
+        [("outbox-stuck", "cluster", "outbox-0")],
+    ),
+    (lambda p: poison(p, 0, 599.0), [("poison", KIND, "p")]),
     (lambda p: update(member(p, 0), store_clock=3600.0), [("store-clock", "store", A)]),
     (lambda p: update(member(p, 0), store_clock=-3.0), [("store-clock", "store", A)]),
     (lambda p: update(member(p, 1), protocol=[9, 10]), [("protocol", "members", B)]),
@@ -202,6 +218,8 @@ QUIET = [
     trifle,
     spread,
     now_late,
+    lambda p: outboxes(p, 60.0),
+    lambda p: poison(p, 0, 600.0),
     lambda p: update(member(p, 1), descriptors=[819, 1024]),
     lambda p: update(member(p, 1), descriptors=[5000, 0]),
     lambda p: update(member(p, 1), saves=[90_000, 0.9]),
@@ -229,6 +247,34 @@ def test_a_warning_says_what_and_where() -> None:
     update(member(picture, 0), store_clock=3600.0)
     [found] = warning_signs(picture)
     assert found.what == "has a clock that is 3600 s behind it"
+
+
+def test_an_outbox_is_named_with_its_receiver_and_its_producer() -> None:
+    picture = healthy()
+    outboxes(picture, 3600.0)
+    [found] = warning_signs(picture)
+    assert found.what == (
+        "has 3 messages, the first for 3600 s, to page 'p'; which no process has open"
+    )
+    picture.outboxes["outboxes"][0]["open"] = True
+    [found] = warning_signs(picture)
+    assert found.what.endswith("; open in client#1")
+
+
+def test_the_outboxes_that_wait_longest_are_named() -> None:
+    picture = healthy()
+    outboxes(picture, *(1000.0 - n for n in range(50)))
+    subjects = [found.subject for found in warning_signs(picture)]
+    assert subjects == [f"outbox-{n}" for n in range(signs.OUTBOXES_NAMED)]
+
+
+def test_the_last_poison_of_an_entity_is_named() -> None:
+    picture = healthy()
+    poison(picture, 0, 90.0, 20.0)
+    poison(picture, 1, 50.0)
+    [found] = warning_signs(picture)
+    what = f"has skipped a delivery to m1 on {A}, from client#1: its handler failed each time"
+    assert found.what == what
 
 
 def test_signs_and_faults_do_not_repeat_each_other() -> None:

@@ -34,6 +34,20 @@ LETTER: Json = {
 }
 
 
+OUTBOX: dict[str, Any] = {
+    "name": "orders\x1b",
+    "producer": "client#1/ab",
+    "open": True,
+    "opened": "2026-01-02T03:04:05.000+00:00",
+    "pending": 3,
+    "oldest": "2026-01-02T03:04:05.000+00:00",
+    "age": 65.5,
+    "type": "page",
+    "id": "a",
+    "method": "hit",
+}
+
+
 class FakeNode(PageDouble):
     """A node with one of everything; ids may be hostile."""
 
@@ -50,6 +64,29 @@ class FakeNode(PageDouble):
             raise NotImplementedError(page)
         self.acts.append((page, *values))
         return {page: True}
+
+    async def outboxes(self, limit: int) -> Json:
+        self.acts.append(("outboxes", limit))
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"outboxes": [OUTBOX], "more": limit == 1, "silent": silent}
+
+    async def outbox(self, name: str, limit: int, after: int) -> Json:
+        self.acts.append(("outbox", name, limit, after))
+        row = {"type": "page", "id": "a\x1b[31mé", "method": "hit", "bytes": 9, "taken": "noon"}
+        numbers = range(after + 1, min(after + limit, OUTBOX["pending"]) + 1)
+        messages = [{**row, "number": number} for number in numbers]
+        return {**OUTBOX, "open": not self.stuck, "messages": messages, "silent": []}
+
+    async def retry_outbox(self, name: str, operator: str) -> Json:
+        self.acts.append(("retry", name))
+        failed = {"poison": 1} if self.stuck else {}
+        return {"name": name, "confirmed": 2, "failed": failed, "left": int(self.stuck)}
+
+    async def drop_outbox(self, name: str, operator: str, number: int) -> Json:
+        self.acts.append(("drop", name, number))
+        if self.stuck:
+            raise Refused("the outbox is open in a process", hint="end that process")
+        return {"name": name, "dropped": 1 if number else 3, "left": 2 if number else 0}
 
     async def readyz(self) -> Checks:
         return {"member": Check(self.ready, "joining")}

@@ -34,6 +34,8 @@ BY_NODE = {
     "data show": ("counter", *STORE),
     "data remove": ("counter", *STORE),
     "data repair": ("counter", *STORE),
+    "outbox list": STORE,
+    "outbox show": ("orders", *STORE),
     "doctor": ("counter", *STORE),
 }
 """Commands about a cluster."""

@@ -8,9 +8,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from shardbus import Entity, Rejection, ShardBus, handler
+from shardbus.admin.pages import shards as shard_pages
 from shardbus.errors import EntityFailed
 from shardbus.ids import shard_of
 from shardbus.testing import TestCluster
+from shardbus.testing.virtual_time import Pending
 
 CALLS: list[tuple[str, str, str, datetime]] = []
 """Entity, what was called, the delivery, and when."""
@@ -192,6 +194,16 @@ async def test_a_shard_whose_node_has_left_gets_a_home_without_a_message() -> No
         await cluster.leave(cluster.nodes[1])
         await cluster.advance(90)
         assert [calls(f"e-{n}") for n in range(20)] == [["due"]] * 20
+
+
+async def test_a_shard_that_an_operator_has_stopped_gets_a_home_without_a_message() -> None:
+    async with TestCluster(application(), nodes=2, seed=11) as cluster:
+        await cluster.client().call("timer", "a", "set", "due", 60)
+        process = cluster.nodes[0]._process
+        command = shard_pages.stop(process.admin, "timer", (shard_of("a", 8),))
+        assert (await Pending(cluster._time, cluster._time.begin(command)))["stopped"]
+        await cluster.advance(90)
+        assert calls("a") == ["due"]
 
 
 async def test_only_the_write_is_repeated_when_the_store_is_away() -> None:
