@@ -38,6 +38,7 @@ from shardbus.ids import Address
 from shardbus.replica.disk import Disk
 from shardbus.replica.exchange import ROW_BYTES, DiskExchange
 from shardbus.replica.joining import Joining
+from shardbus.replica.log_check import LogCheck
 from shardbus.replica.peers import ReplicaPeers
 from shardbus.replica.standing import Standing
 from shardbus.replica.turns import DiskTurns, length_of
@@ -133,6 +134,7 @@ class ReplicaServer:
         self._listener: Listener
         self._stores: set[bytes] = set()
         """Connections of store objects that have not ended, as far as is known."""
+        self._log_check = LogCheck(disk, self._checked)
         self._counted_at = 0.0
         self._has_served = False
         self.gave_up = False
@@ -206,6 +208,7 @@ class ReplicaServer:
         if self._joining is not None:
             self._joining.close()
         self._exchange.close()
+        self._log_check.close()
         self._peers.close()
         self._listener.close()
         self._turns.close()
@@ -274,11 +277,17 @@ class ReplicaServer:
             case ReplicaFrame.ASK:
                 body = msgspec.json.encode(self.status())
                 self._send(connection, ReplicaFrame.STATUS, body)
+            case ReplicaFrame.CHECK:
+                self._log_check.ask(connection)
             case ReplicaFrame.SHOW:
                 shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
                 self._send(connection, ReplicaFrame.SHOWN, encode_shown(shown))
             case _:
                 self._drop("unexpected")
+
+    def _checked(self, connection: bytes, facts: dict[str, Any]) -> None:
+        facts |= {"address": str(self.me), "disk": f"{self._disk.id:016x}"}
+        self._send(connection, ReplicaFrame.CHECKED, msgspec.json.encode(facts))
 
     def _on_call(self, connection: bytes, ring: int, body: bytes) -> None:
         if not self.serves:

@@ -202,7 +202,7 @@ class DiskTurns:
         whole, registers = list[DiskRecord](), self._place.registers
         for record in records:
             if isinstance(record, ChangeRecord) and record.key in rewrite.unwritten:
-                whole += _records_of(record.key, registers.row(record.key))
+                whole += records_of(record.key, registers.row(record.key))
                 rewrite.unwritten.discard(record.key)
             else:
                 whole.append(record)
@@ -212,7 +212,7 @@ class DiskTurns:
                 continue
             rewrite.unwritten.discard(key)
             row = registers.row(key)
-            whole += _records_of(key, row)
+            whole += records_of(key, row)
             written += 1
             weight += length_of(row.value)
             if written >= REWRITTEN_ROWS or weight >= REWRITTEN_BYTES:
@@ -230,7 +230,7 @@ def length_of(value: Value) -> int:
     return len(value.data or b"") if type(value) is StateValue else 0
 
 
-def _records_of(key: str, row: Row) -> list[Record]:
+def records_of(key: str, row: Row) -> list[Record]:
     """Return the records that make this row."""
     records = list[Record]()
     if row.ballot > ZERO:
