@@ -318,7 +318,7 @@ def recover(
 
 
 def _loss(left: Remains) -> str:
-    names = ", ".join(member.address or f"disk {member.disk:016x}" for member in left.lost)
+    names = ", ".join(sorted(one.address or f"disk {one.disk:016x}" for one in left.lost))
     return (
         f"of ring {left.ring.number} with {len(left.ring.members)} disks these are no majority: it"
         f" may have acknowledged saves that only the lost ones had: {names}"

@@ -24,7 +24,7 @@ import msgspec
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
 from shardbus.replica.disk import DIGITS, FAILED, FORMER, INCOMPLETE, LOCK, PREFIX, Disk
-from shardbus.replica.turns import length_of, records_of
+from shardbus.replica.turns import records_of
 from shardbus.replication.log import (
     FRAME_BYTES,
     HEADER_BYTES,
@@ -37,7 +37,7 @@ from shardbus.replication.messages import Record
 from shardbus.replication.moves import DiskRecord, PlaceRecord, RingDisk
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import ReplicaRing, RingMember
-from shardbus.replication.values import PARTITIONS
+from shardbus.replication.values import PARTITIONS, length_of
 from shardbus.wire.disk_frames import DiskState, LogTurn, decode_turn, encode_turn
 
 TURN_ROWS, TURN_BYTES = 1000, 2**20

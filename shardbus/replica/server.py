@@ -41,7 +41,7 @@ from shardbus.replica.joining import Joining
 from shardbus.replica.log_check import LogCheck
 from shardbus.replica.peers import ReplicaPeers
 from shardbus.replica.standing import Standing
-from shardbus.replica.turns import DiskTurns, length_of
+from shardbus.replica.turns import DiskTurns
 from shardbus.replication.founding import Founding
 from shardbus.replication.messages import (
     AcceptValue,
@@ -56,7 +56,7 @@ from shardbus.replication.messages import (
 from shardbus.replication.moves import AskDisk, RingDisk
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
-from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, partition_of
+from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, length_of, partition_of
 from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.wire.disk_frames import DiskState, decode_turn
@@ -509,7 +509,7 @@ class ReplicaServer:
             "segments": len(plan.sizes),
             "damage": self._disk.damage,
             "turns": self._turns.count,
-            "repairs": {"begun": self._exchange.repairs, **place.counts},
+            "repairs": self._exchange.facts,
             "counts": dict(self.counts),
         }
 

@@ -39,7 +39,7 @@ from shardbus.replication.messages import (
     ValueRecord,
 )
 from shardbus.replication.moves import DiskRecord, DiskStatus, RingDisk
-from shardbus.replication.values import StateValue, Value
+from shardbus.replication.values import length_of
 from shardbus.wire.disk_frames import DiskState, LogTurn, encode_turn
 
 log = GuardedLog("shardbus.store")
@@ -223,11 +223,6 @@ class DiskTurns:
 def _make(turn: _Turn) -> None:
     for call in turn.calls:
         call()
-
-
-def length_of(value: Value) -> int:
-    """Return the bytes of a state, 0 for any other value."""
-    return len(value.data or b"") if type(value) is StateValue else 0
 
 
 def records_of(key: str, row: Row) -> list[Record]:

@@ -53,6 +53,8 @@ log = GuardedLog("shardbus.store")
 
 HELLO_S = 0.5
 """Between two HELLO to a replica that has not answered, or does not serve."""
+FACTS_S = 5.0
+"""Between two requests for the facts of a replica."""
 AGAIN_S = 1.0
 UNDER_WAY_MAX = 100_000
 """Calls without an answer that are remembered for one connection."""
@@ -65,11 +67,21 @@ CALLS_MAX = 10_000
 OTHER_STORE = "it is of another store, which was restored or founded since: start this process anew"
 
 
+class _Facts(msgspec.Struct):
+    """The part of a STATUS that is kept."""
+
+    repairs: dict[str, float] = {}
+
+
+_read_facts = msgspec.json.Decoder(_Facts).decode
+
+
 class ReplicaLink:
     """The connection to one address."""
 
     __slots__ = (
-        "address", "connection", "disk", "ring", "shown", "under_way", "up", "waiting", "why",
+        "address", "connection", "disk", "repairs", "ring", "shown", "under_way", "up", "waiting",
+        "why",
     )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
@@ -83,6 +95,8 @@ class ReplicaLink:
         """The answer to the last SHOW, None if there is none yet."""
         self.why = "it does not answer"
         """Why it does not serve; empty if it does."""
+        self.repairs: dict[str, float] = {}
+        """The facts of its repairs, as it answered last; empty before."""
         self.waiting: list[StoreCall] = []
         self.under_way: dict[int, float] = {}
         """The calls without an answer that were sent on this connection, and when."""
@@ -119,6 +133,8 @@ class ReplicaLinks:
         """The newest ring that the store object has."""
         self._by_disk: dict[int, ReplicaLink] = {}
         self._scheduled = False
+        self._ask_at = 0.0
+        """When the replicas are asked for facts next."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self.dropped = 0
@@ -218,6 +234,7 @@ class ReplicaLinks:
                 "disk": None if link.disk is None else f"{link.disk:016x}",
                 "why": "" if link.serves else link.why or "it is out of reach",
                 "member": is_member(self.ring, link.address, link.disk),
+                "repairs": dict(link.repairs) if link.up else {},
             }
             for link in self.links.values()
         )
@@ -294,6 +311,8 @@ class ReplicaLinks:
                     link.under_way.clear()
                     if link.disk is not None and head.ring < self.ring.number:
                         self.adopt(self.ring, {link.disk})
+                case ReplicaFrame.STATUS:
+                    link.repairs = _read_facts(parts[1]).repairs
                 case ReplicaFrame.ROWS:
                     self._on_rows(*decode_disk_answer(parts[1]))
                 case ReplicaFrame.SHOWN:
@@ -347,9 +366,14 @@ class ReplicaLinks:
             self._on_change()
 
     def _tick(self) -> None:
+        asks = self._loop.time() >= self._ask_at
+        if asks:
+            self._ask_at = self._loop.time() + FACTS_S
         for link in self.links.values():
             if link.up and link.why:
                 link.connection.send(self._hello, b"")
+            if link.up and asks:
+                link.connection.send(encode_head(ReplicaFrame.ASK, self._mark), b"")
         self._timer = self._loop.call_later(HELLO_S, self._tick)
 
 
