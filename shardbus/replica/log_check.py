@@ -1,7 +1,7 @@
 """The check of a log whose replica runs: its segments are read as at a start, in a thread.
 
-Rows are in memory, so a replica does not notice that its log has rotted before the next start. Who
-asks during a check gets its answer.
+Rows are in memory, so a replica does not notice that its log has rotted before the next start. A
+request that comes during a check gets its answer.
 
 Source: docs/reference/cli.md.
 """
@@ -42,7 +42,7 @@ class LogCheck:
             Thread(target=self._run, args=(loop, sizes), name="shardbus-log", daemon=True).start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Give no further answer."""
         self._closed = True
 
     def _run(self, loop: asyncio.AbstractEventLoop, sizes: Mapping[int, int]) -> None:

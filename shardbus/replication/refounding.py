@@ -1,6 +1,6 @@
 """Founding a store anew: from the disks that are left, or from a backup. Pure.
 
-A majority of the disks is gone, so nobody knows what it had acknowledged last. The operator decides
+A majority of the disks is gone, and with it what it alone had acknowledged. The operator decides
 that the store goes on without it. The rows of the disks that are left merge as in a repair, into
 the rows of one new disk, alone in a ring of the next era (`ring.renewed_ring`).
 

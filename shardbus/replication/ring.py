@@ -17,9 +17,9 @@ the former one in the next ring.
 How a ring takes over from the one before is in `moves`.
 
 **Eras.** A ring that an operator founds anew, after a majority was lost or from a backup, begins
-the next `RINGS_OF_ERA` numbers (`renewed_ring`): disks that are gone may have decided rings that
-nobody else knows. A disk of the same store that comes back takes that ring for a later one, and is
-left out. Rings of two stores never follow each other.
+the next `RINGS_OF_ERA` numbers (`renewed_ring`): disks that are gone may have decided rings that no
+other one has. A disk of the same store that comes back takes that ring for a later one, and is left
+out. Rings of two stores never follow each other.
 
 Source: docs/architecture.md; Thaler and Ravishankar, "Using name-based mappings to increase hit
 rates" (rendezvous hashing).

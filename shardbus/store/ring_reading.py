@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
 
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
@@ -151,7 +152,7 @@ class RingReader:
         Raises:
             StoreUnavailable: too few replicas have answered for `within` seconds.
         """
-        pending = set[asyncio.Task[Registers]]()
+        pending, done = set[asyncio.Task[Registers]](), set[asyncio.Task[Registers]]()
         left = iter(range(PARTITIONS))
         try:
             while True:
@@ -165,8 +166,7 @@ class RingReader:
                 for task in done:
                     yield task.result()
         finally:
-            for task in pending:
-                task.cancel()
+            await _end(pending | done)
 
     async def _copied(self, partition: int) -> Registers:
         """Copy a partition, anew if a disk is silent or the ring moves."""
@@ -265,8 +265,7 @@ class RingReader:
                         if isinstance(answer, PartitionDigests) and len(digests) < needed:
                             digests[asked[task]] = answer.digests
         finally:
-            for task in pending:
-                task.cancel()
+            await _end(asked)
         if len(digests) < needed:
             raise TimeoutError
         return digests
@@ -315,6 +314,13 @@ class RingReader:
         self._parts[key].append(answer)
         if complete:
             future.set_result(None)
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, and wait for their ends."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _key(disk: int, request: ShowDigests | ShowBucket) -> _Key:
