@@ -247,6 +247,8 @@ def restore(
 
     from shardbus.replica.backup_file import read_backup
     from shardbus.replica.disk_copies import has_log
+    from shardbus.replication.refounding import rename
+    from shardbus.store.protocol import new_identity
 
     settings = replica_settings(file, host, port, path, store, assignments)
     options = replica_options(settings, NamedCluster(cluster, app, node).name)
@@ -258,6 +260,7 @@ def restore(
         )
     with _failing():
         copy = read_backup(source)
+        rename(copy.registers, new_identity(), secrets.randbits(SESSION_BITS))
         _found_anew(options, copy.registers, [copy], secrets.randbits(SESSION_BITS) | 1)
 
 

@@ -48,10 +48,13 @@ from shardbus.replication.values import (
     TABLE,
     ListValue,
     TableValue,
+    node_key,
     table_key,
 )
 
 EPOCHS_SKIPPED = 1000
+IDENTITY_KEY = node_key("identity")
+"""The register with the name of the store."""
 LAYOUT_UNKNOWN = "unknown"
 """Layout of a table that was gone. A table without homes takes any."""
 EPOCH_TRUE = EPOCH_MAX // 2
@@ -87,6 +90,14 @@ def skip_epochs(registers: Registers, session: int) -> dict[str, int]:
         registers.merge(key, Row(ballot, ballot, table), 0.0)
         skipped[entity_type] = after
     return skipped
+
+
+def rename(registers: Registers, name: str, session: int) -> None:
+    """Name the store of these rows anew: nodes of two restored stores refuse each other.
+    `session`: as in `skip_epochs`."""
+    promise = registers.row(IDENTITY_KEY).promise
+    ballot = Ballot(max(promise.fence, 0), promise.round + 1, session, 1)
+    registers.merge(IDENTITY_KEY, Row(ballot, ballot, name), 0.0)
 
 
 def _epoch_of(key: str, row: Row) -> int:

@@ -59,6 +59,7 @@ from shardbus.replication.proposer import (
     SendCall,
     Unanswered,
 )
+from shardbus.replication.refounding import IDENTITY_KEY
 from shardbus.replication.ring import (
     AdoptRing,
     ReplicaRing,
@@ -76,7 +77,6 @@ from shardbus.replication.values import (
     TableValue,
     lease_key,
     list_key,
-    node_key,
     state_key,
     table_key,
 )
@@ -97,7 +97,6 @@ SCAN_AGAIN_S = 0.05
 SCANS = 2**62
 """Numbers of calls for scans begin here; those of the proposer are below."""
 SESSION_BITS = 63
-IDENTITY = node_key("identity")
 
 
 class _Scanned(NamedTuple):
@@ -353,7 +352,7 @@ class ReplicatedStore:
 
     async def identity(self, known: str = "") -> str:
         function = functions.identify(known, new_identity())
-        return str(await self._change(IDENTITY, 0, function))
+        return str(await self._change(IDENTITY_KEY, 0, function))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         value = (await self._read(table_key(entity_type))).value

@@ -9,10 +9,12 @@ from shardbus.replication.messages import ZERO, Ballot, Row
 from shardbus.replication.moves import PlaceRecord, RingDisk
 from shardbus.replication.refounding import (
     EPOCHS_SKIPPED,
+    IDENTITY_KEY,
     Difference,
     differences,
     merge_rows,
     remains,
+    rename,
     shown_key,
     skip_epochs,
 )
@@ -86,6 +88,13 @@ def test_the_next_epoch_is_above_all_that_may_have_been_claimed(
     assert isinstance(after.value, TableValue)
     assert after.value.epoch == epoch + EPOCHS_SKIPPED
     assert after.ballot.fence == after.promise.fence == epoch + EPOCHS_SKIPPED
+    registers.check()
+
+
+def test_a_restored_store_has_another_name() -> None:
+    registers = of({IDENTITY_KEY: Row(Ballot(0, 9, 1, 1), Ballot(0, 0, 1, 1), "former")})
+    rename(registers, "fresh", 99)
+    assert registers.row(IDENTITY_KEY).value == "fresh"
     registers.check()
 
 
