@@ -91,7 +91,8 @@ def serve(
 
     def on_start(server: ReplicaServer) -> None:
         if leash is None:
-            console.note(f"shardbus: the replica {options.me} listens, in {options.path}")
+            place = "memory" if options.in_memory else options.path
+            console.note(f"shardbus: the replica {options.me} listens, in {place}")
         else:
             leash.report("listens", replica=str(options.me))
 

@@ -252,6 +252,7 @@ def restore(
 
     settings = replica_settings(file, host, port, path, store, assignments)
     options = replica_options(settings, NamedCluster(cluster, app, node).name)
+    _need_disk(options)
     if has_log(options.path):
         raise CommandFailure(
             f"{str(options.path)!r} has a disk of a replica already",
@@ -304,6 +305,7 @@ def recover(
     settings = replica_settings(file, host, port, target, store, assignments)
     name = NamedCluster(cluster, app, node).name
     options = replica_options(settings, name)
+    _need_disk(options)
     with _failing():
         copies = [read_disk(each) for each in map(Path, path or [str(options.path)])]
         spoiled = {copy.place.disk for copy in copies if copy.findings}
@@ -318,6 +320,13 @@ def recover(
     merge_rows(rows, [copy.registers for copy in copies])
     with _failing():
         _found_anew(options, rows, copies, left.ring.store)
+
+
+def _need_disk(options: ReplicaOptions) -> None:
+    if options.in_memory:
+        raise CommandFailure(
+            "with durability=memory replicas have no disks", "see store.url", code=ExitCode.USAGE
+        )
 
 
 def _loss(left: Remains) -> str:

@@ -42,7 +42,13 @@ def replica_settings(
 
 def replica_options(settings: Settings, cluster: str) -> ReplicaOptions:
     """Return how the replica of these settings runs."""
-    from shardbus.config.replicas import URL, default_path, is_replicated, replica_plan
+    from shardbus.config.replicas import (
+        URL,
+        default_path,
+        is_in_memory,
+        is_replicated,
+        replica_plan,
+    )
     from shardbus.replica.run import ReplicaOptions
 
     if not is_replicated(settings.store.url):
@@ -71,6 +77,7 @@ def replica_options(settings: Settings, cluster: str) -> ReplicaOptions:
         may_found=settings.cluster.new_cluster,
         repair=store.repair_interval,
         security=settings.security,
+        in_memory=is_in_memory(store.url),
     )
 
 

@@ -25,6 +25,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
@@ -50,6 +51,29 @@ MARK_CHARACTERS = 500
 Read = Callable[[memoryview], int]
 """Takes the body of a frame. Returns the number of the segment before which a compaction says that
 segments are gone, 0 if the body does not say so."""
+
+
+class ReplicaDisk(Protocol):
+    """The disk of a replica: `Disk`, or `memory_disk.MemoryDisk`, which keeps nothing."""
+
+    path: Path
+    plan: LogPlan
+    id: int
+    damage: str
+
+    def open(self, read: Read, reset: Callable[[], None]) -> None: ...
+
+    def write(self, body: bytes) -> None: ...
+
+    def begin_compaction(self) -> int: ...
+
+    def end_compaction(self) -> None: ...
+
+    def check(self, sizes: Mapping[int, int]) -> list[str]: ...
+
+    def give_up(self, why: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Disk:

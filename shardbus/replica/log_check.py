@@ -14,7 +14,7 @@ from functools import partial
 from threading import Thread
 from typing import Any
 
-from shardbus.replica.disk import Disk
+from shardbus.replica.disk import ReplicaDisk
 
 ASKING_MAX = 100
 """Connections that wait for one check."""
@@ -27,7 +27,7 @@ class LogCheck:
         answer: takes a connection that asked, and the facts.
     """
 
-    def __init__(self, disk: Disk, answer: Callable[[bytes, dict[str, Any]], None]) -> None:
+    def __init__(self, disk: ReplicaDisk, answer: Callable[[bytes, dict[str, Any]], None]) -> None:
         self._disk, self._answer = disk, answer
         self._asking: list[bytes] = []
         self._closed = False

@@ -35,7 +35,7 @@ import msgspec
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replica.disk import Disk
+from shardbus.replica.disk import ReplicaDisk
 from shardbus.replica.exchange import ROW_BYTES, DiskExchange
 from shardbus.replica.joining import Joining
 from shardbus.replica.log_check import LogCheck
@@ -106,7 +106,7 @@ class ReplicaServer:
         cluster: str,
         me: Address,
         peers: Sequence[Address],
-        disk: Disk,
+        disk: ReplicaDisk,
         network: Network,
         *,
         memory: int = 2**30,

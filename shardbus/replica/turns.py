@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shardbus.guarded_log import GuardedLog
-from shardbus.replica.disk import Disk
+from shardbus.replica.disk import ReplicaDisk
 from shardbus.replication.messages import (
     ZERO,
     ChangeRecord,
@@ -81,7 +81,7 @@ class DiskTurns:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: ReplicaDisk,
         place: RingDisk,
         state: Callable[[], DiskState],
         stored: DiskState,

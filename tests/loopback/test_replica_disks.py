@@ -23,7 +23,7 @@ from shardbus.store import ring_change, ring_reading
 from shardbus.store.protocol import Save
 from shardbus.store.replica_status import ask_replicas
 from shardbus.store.replicated import ReplicatedStore
-from shardbus.store.ring_change import RingOperator, adding
+from shardbus.store.ring_change import RingOperator, adding, removing
 from shardbus.store.ring_reading import RingReader
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.replica_frames import ReplicaFrame
@@ -120,6 +120,21 @@ async def test_a_running_replica_reads_its_log(
     spoiled = [facts["spoiled"] for facts in (await asked).values()]
     assert (spoiled[0], spoiled[2]) == ([], [])
     assert "segment 1 is damaged after" in spoiled[1][0]
+
+
+async def test_a_backup_goes_on_when_the_ring_changes(
+    replicas: Replicas, store: ReplicatedStore
+) -> None:
+    await save(store, 0, COUNT)
+    reader, copied = await reading(replicas), Registers()
+    async for registers in reader.copy():
+        merge_rows(copied, [registers])
+        if reader.ring.number == 1:
+            operator = RingOperator(CLUSTER, replicas.addresses, ZmqNetwork())
+            await operator.change(removing(replicas.addresses[2]), 60.0)
+    assert reader.ring.number == 2
+    assert {f"e-{n}" for n in range(COUNT)} <= {key.split("\x1f")[-1] for key in copied.rows}
+    reader.close()
 
 
 async def test_a_backup_of_a_time_is_restored_into_a_new_store(

@@ -89,6 +89,7 @@ def replica_processes(path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("store", ["cluster://", "cluster://?durability=memory"])
 async def test_no_acknowledged_save_is_lost_when_a_node_is_killed(trio: Trio) -> None:
     trio.begin()
     await trio.agree()
@@ -144,6 +145,12 @@ async def test_a_node_shows_its_replicas(trio: Trio) -> None:
         return bool(page) and [row["serves"] for row in page["replicas"]] == [True] * 3
 
     await until(all_serve, "every replica")
+
+    async def repaired() -> bool:
+        text = await asyncio.to_thread(trio.nodes[0].read, "/metrics")
+        return "\nshardbus_replica_repair_age_seconds " in (text or "")
+
+    await until(repaired, "the repairs of its replica")
     trio.nodes[1].kill()
 
     async def seen() -> bool:
