@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
+from shardbus.replica.memory_disk import MemoryDisk
 from shardbus.replica.server import ReplicaServer
 from shardbus.store.replicated import ReplicatedStore
 from shardbus.transport.zmq.network import ZmqNetwork
@@ -26,6 +27,7 @@ class Replicas:
         self.peers: tuple[Address, ...] = ()
         """The addresses by the settings, if they are others."""
         self.repair = 60.0
+        self.in_memory = False
         self.failures: list[str] = []
         self.servers: dict[int, tuple[ReplicaServer, ZmqNetwork]] = {}
 
@@ -33,7 +35,7 @@ class Replicas:
         """Start these replicas, all by default."""
         for number in numbers or range(len(self.addresses)):
             me, network = self.addresses[number], ZmqNetwork()
-            disk = Disk(self._path / str(number), 2**28)
+            disk = MemoryDisk() if self.in_memory else Disk(self._path / str(number), 2**28)
             server = ReplicaServer(
                 CLUSTER, me, self.peers or self.addresses, disk, network,
                 joining=ZmqNetwork, repair=self.repair, on_failed=self.failures.append,

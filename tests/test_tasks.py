@@ -39,6 +39,9 @@ WATCHED = {
     "shardbus/store/guarded.py GuardedStore._call": "`end` hands the result or the error to the"
     " caller",
     "shardbus/shells/prober.py Prober._attempt": "`gather` takes both results",
+    "shardbus/store/ring_reading.py RingReader.copy": "its results are read, and `_end` takes the"
+    " errors of the others",
+    "shardbus/store/ring_reading.py RingReader._digests": "the same",
     "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
     "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
     " the entity",

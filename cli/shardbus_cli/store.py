@@ -1,5 +1,7 @@
 """`store serve`, `status`, `add` and `remove`: the replicas of `cluster://`.
 
+The commands about their disks are in `store_disks`.
+
 A node starts its replica by itself (`replica_child`). Alone, `store serve` runs one without a node:
 a witness, which makes three of two nodes.
 
@@ -9,12 +11,11 @@ Source: docs/how-to/keep-state.md; docs/reference/cli.md; S2.32.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardbus_cli import node_flags, output
+from shardbus_cli import node_flags, output, store_disks
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.parameters import (
@@ -26,19 +27,23 @@ from shardbus_cli.parameters import (
     NodeUrl,
     duration,
 )
+from shardbus_cli.store_settings import (
+    Port,
+    network_of,
+    peers_of,
+    replica_options,
+    replica_settings,
+    store_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shardbus.config.settings import Settings
     from shardbus.ids import Address
-    from shardbus.replica.run import ReplicaOptions
     from shardbus.replica.server import ReplicaServer
     from shardbus.replication.ring import ReplicaRing
     from shardbus.store.ring_change import Step
-    from shardbus.transport.zmq.network import ZmqNetwork
-
-app = typer.Typer(help="The replicas of a store inside the cluster.", no_args_is_help=True)
 
 STATUS_S = 2.0
 """Seconds for the replicas to answer."""
@@ -47,6 +52,11 @@ COLUMNS = (
 )  # fmt: skip
 CHANGE_S = 60.0
 
+app = typer.Typer(help="The replicas of a store inside the cluster.", no_args_is_help=True)
+
+for _command in (store_disks.verify, store_disks.backup, store_disks.restore, store_disks.recover):
+    app.command()(_command)
+
 
 @app.command()
 def serve(
@@ -54,9 +64,7 @@ def serve(
     app: AppOfCluster = None,
     file: ConfigFile = None,
     host: node_flags.Host = None,
-    port: Annotated[
-        str | None, typer.Option(metavar="PORT", help="Port of the replica (store.port).")
-    ] = None,
+    port: Port = None,
     path: Annotated[
         str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
     ] = None,
@@ -65,30 +73,26 @@ def serve(
     leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
 ) -> None:
     """Run one replica until SIGTERM or Ctrl-C. A node runs its own by itself."""
-    from shardbus.config.loading import load, nested_at
     from shardbus.config.validation import check_exposure
     from shardbus.errors import ConfigError
     from shardbus.node.supervisor_link import SupervisorLink
     from shardbus.replica.run import run_replica
-    from shardbus_cli.config import layers_of
     from shardbus_cli.line_writer import Console
     from shardbus_cli.logs import configure
 
     leash = SupervisorLink(leash_fd) if leash_fd is not None else None
     if leash is not None:
         leash.hold()
-    flags = node_flags.layers({"--host": host, "--store": store})
-    own = {"store.port": port, "store.path": path}
-    flags += [(f"--{key[6:]}", nested_at(key, value)) for key, value in own.items() if value]
-    settings = load(layers_of(file, flags, assignments))
+    settings = replica_settings(file, host, port, path, store, assignments)
     check_exposure(settings)
-    options = _options(settings, NamedCluster(cluster, app, NODE_URL).name)
+    options = replica_options(settings, NamedCluster(cluster, app, NODE_URL).name)
     configure(settings.log.level, settings.log.format, node=f"replica {options.me}")
     console = Console()
 
     def on_start(server: ReplicaServer) -> None:
         if leash is None:
-            console.note(f"shardbus: the replica {options.me} listens, in {options.path}")
+            place = "memory" if options.in_memory else options.path
+            console.note(f"shardbus: the replica {options.me} listens, in {place}")
         else:
             leash.report("listens", replica=str(options.me))
 
@@ -122,39 +126,6 @@ class _Stopped:
         self._stop(False)
 
 
-def _options(settings: Settings, cluster: str) -> ReplicaOptions:
-    from shardbus.config.replicas import URL, default_path, is_replicated, replica_plan
-    from shardbus.replica.run import ReplicaOptions
-
-    if not is_replicated(settings.store.url):
-        raise CommandFailure(
-            f"store.url is not {URL}, so it has no replicas",
-            "name them, as in --store cluster://10.0.0.1:7357,10.0.0.2:7357,10.0.0.3:7357",
-            code=ExitCode.USAGE,
-        )
-    plan = replica_plan(settings)
-    if plan.me is None:
-        raise CommandFailure(
-            f"this process is at port {plan.port}, and is none of the replicas {plan.url}",
-            "set --port, and --host or node.advertise, to the address of one of them",
-            code=ExitCode.USAGE,
-        )
-    store, node = settings.store, settings.node
-    return ReplicaOptions(
-        cluster=cluster,
-        me=plan.me,
-        peers=plan.peers,
-        host=node.host,
-        port=plan.port,
-        path=Path(store.path) if store.path else default_path(cluster, plan.port),
-        memory=store.memory,
-        log_bytes=store.log_bytes,
-        may_found=settings.cluster.new_cluster,
-        repair=store.repair_interval,
-        security=settings.security,
-    )
-
-
 @app.command()
 def status(
     cluster: ClusterName = None,
@@ -168,9 +139,9 @@ def status(
     """Show the replicas: whether each serves, its ring, rows, log, and why it waits."""
     import asyncio
 
-    settings = _loaded(file, store, assignments)
+    settings = store_settings(file, store, assignments)
     name = NamedCluster(cluster, app, node).name
-    found = asyncio.run(_ask(settings, name, _peers(settings)))
+    found = asyncio.run(_ask(settings, name, peers_of(settings)))
     if as_json:
         output.data(json.dumps({"cluster": name, "replicas": list(found.values())}))
     else:
@@ -207,7 +178,7 @@ def add(
     Repeating it changes nothing."""
     from shardbus.store.ring_change import adding
 
-    settings = _loaded(file, store, assignments)
+    settings = store_settings(file, store, assignments)
     _change(settings, NamedCluster(cluster, app, node).name, address, adding, wait)
 
 
@@ -225,31 +196,8 @@ def remove(
     """Take a replica out of the store, whether it runs or not. The others keep all rows."""
     from shardbus.store.ring_change import removing
 
-    settings = _loaded(file, store, assignments)
+    settings = store_settings(file, store, assignments)
     _change(settings, NamedCluster(cluster, app, node).name, address, removing, wait)
-
-
-def _loaded(file: Path | None, store: str | None, assignments: list[str] | None) -> Settings:
-    from shardbus.config.loading import load
-    from shardbus_cli.config import layers_of
-
-    return load(layers_of(file, node_flags.layers({"--store": store}), assignments))
-
-
-def _peers(settings: Settings) -> tuple[Address, ...]:
-    """Return the addresses in store.url, else those by the seeds. The ring may have others."""
-    from shardbus.config.replicas import is_replicated, replica_plan, replicas_of
-
-    url = settings.store.url
-    return (is_replicated(url) and replicas_of(url)) or replica_plan(settings).peers
-
-
-def _network(settings: Settings) -> ZmqNetwork:
-    from shardbus.transport.zmq.curve import Keyring
-    from shardbus.transport.zmq.network import ZmqNetwork
-
-    security = settings.security
-    return ZmqNetwork(Keyring.at(security.secret, security.keys, security.allowed))
 
 
 def _change(
@@ -267,8 +215,8 @@ def _change(
     from shardbus.store.ring_change import RingOperator
 
     async def change(replica: Address) -> ReplicaRing:
-        addresses = dict.fromkeys((*_peers(settings), replica))
-        operator = RingOperator(cluster, addresses, _network(settings), _waits)
+        addresses = dict.fromkeys((*peers_of(settings), replica))
+        operator = RingOperator(cluster, addresses, network_of(settings), _waits)
         return await operator.change(step(replica), wait)
 
     try:
@@ -292,12 +240,12 @@ async def _ask(
     from shardbus.ids import Address
     from shardbus.store.replica_status import ask_replicas
 
-    found = await ask_replicas(_network(settings), cluster, peers, STATUS_S)
+    found = await ask_replicas(network_of(settings), cluster, peers, STATUS_S)
     newest = max(found.values(), key=lambda facts: int(facts.get("ring", 0)))
     members = [Address.parse(name) for name in newest.get("members", ()) if ":" in name]
     others = [address for address in members if address not in found]
     if others:
-        found |= await ask_replicas(_network(settings), cluster, others, STATUS_S)
+        found |= await ask_replicas(network_of(settings), cluster, others, STATUS_S)
     return found
 
 

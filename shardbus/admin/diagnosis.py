@@ -24,7 +24,7 @@ Source: N.6; docs/reference/cli.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,8 @@ ADVICE = {
     "home-gone": "its home is no member, and the coordinator has not noticed: see its log",
     "waiting": "messages wait there for homes; see the findings about this type",
     "store-silent": "check the server; known homes work meanwhile, new ones and saves do not",
+    "replica-behind": "its machine or its links are overloaded, or rows differ and stay so: see"
+    " `shardbus store verify`; until it has, a save may be on a bare majority",
     "store-unfit": "change the server's settings as the message says",
     "store-errors": "loads or saves of entities have failed there: do what the message says; if no"
     " other member has this finding, check the network between that node and the store",
@@ -402,6 +404,7 @@ def _store(picture: Picture) -> Iterator[Finding]:
             yield Finding("store-not-shared", STORE, url, "is used by several members")
     for problem in {p: None for row in picture.answers.values() for p in _problems(row)}:
         yield Finding("store-unfit", STORE, "settings", f"have changed: {problem}")
+    yield from _replicas(picture.answers.values())
     store = picture.checkup.get("store", {})
     if store and not store.get("answers"):
         yield Finding("store-silent", STORE, "answer", f"is missing: {store.get('error')}")
@@ -414,6 +417,15 @@ def _store(picture: Picture) -> Iterator[Finding]:
             yield from _epochs(kind, rules["epoch"], (table or {}).get("epoch", 0))
         for row in (table or {}).get("dropped", ()):
             yield Finding("rows-dropped", kind, row.partition(":")[0], f"is no row: {row}")
+
+
+def _replicas(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    behind: dict[str, float] = {}
+    for row in rows:
+        behind |= row.get("replicas_behind") or {}
+    for address, age in sorted(behind.items()):
+        what = f"has not compared all its rows with every other replica for {age:.0f} s"
+        yield Finding("replica-behind", STORE, address, what)
 
 
 def _problems(row: Mapping[str, Any]) -> list[str]:

@@ -403,6 +403,25 @@ STORE_LATENCY = _declare(
 STORE_ERRORS = _declare(
     COUNTER, Group.STORE, "store_errors", "", "loads and saves of entities' state that failed"
 )
+REPLICA_ROWS = _declare(
+    COUNTER,
+    Group.STORE,
+    "replica_repaired_rows",
+    "",
+    "rows that this node's replica of `cluster://` had missed, and got from other replicas; none "
+    "without a replica",
+)
+REPLICA_BYTES = _declare(
+    COUNTER, Group.STORE, "replica_repaired_bytes", "", "keys and states of these rows, in bytes"
+)
+REPLICA_REPAIR_AGE = _declare(
+    GAUGE,
+    Group.STORE,
+    "replica_repair_age_seconds",
+    "",
+    "since this node's replica had last compared all rows with every other replica, and got what "
+    "it had missed; it grows while a replica is away",
+)
 
 # ---- the cluster
 

@@ -23,6 +23,7 @@ from prometheus_client.core import (
 from shardbus.admin import metric_catalogue as catalogue
 from shardbus.admin.brief import drops_of
 from shardbus.admin.metric_catalogue import PREFIX, MetricDeclaration
+from shardbus.admin.own_replica import own_repairs
 from shardbus.deliveries.producer import DeliveryEnd
 from shardbus.entities.slow_handlers import BLOCKED, WAITED
 from shardbus.histograms import Histogram
@@ -247,11 +248,17 @@ class _Collector:
         errors = _plain_counter(catalogue.STORE_ERRORS, node.states.errors)
         build = _gauge(catalogue.BUILD_INFO)
         build.add_metric([VERSION], 1)
+        rows, volume = _counter(catalogue.REPLICA_ROWS), _counter(catalogue.REPLICA_BYTES)
+        age = _gauge(catalogue.REPLICA_REPAIR_AGE)
+        if repairs := own_repairs(node):
+            rows.add_metric([], repairs.get("rows", 0))
+            volume.add_metric([], repairs.get("bytes", 0))
+            age.add_metric([], repairs["age"])
         cost, pod = _gauge(catalogue.POD_DELETION_COST), node.pod_cost
         if pod is not None and pod.written is not None:
             cost.add_metric([], pod.written)
         refused = _plain_counter(catalogue.KUBERNETES_ERRORS, pod.failures if pod else 0)
-        return [lag, vitals, failed, errors, cost, refused, build]
+        return [lag, vitals, failed, errors, rows, volume, age, cost, refused, build]
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:

@@ -4,6 +4,8 @@
     cluster://                 each of node.seeds, a port apart      if it is a seed, or has no seed
     cluster://HOST:PORT,...    these addresses                       if one of these is its own
 
+With `?durability=memory` replicas keep no log: the rows of one are lost when it ends.
+
 A replica listens at `store.port`, by default the first port after its node's: node.port + 2, and
 with `--workers N` node.port + 2 N. A seed names a node, so its replica's port is as far from the
 seed's port as it is here. All replicas of a store are started with the same addresses.
@@ -26,6 +28,7 @@ from shardbus.ids import Address
 
 SCHEME = "cluster"
 URL = f"{SCHEME}://"
+DISK, MEMORY = DURABILITIES = "disk", "memory"
 PORTS_EACH = 2
 """Ports of a node, for messages and gossip."""
 
@@ -38,16 +41,34 @@ class ReplicaPlan:
     peers: tuple[Address, ...]
     me: Address | None
     port: int
+    options: str = ""
+    """The query of `store.url`, with its mark."""
 
     @property
     def url(self) -> str:
         """The URL with all addresses."""
-        return URL + ",".join(map(str, self.peers))
+        return URL + ",".join(map(str, self.peers)) + self.options
 
 
 def is_replicated(url: str) -> bool:
     """True if `url` names a store inside the cluster."""
     return url.startswith(URL)
+
+
+def is_in_memory(url: str) -> bool:
+    """True if the replicas of this URL keep no log.
+
+    Raises:
+        ConfigError: it has other options.
+    """
+    query = url.partition("?")[2]
+    name, _, durability = query.partition("=")
+    if query and (name != "durability" or durability not in DURABILITIES):
+        raise ConfigError(
+            f"store.url: the options {query!r:.60} of {URL} are unknown",
+            hint=f"durability is one of {', '.join(DURABILITIES)}",
+        )
+    return durability == MEMORY
 
 
 def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
@@ -57,6 +78,7 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
         ConfigError: they name none, or another number than `store.replicas`.
     """
     node, store = settings.node, settings.store
+    is_in_memory(store.url)
     port = store.port or node.port + PORTS_EACH * workers
     own = Address.advertised(node.advertise or node.host, node.port)
     apart = port - node.port
@@ -77,7 +99,8 @@ def replica_plan(settings: Settings, workers: int = 1) -> ReplicaPlan:
             hint="name each of them, or set store.replicas; one replica tolerates no failure",
         )
     me = _moved(own, apart)
-    return ReplicaPlan(peers, me if me in peers else None, port)
+    _, mark, query = store.url.partition("?")
+    return ReplicaPlan(peers, me if me in peers else None, port, mark + query)
 
 
 def own_replica(settings: Settings) -> Address | None:
@@ -105,7 +128,7 @@ def replicas_of(url: str) -> tuple[Address, ...]:
     Raises:
         ConfigError: one is none.
     """
-    places = url.removeprefix(URL)
+    places = url.removeprefix(URL).partition("?")[0]
     return tuple(Address.parse(place) for place in places.split(",")) if places else ()
 
 

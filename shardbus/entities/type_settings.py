@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shardbus.config.options import closest
+from shardbus.config.replicas import is_in_memory, is_replicated
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.config.validation import check_leases
 from shardbus.entities.entity_type import EVERY_TYPE, EntityType
@@ -93,6 +94,7 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
     state = kind.states is not None
     check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
     check_leases(name, chosen, settings.store)
+    _check_lasting(name, chosen, settings.store.url)
     return chosen
 
 
@@ -112,6 +114,16 @@ def check_remembering(name: str, chosen: ShardingSettings, instances: Instances 
         raise ConfigError(
             f"{name!r}: remember with instances is not supported",
             hint="an instance starts with the first message for it",
+        )
+
+
+def _check_lasting(name: str, chosen: ShardingSettings, url: str) -> None:
+    """Refuse settings that remember entities in a store that a full stop empties."""
+    if chosen.remember and is_replicated(url) and is_in_memory(url):
+        raise ConfigError(
+            f"{name!r}: remember with cluster://?durability=memory is not supported: a full stop"
+            " would forget the entities",
+            hint="leave ?durability=memory out, or choose another store",
         )
 
 

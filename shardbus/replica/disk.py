@@ -4,6 +4,7 @@
     PATH/log-0000000001     a segment (`shardbus.replication.log`)
     PATH/failed             the disk is given up, with the reason: it may not be used any more
     PATH/damaged-ID/        the segments of the last disk that could not be used
+    PATH/former-ID/         the segments of a disk whose rows an operator has founded the store from
 
 `open` reads all segments and hands out their bodies, the oldest first. If the log is damaged, its
 segments are put aside, and the disk has a new id: for the other replicas it is a new one, without
@@ -22,12 +23,14 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.replication.log import (
+    HEADER_BYTES,
     MARKER_BYTES,
     LogPlan,
     Segment,
@@ -41,12 +44,36 @@ log = GuardedLog("shardbus.store")
 
 DISK_BITS = 63
 PREFIX, DIGITS = "log-", 10
-FAILED, LOCK, DAMAGED = "failed", "lock", "damaged-"
+FAILED, LOCK, DAMAGED, FORMER = "failed", "lock", "damaged-", "former-"
 SYNC_FAILED = "a sync has failed"
+INCOMPLETE = "the founding of a store anew was cut short: repeat it"
 MARK_CHARACTERS = 500
 Read = Callable[[memoryview], int]
 """Takes the body of a frame. Returns the number of the segment before which a compaction says that
 segments are gone, 0 if the body does not say so."""
+
+
+class ReplicaDisk(Protocol):
+    """The disk of a replica: `Disk`, or `memory_disk.MemoryDisk`, which keeps nothing."""
+
+    path: Path
+    plan: LogPlan
+    id: int
+    damage: str
+
+    def open(self, read: Read, reset: Callable[[], None]) -> None: ...
+
+    def write(self, body: bytes) -> None: ...
+
+    def begin_compaction(self) -> int: ...
+
+    def end_compaction(self) -> None: ...
+
+    def check(self, sizes: Mapping[int, int]) -> list[str]: ...
+
+    def give_up(self, why: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Disk:
@@ -74,6 +101,23 @@ class Disk:
         Raises:
             ConfigError: the directory cannot be used, or another process has it.
         """
+        self.lock()
+        self._read(read)
+        if self.damage:
+            log.error("the replica's disk in %s cannot be used: %s", self.path, self.damage)
+            for old in self.path.glob(f"{DAMAGED}*"):
+                shutil.rmtree(old, ignore_errors=True)
+            self._put_aside(DAMAGED)
+            reset()
+        if self.id < 0:
+            self.id = secrets.randbits(DISK_BITS)
+
+    def lock(self) -> None:
+        """Make the directory, and keep other processes from it.
+
+        Raises:
+            ConfigError: as `open`.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -86,13 +130,20 @@ class Disk:
             ) from None
         except OSError as error:
             raise ConfigError(f"store.path: {str(self.path)!r}: {error.strerror}") from error
-        self._read(read)
-        if self.damage:
-            log.error("the replica's disk in %s cannot be used: %s", self.path, self.damage)
-            self._put_aside()
-            reset()
-        if self.id < 0:
-            self.id = secrets.randbits(DISK_BITS)
+
+    def begin_anew(self) -> Path | None:
+        """Begin a log under a new id, in a locked directory. It counts from `completed` on: a start
+        before that finds a mark, and puts the log aside. Returns the directory with the former
+        segments, None if there were none."""
+        aside = self._put_aside(FORMER) if self._numbers() else None
+        self.give_up(INCOMPLETE)
+        self.id = secrets.randbits(DISK_BITS)
+        return aside
+
+    def completed(self) -> None:
+        """The log that was begun anew is whole, and counts."""
+        (self.path / FAILED).unlink()
+        self._sync_directory()
 
     def _read(self, read: Read) -> None:
         compacted, segments = 0, dict[int, Segment]()
@@ -140,16 +191,15 @@ class Disk:
             os.fsync(self._file)
         self._sync_directory()
 
-    def _put_aside(self) -> None:
-        for old in self.path.glob(f"{DAMAGED}*"):
-            shutil.rmtree(old, ignore_errors=True)
-        aside = self.path / f"{DAMAGED}{secrets.token_hex(4)}"
+    def _put_aside(self, prefix: str) -> Path:
+        aside = self.path / f"{prefix}{secrets.token_hex(4)}"
         aside.mkdir()
         for number in self._numbers():
             name = self._name(number)
             name.rename(aside / name.name)
         (self.path / FAILED).unlink(missing_ok=True)
         self._sync_directory()
+        return aside
 
     def close(self) -> None:
         """Close the files, and free the directory."""
@@ -205,6 +255,30 @@ class Disk:
                 (self.path / FAILED).touch()
                 self._sync_directory()
             raise
+
+    # ---- checking
+
+    def check(self, sizes: Mapping[int, int]) -> list[str]:
+        """Read segments as a start would. Returns what is spoiled, a text for each segment. Runs in
+        a thread of its own, beside `write`. `sizes`: the synced bytes of each segment; one that a
+        compaction removes meanwhile is left out."""
+        spoiled = []
+        for number, size in sorted(sizes.items()):
+            if size <= HEADER_BYTES:
+                continue
+            try:
+                with self._name(number).open("rb") as file:
+                    segment = read_segment(file.read(size))
+            except FileNotFoundError:
+                if number in self.plan.sizes:
+                    spoiled.append(f"segment {number} is missing")
+                continue
+            except OSError as error:
+                spoiled.append(f"segment {number} cannot be read: {error.strerror}")
+                continue
+            if segment.length < size:
+                spoiled.append(f"segment {number} is damaged after {segment.length} bytes")
+        return spoiled
 
     # ---- names
 

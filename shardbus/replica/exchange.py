@@ -3,7 +3,8 @@
 `moves` decides which digests and buckets are compared. This is its driver: it sends requests after
 the sync, hands in answers, wakes at deadlines, and begins a repair when another replica comes into
 reach and every `interval` seconds. So a replica that was away gets what it missed without a read of
-it. At most `moves.ASKED_MAX` comparisons are under way at a time.
+it. A repair has passed once every comparison has ended, each by its answers. At most
+`moves.ASKED_MAX` comparisons are under way at a time.
 
 Source: docs/architecture.md; S3.85.
 """
@@ -14,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from shardbus.replica.turns import DiskTurns, length_of
+from shardbus.replica.turns import DiskTurns
 from shardbus.replication.messages import Row
 from shardbus.replication.moves import (
     AskDisk,
@@ -23,6 +24,7 @@ from shardbus.replication.moves import (
     RingDisk,
 )
 from shardbus.replication.ring import AdoptRing, ReplicaRing
+from shardbus.replication.values import length_of
 from shardbus.wire.disk_frames import (
     decode_disk_answer,
     decode_disk_request,
@@ -70,6 +72,10 @@ class DiskExchange:
         self._due = 0.0
         self._loop: asyncio.AbstractEventLoop
         self.repairs = 0
+        self._passed_at = clock()
+        """When the last repair passed; the start before the first one."""
+        self._unanswered: int | None = None
+        """During a repair: the comparisons that were not answered, before it began."""
         self.bytes = sum(weight_of(key, row) for key, row in place.registers.rows.items())
         """Bytes of memory that rows take, about."""
 
@@ -89,6 +95,7 @@ class DiskExchange:
 
     def ask(self, effects: list[AskDisk]) -> None:
         """Send requests once what they rest on is synced."""
+        self._note_pass()
         if effects:
             self._turns.after_sync(lambda: self._carry_out(effects))
         self._arm()
@@ -151,7 +158,23 @@ class DiskExchange:
         self._repair_in(self._interval)
         if len(self._place.ring.members) > 1:
             self.repairs += 1
+            self._unanswered = self._place.counts["unanswered"]
             self.ask(self._place.repair(self._clock()))
+
+    def _note_pass(self) -> None:
+        """Note the end of a repair in which every comparison was answered."""
+        if self._unanswered is None or self._place.comparing:
+            return
+        if self._place.counts["unanswered"] == self._unanswered:
+            self._passed_at = self._clock()
+        self._unanswered = None
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Repairs: how many have begun, what came by them, and the seconds since one has passed."""
+        age = self._clock() - self._passed_at if len(self._place.ring.members) > 1 else 0.0
+        counts = self._place.counts
+        return {"begun": self.repairs, **counts, "age": age, "interval": self._interval}
 
     # ---- requests of other disks
 

@@ -29,6 +29,7 @@ from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replica.disk import Disk
+from shardbus.replica.memory_disk import MemoryDisk
 from shardbus.replica.server import ReplicaServer
 from shardbus.transport.permissions import Role
 from shardbus.transport.zmq.curve import Keyring
@@ -61,6 +62,8 @@ class ReplicaOptions:
     may_found: bool
     repair: float
     security: SecuritySettings
+    in_memory: bool = False
+    """It keeps no log, and `path` is not used."""
 
 
 def run_replica(
@@ -82,7 +85,8 @@ def run_replica(
     keyring = Keyring.at(security.secret, security.keys, security.allowed)
     while True:
         failures: list[str] = []
-        network, disk = ZmqNetwork(keyring), Disk(options.path, options.log_bytes)
+        network = ZmqNetwork(keyring)
+        disk = MemoryDisk() if options.in_memory else Disk(options.path, options.log_bytes)
         server = ReplicaServer(
             options.cluster,
             options.me,

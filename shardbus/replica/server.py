@@ -35,12 +35,13 @@ import msgspec
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
-from shardbus.replica.disk import Disk
+from shardbus.replica.disk import ReplicaDisk
 from shardbus.replica.exchange import ROW_BYTES, DiskExchange
 from shardbus.replica.joining import Joining
+from shardbus.replica.log_check import LogCheck
 from shardbus.replica.peers import ReplicaPeers
 from shardbus.replica.standing import Standing
-from shardbus.replica.turns import DiskTurns, length_of
+from shardbus.replica.turns import DiskTurns
 from shardbus.replication.founding import Founding
 from shardbus.replication.messages import (
     AcceptValue,
@@ -55,7 +56,7 @@ from shardbus.replication.messages import (
 from shardbus.replication.moves import AskDisk, RingDisk
 from shardbus.replication.registers import Registers
 from shardbus.replication.ring import NO_RING, ReplicaRing
-from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, partition_of
+from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, length_of, partition_of
 from shardbus.transport.network import Listener, Network, SendResult
 from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.wire.disk_frames import DiskState, decode_turn
@@ -105,7 +106,7 @@ class ReplicaServer:
         cluster: str,
         me: Address,
         peers: Sequence[Address],
-        disk: Disk,
+        disk: ReplicaDisk,
         network: Network,
         *,
         memory: int = 2**30,
@@ -133,6 +134,7 @@ class ReplicaServer:
         self._listener: Listener
         self._stores: set[bytes] = set()
         """Connections of store objects that have not ended, as far as is known."""
+        self._log_check = LogCheck(disk, self._checked)
         self._counted_at = 0.0
         self._has_served = False
         self.gave_up = False
@@ -206,6 +208,7 @@ class ReplicaServer:
         if self._joining is not None:
             self._joining.close()
         self._exchange.close()
+        self._log_check.close()
         self._peers.close()
         self._listener.close()
         self._turns.close()
@@ -274,11 +277,17 @@ class ReplicaServer:
             case ReplicaFrame.ASK:
                 body = msgspec.json.encode(self.status())
                 self._send(connection, ReplicaFrame.STATUS, body)
+            case ReplicaFrame.CHECK:
+                self._log_check.ask(connection)
             case ReplicaFrame.SHOW:
                 shown = ShownBody(self._turns.status, self._standing.life.votes, self.waits_for)
                 self._send(connection, ReplicaFrame.SHOWN, encode_shown(shown))
             case _:
                 self._drop("unexpected")
+
+    def _checked(self, connection: bytes, facts: dict[str, Any]) -> None:
+        facts |= {"address": str(self.me), "disk": f"{self._disk.id:016x}"}
+        self._send(connection, ReplicaFrame.CHECKED, msgspec.json.encode(facts))
 
     def _on_call(self, connection: bytes, ring: int, body: bytes) -> None:
         if not self.serves:
@@ -500,7 +509,7 @@ class ReplicaServer:
             "segments": len(plan.sizes),
             "damage": self._disk.damage,
             "turns": self._turns.count,
-            "repairs": {"begun": self._exchange.repairs, **place.counts},
+            "repairs": self._exchange.facts,
             "counts": dict(self.counts),
         }
 

@@ -7,6 +7,8 @@ A replica serves while all of this holds:
     alone      no other replica has a copy of its disk                 `founding`
     accepted   the other disks of the ring have accepted this run      `disk_life`
     merged     it votes in every partition that it holds               `moves`
+    one store  if alone in its ring, no other replica of the settings  `rivals`
+               is of a store of its own
 
 A blank disk beside a founded store, and a disk that a ring has left out, come in by a change of the
 ring: by themselves in place of the lost disk of their address (`joining`), else by an operator. A
@@ -90,11 +92,27 @@ class Standing:
         """True if a ring was adopted that does not have this disk."""
         return self.place.ring != NO_RING and self.place.disk not in self.place.ring.disks
 
+    @property
+    def rivals(self) -> list[Address]:
+        """The replicas of the settings that are of a store beside this one. An operator who has
+        founded a store anew in two places has two stores, each alone in its ring: none serves."""
+        mine = self.place.ring
+        if len(mine.members) != 1:
+            return []
+        reports = self.founding.reports.items()
+        return [peer for peer, each in reports if each.founded and self._is_beside(each.ring)]
+
+    def _is_beside(self, ring: ReplicaRing) -> bool:
+        """True if this ring is not one with this disk, and does not give way to its ring."""
+        mine = self.place.ring
+        gives_way = is_related(mine, ring) and ring.number < mine.number
+        return not gives_way and self.place.disk not in ring.disks | ring.former.disks
+
     def serves(self, stored: DiskState) -> bool:
         """True if the replica answers stores. `stored`: the facts that the disk has."""
         if not stored.founded or self.founding.is_copied or not self.life.votes:
             return False
-        return not self.unmerged and not self.is_left_out
+        return not self.unmerged and not self.is_left_out and not self.rivals
 
     @property
     def away(self) -> frozenset[int]:
@@ -215,6 +233,9 @@ class Standing:
             return f"a change of ring {self.place.ring.number}, which does not have this disk"
         if not self.life.votes:
             return self._unaccepted()
+        if rivals := self.rivals:
+            names = ", ".join(map(str, rivals))
+            return f"an operator: {names} is of another store; stop one of both, and empty its disk"
         sources = ", ".join(sorted(map(self.name_of, self.place.missing_sources)))
         return f"the rows of {self.unmerged} of {PARTITIONS} partitions, from {sources}"
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shardbus.guarded_log import GuardedLog
-from shardbus.replica.disk import Disk
+from shardbus.replica.disk import ReplicaDisk
 from shardbus.replication.messages import (
     ZERO,
     ChangeRecord,
@@ -39,7 +39,7 @@ from shardbus.replication.messages import (
     ValueRecord,
 )
 from shardbus.replication.moves import DiskRecord, DiskStatus, RingDisk
-from shardbus.replication.values import StateValue, Value
+from shardbus.replication.values import length_of
 from shardbus.wire.disk_frames import DiskState, LogTurn, encode_turn
 
 log = GuardedLog("shardbus.store")
@@ -81,7 +81,7 @@ class DiskTurns:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: ReplicaDisk,
         place: RingDisk,
         state: Callable[[], DiskState],
         stored: DiskState,
@@ -202,7 +202,7 @@ class DiskTurns:
         whole, registers = list[DiskRecord](), self._place.registers
         for record in records:
             if isinstance(record, ChangeRecord) and record.key in rewrite.unwritten:
-                whole += _records_of(record.key, registers.row(record.key))
+                whole += records_of(record.key, registers.row(record.key))
                 rewrite.unwritten.discard(record.key)
             else:
                 whole.append(record)
@@ -212,7 +212,7 @@ class DiskTurns:
                 continue
             rewrite.unwritten.discard(key)
             row = registers.row(key)
-            whole += _records_of(key, row)
+            whole += records_of(key, row)
             written += 1
             weight += length_of(row.value)
             if written >= REWRITTEN_ROWS or weight >= REWRITTEN_BYTES:
@@ -225,12 +225,7 @@ def _make(turn: _Turn) -> None:
         call()
 
 
-def length_of(value: Value) -> int:
-    """Return the bytes of a state, 0 for any other value."""
-    return len(value.data or b"") if type(value) is StateValue else 0
-
-
-def _records_of(key: str, row: Row) -> list[Record]:
+def records_of(key: str, row: Row) -> list[Record]:
     """Return the records that make this row."""
     records = list[Record]()
     if row.ballot > ZERO:

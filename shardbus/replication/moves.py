@@ -64,7 +64,13 @@ from shardbus.replication.ring import (
     majority,
     places_of,
 )
-from shardbus.replication.values import BUCKETS_EACH, PARTITIONS, node_key, partition_of
+from shardbus.replication.values import (
+    BUCKETS_EACH,
+    PARTITIONS,
+    length_of,
+    node_key,
+    partition_of,
+)
 
 ASK_AGAIN_S, ASK_AGAIN_MOST_S = 0.5, 8.0
 """Seconds after which a disk that did not answer is asked again, at first and at most."""
@@ -207,8 +213,8 @@ class RingDisk:
         self.away: set[int] = set()
         """Disks that are out of reach, as the driver knows: nothing is asked of them."""
         self.counts: Counter[str] = Counter()
-        """Partitions that were compared with another disk, buckets that differed, and newer rows
-        that came."""
+        """Partitions that were compared with another disk, buckets that differed, newer rows that
+        came, their bytes, and comparisons that another disk did not answer."""
 
     # -- for the driver
 
@@ -305,7 +311,9 @@ class RingDisk:
         if comparison is None or content.ring != self.ring.number or not comparison.buckets:
             return []
         for key, row, age in content.rows:
-            self.counts["rows"] += self.registers.merge(key, row, now, age)
+            if self.registers.merge(key, row, now, age):
+                self.counts["rows"] += 1
+                self.counts["bytes"] += len(key) + length_of(row.value)
         comparison.asks, comparison.again_at = 1, now + ASK_AGAIN_S
         if not content.complete:
             return []
@@ -318,6 +326,11 @@ class RingDisk:
         """The buckets of which other disks have rows that this one still lacks, as far as it
         knows."""
         return len({b for c in self._comparisons.values() for b in c.buckets or ()})
+
+    @property
+    def comparing(self) -> bool:
+        """True while a comparison with another disk is under way, or waits."""
+        return bool(self._comparisons)
 
     @property
     def missing_sources(self) -> frozenset[int]:
@@ -344,6 +357,7 @@ class RingDisk:
                 continue
             if comparison.again_at and partition not in self._compared:
                 del self._comparisons[partition, disk]
+                self.counts["unanswered"] += 1
             elif partition in fetching:
                 comparison.buckets, comparison.again_at = None, 0.0
             elif asked >= ASKED_MAX:

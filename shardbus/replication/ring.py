@@ -9,11 +9,17 @@ With no more members than copies every disk holds all. The disks of partition 0 
     members    the disks that hold something, in the order of their ids, each with the address of
                its replica when the ring was made: a hint, because a disk may move
     before     the members of ring `number - 1`, empty for ring 1
+    store      a number of the store: it comes of the founders' disks, and a restore draws another
 
 A change adds, removes or replaces one disk, and at most one disk in each partition (`step_error`).
 A disk of another zone may change the order of zones in a partition: then add it first, and remove
 the former one in the next ring.
 How a ring takes over from the one before is in `moves`.
+
+**Eras.** A ring that an operator founds anew, after a majority was lost or from a backup, begins
+the next `RINGS_OF_ERA` numbers (`renewed_ring`): disks that are gone may have decided rings that no
+other one has. A disk of the same store that comes back takes that ring for a later one, and is left
+out. Rings of two stores never follow each other.
 
 Source: docs/architecture.md; Thaler and Ravishankar, "Using name-based mappings to increase hit
 rates" (rendezvous hashing).
@@ -21,7 +27,7 @@ rates" (rendezvous hashing).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,6 +37,9 @@ from shardbus.replication.values import PARTITIONS, partition_of
 MASK = 2**64 - 1
 MEMBERS_MAX = 7
 """Disks of a ring in which each holds all."""
+RINGS_OF_ERA = 2**20
+RINGS_MAX = 2**32 - RINGS_OF_ERA
+"""A frame has the number of a ring in 32 bits."""
 RINGS_KEPT = 16
 """Rings whose places are kept."""
 
@@ -53,6 +62,8 @@ class ReplicaRing(NamedTuple):
     copies: int
     members: tuple[RingMember, ...]
     before: tuple[RingMember, ...] = ()
+    store: int = 0
+    """0 in rings of former versions."""
 
     @property
     def disks(self) -> frozenset[int]:
@@ -71,7 +82,12 @@ class ReplicaRing(NamedTuple):
     @property
     def former(self) -> ReplicaRing:
         """The ring before this one, without the one before that."""
-        return ReplicaRing(self.number - 1, self.copies, self.before)
+        return ReplicaRing(self.number - 1, self.copies, self.before, store=self.store)
+
+    @property
+    def era(self) -> int:
+        """How often the store was founded anew."""
+        return self.number // RINGS_OF_ERA
 
 
 NO_RING = ReplicaRing(0, 0, ())
@@ -112,7 +128,26 @@ def _score(disk: int, partition: int) -> tuple[int, int]:
 
 def first_ring(members: tuple[RingMember, ...], copies: int) -> ReplicaRing:
     """Return ring 1 of a new store."""
-    return ReplicaRing(1, copies, tuple(sorted(members)))
+    store = 0
+    for member in sorted(members):
+        store = _score(store ^ member.disk, 0)[0]
+    return ReplicaRing(1, copies, tuple(sorted(members)), store=store >> 1)
+
+
+def renewed_ring(rings: Collection[ReplicaRing], member: RingMember, store: int) -> ReplicaRing:
+    """Return the ring of one disk that an operator founds anew. `rings`: as the disks that are left
+    have them, or the backup. `store`: the number of the store, that of these rings if its disks may
+    come back.
+
+    Raises:
+        ValueError: no number is left.
+    """
+    newest = max(rings, key=lambda ring: ring.number)
+    number = (newest.era + 1) * RINGS_OF_ERA
+    if number >= RINGS_MAX:
+        raise ValueError(f"ring {newest.number} cannot be followed by an era")
+    before = newest.members if store == newest.store else ()
+    return ReplicaRing(number, 1, (member,), before, store)
 
 
 def next_ring(ring: ReplicaRing, members: tuple[RingMember, ...]) -> ReplicaRing:
@@ -121,7 +156,8 @@ def next_ring(ring: ReplicaRing, members: tuple[RingMember, ...]) -> ReplicaRing
     Raises:
         ValueError: the step is too large; the text says why.
     """
-    after = ReplicaRing(ring.number + 1, ring.copies, tuple(sorted(members)), ring.members)
+    members = tuple(sorted(members))
+    after = ReplicaRing(ring.number + 1, ring.copies, members, ring.members, ring.store)
     wrong = step_error(ring, after)
     if wrong:
         raise ValueError(wrong)
@@ -157,9 +193,16 @@ def lost_member(ring: ReplicaRing, address: str, seen: Mapping[int, str]) -> Rin
 
 
 def is_related(ring: ReplicaRing, other: ReplicaRing) -> bool:
-    """True if two rings, with the members before, have a disk in common: they may be of one
-    store."""
+    """True if two rings may be of one store: by its number, or, in rings of former versions, by a
+    disk that they have in common, the members before included."""
+    if ring.store and other.store:
+        return not is_other_store(ring, other)
     return not (ring.disks | ring.former.disks).isdisjoint(other.disks | other.former.disks)
+
+
+def is_other_store(ring: ReplicaRing, other: ReplicaRing) -> bool:
+    """True if two rings are of two stores for sure. NO_RING is of any."""
+    return bool(ring.store and other.store) and ring.store != other.store
 
 
 def step_error(ring: ReplicaRing, after: ReplicaRing) -> str:
@@ -178,7 +221,8 @@ def step_error(ring: ReplicaRing, after: ReplicaRing) -> str:
 def ring_value(ring: ReplicaRing) -> tuple[object, ...]:
     """Return the ring as the value of a register."""
     members = tuple(tuple(member) for member in ring.members)
-    return ring.number, ring.copies, members, tuple(tuple(member) for member in ring.before)
+    before = tuple(tuple(member) for member in ring.before)
+    return ring.number, ring.copies, members, before, ring.store
 
 
 def ring_of(value: object) -> ReplicaRing:
@@ -188,8 +232,9 @@ def ring_of(value: object) -> ReplicaRing:
         ValueError: the value is no ring.
     """
     match value:
-        case (int(number), int(copies), [*members], [*before]):
-            return ReplicaRing(number, copies, _members(members), _members(before))
+        case (int(number), int(copies), [*members], [*before], *rest):
+            store = rest[0] if rest and isinstance(rest[0], int) else 0
+            return ReplicaRing(number, copies, _members(members), _members(before), store)
         case _:
             raise ValueError(f"{value!r:.80} is no ring")
 

@@ -122,6 +122,11 @@ class Reading(NamedTuple):
     age: float
 
 
+def length_of(value: Value) -> int:
+    """Return the bytes of a state, 0 for any other value."""
+    return len(value.data or b"") if type(value) is StateValue else 0
+
+
 def changed(value: Value, change: AnyChange) -> Value:
     """Return the value with the change. A change fits the kind of its key."""
     match change, value:

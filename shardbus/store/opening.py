@@ -8,7 +8,7 @@
 | `redis+sentinel://host:port,host:port[/db]?master=name` | the master that the sentinels name |
 | `redis+cluster://host:port,host:port` | a Redis Cluster, found through any of these nodes |
 | `postgresql://[user[:password]@]host[:port][,host...][/db]` | PostgreSQL, the server that writes |
-| `cluster://host:port,host:port,...` | the replicas that the cluster's nodes keep |
+| `cluster://host:port,host:port,...` | the replicas of the cluster's nodes; `?durability=memory` |
 
 `rediss+sentinel` and `rediss+cluster` use TLS. Any other scheme is looked up in the entry point
 group `shardbus.stores`; an entry is a callable `(url, *, cluster, timeout) -> StateStore`. The
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from urllib.parse import quote
 
-from shardbus.config.replicas import SCHEME, replicas_of
+from shardbus.config.replicas import SCHEME, is_in_memory, replicas_of
 from shardbus.config.settings import SecuritySettings
 from shardbus.error_text import described
 from shardbus.errors import ConfigError
@@ -127,6 +127,7 @@ def _open_replicated(
     from shardbus.transport.zmq.curve import Keyring
     from shardbus.transport.zmq.network import ZmqNetwork
 
+    is_in_memory(url)
     addresses = replicas_of(url)
     if not addresses:
         raise ConfigError(

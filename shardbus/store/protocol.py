@@ -337,7 +337,8 @@ class HasReplicas(Protocol):
     @property
     def replicas(self) -> tuple[dict[str, object], ...]:
         """Each replica as this process reaches it: `address`, `serves`, `disk` (its id, or None),
-        `why` it does not serve, and `member`, False if the ring of the store has none there."""
+        `why` it does not serve, `member`, False if the ring of the store has none there, and
+        `repairs`: numbers of what it got from other replicas, empty if it has not answered."""
         ...
 
 

@@ -12,6 +12,9 @@ The proposer sends a call again until it is answered. While the connection stand
 under way, and a second one would only add to the load that delays its answer. So a call that was
 sent on this connection less than `AGAIN_S` seconds ago is not sent twice.
 
+A store object stays with the store of its first ring. After a restore the replicas are of another
+store, which knows nothing of what this process holds: it sends them nothing, and says so.
+
 Source: docs/architecture.md; S3.85.
 """
 
@@ -27,9 +30,11 @@ import msgspec
 from shardbus.guarded_log import GuardedLog
 from shardbus.ids import Address
 from shardbus.replication.messages import AcceptValue
-from shardbus.replication.ring import NO_RING, ReplicaRing, StoreCall, StoreReply
+from shardbus.replication.moves import DiskAnswer, DiskRequest
+from shardbus.replication.ring import NO_RING, ReplicaRing, StoreCall, StoreReply, is_other_store
 from shardbus.replication.values import StateValue
 from shardbus.transport.network import Connection, Network
+from shardbus.wire.disk_frames import decode_disk_answer, encode_disk_request
 from shardbus.wire.replica_frames import (
     ReplicaFrame,
     ShownBody,
@@ -48,6 +53,8 @@ log = GuardedLog("shardbus.store")
 
 HELLO_S = 0.5
 """Between two HELLO to a replica that has not answered, or does not serve."""
+FACTS_S = 5.0
+"""Between two requests for the facts of a replica."""
 AGAIN_S = 1.0
 UNDER_WAY_MAX = 100_000
 """Calls without an answer that are remembered for one connection."""
@@ -57,13 +64,24 @@ LINKS_MAX = 64
 """Connections of one store object; addresses beyond are not used."""
 CALLS_MAX = 10_000
 """Calls that wait for one frame; beyond, they are dropped, and sent again later."""
+OTHER_STORE = "it is of another store, which was restored or founded since: start this process anew"
+
+
+class _Facts(msgspec.Struct):
+    """The part of a STATUS that is kept."""
+
+    repairs: dict[str, float] = {}
+
+
+_read_facts = msgspec.json.Decoder(_Facts).decode
 
 
 class ReplicaLink:
     """The connection to one address."""
 
     __slots__ = (
-        "address", "connection", "disk", "ring", "shown", "under_way", "up", "waiting", "why",
+        "address", "connection", "disk", "repairs", "ring", "shown", "under_way", "up", "waiting",
+        "why",
     )  # fmt: skip
 
     def __init__(self, address: Address) -> None:
@@ -77,6 +95,8 @@ class ReplicaLink:
         """The answer to the last SHOW, None if there is none yet."""
         self.why = "it does not answer"
         """Why it does not serve; empty if it does."""
+        self.repairs: dict[str, float] = {}
+        """The facts of its repairs, as it answered last; empty before."""
         self.waiting: list[StoreCall] = []
         self.under_way: dict[int, float] = {}
         """The calls without an answer that were sent on this connection, and when."""
@@ -93,6 +113,7 @@ class ReplicaLinks:
     Args:
         on_replies: takes the answers of one frame.
         on_change: called when a replica has begun or ceased to serve.
+        on_rows: takes what a disk answers to `ask`.
     """
 
     def __init__(
@@ -102,15 +123,18 @@ class ReplicaLinks:
         network: Network,
         on_replies: Callable[[list[StoreReply]], None],
         on_change: Callable[[], None],
+        on_rows: Callable[[int, DiskAnswer], None] = lambda disk, answer: None,
     ) -> None:
         self._mark, self._network = cluster_mark(cluster), network
         self._hello = encode_head(ReplicaFrame.HELLO, self._mark)
-        self._on_replies, self._on_change = on_replies, on_change
+        self._on_replies, self._on_change, self._on_rows = on_replies, on_change, on_rows
         self.links = {address: ReplicaLink(address) for address in addresses}
         self._newest = NO_RING
         """The newest ring that the store object has."""
         self._by_disk: dict[int, ReplicaLink] = {}
         self._scheduled = False
+        self._ask_at = 0.0
+        """When the replicas are asked for facts next."""
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self.dropped = 0
@@ -141,7 +165,7 @@ class ReplicaLinks:
 
     def take_ring(self, ring: ReplicaRing) -> None:
         """This ring holds from now on: connect to its disks."""
-        if ring.number > self._newest.number:
+        if ring.number > self._newest.number and not is_other_store(ring, self._newest):
             self._newest = ring
             self.connect_to(addresses_of(ring))
 
@@ -160,6 +184,14 @@ class ReplicaLinks:
             if link.up:
                 link.connection.send(self._hello, b"")
                 link.connection.send(head, b"")
+
+    def ask(self, disk: int, request: DiskRequest) -> bool:
+        """Have a disk show digests or rows. Returns False if it does not serve."""
+        link = self._by_disk.get(disk)
+        if link is None or not link.serves:
+            return False
+        head = encode_head(ReplicaFrame.DIGESTS, self._mark)
+        return link.connection.send(head, encode_disk_request(request))
 
     def close(self) -> None:
         """Close all connections."""
@@ -202,6 +234,7 @@ class ReplicaLinks:
                 "disk": None if link.disk is None else f"{link.disk:016x}",
                 "why": "" if link.serves else link.why or "it is out of reach",
                 "member": is_member(self.ring, link.address, link.disk),
+                "repairs": dict(link.repairs) if link.up else {},
             }
             for link in self.links.values()
         )
@@ -273,14 +306,15 @@ class ReplicaLinks:
                     welcome = decode_welcome(parts[1])
                     self._on_welcome(link, welcome.disk, welcome.ring, welcome.waits_for)
                 case ReplicaFrame.RING:
-                    link.ring = decode_ring(parts[1])
-                    self.take_ring(link.ring)
-                    link.under_way.clear()
-                    self._on_change()
+                    self._on_ring(link, decode_ring(parts[1]))
                 case ReplicaFrame.WANTED:
                     link.under_way.clear()
                     if link.disk is not None and head.ring < self.ring.number:
                         self.adopt(self.ring, {link.disk})
+                case ReplicaFrame.STATUS:
+                    link.repairs = _read_facts(parts[1]).repairs
+                case ReplicaFrame.ROWS:
+                    self._on_rows(*decode_disk_answer(parts[1]))
                 case ReplicaFrame.SHOWN:
                     link.shown = decode_shown(parts[1])
                     self._on_change()
@@ -294,9 +328,23 @@ class ReplicaLinks:
     def _on_welcome(self, link: ReplicaLink, disk: int, ring: ReplicaRing, why: str) -> None:
         if link.disk is not None and link.disk != disk:
             self._by_disk.pop(link.disk, None)
-        link.disk, link.ring = disk, ring
+        link.disk = disk
         self._by_disk[disk] = link
+        if is_other_store(ring, self._newest):
+            link.ring = NO_RING
+            self._set_why(link, OTHER_STORE)
+            return
+        link.ring = ring
         self._set_why(link, f"it waits for {why}" if why else "")
+
+    def _on_ring(self, link: ReplicaLink, ring: ReplicaRing) -> None:
+        if is_other_store(ring, self._newest):
+            self._set_why(link, OTHER_STORE)
+            return
+        link.ring = ring
+        self.take_ring(ring)
+        link.under_way.clear()
+        self._on_change()
 
     def _on_up(self, link: ReplicaLink) -> None:
         link.up = True
@@ -318,9 +366,14 @@ class ReplicaLinks:
             self._on_change()
 
     def _tick(self) -> None:
+        asks = self._loop.time() >= self._ask_at
+        if asks:
+            self._ask_at = self._loop.time() + FACTS_S
         for link in self.links.values():
             if link.up and link.why:
                 link.connection.send(self._hello, b"")
+            if link.up and asks:
+                link.connection.send(encode_head(ReplicaFrame.ASK, self._mark), b"")
         self._timer = self._loop.call_later(HELLO_S, self._tick)
 
 

@@ -1,4 +1,4 @@
-"""Asks replicas for their state, for people: `shardbus store status` and the page of a node.
+"""Asks replicas for facts, for people: `shardbus store status` and `verify`.
 
 Source: docs/reference/cli.md.
 """
@@ -16,12 +16,20 @@ from shardbus.ids import Address
 from shardbus.transport.network import Connection, Network
 from shardbus.wire.replica_frames import ReplicaFrame, cluster_mark, decode_head, encode_head
 
+ANSWERS = {ReplicaFrame.ASK: ReplicaFrame.STATUS, ReplicaFrame.CHECK: ReplicaFrame.CHECKED}
+
 
 async def ask_replicas(
-    network: Network, cluster: str, addresses: Sequence[Address], timeout: float
+    network: Network,
+    cluster: str,
+    addresses: Sequence[Address],
+    timeout: float,
+    question: ReplicaFrame = ReplicaFrame.ASK,
 ) -> dict[Address, dict[str, Any]]:
     """Return the facts of each replica. One that does not answer within `timeout` seconds has the
-    state `unreachable`. The network is opened and closed here."""
+    state `unreachable`. The network is opened and closed here. `question`: ASK, or CHECK, for which
+    a replica reads its log first."""
+    answer = ANSWERS[question]
     mark, complete = cluster_mark(cluster), asyncio.Event()
     facts: dict[Address, dict[str, Any]] = {}
     network.open(asyncio.get_running_loop())
@@ -29,7 +37,7 @@ async def ask_replicas(
 
     def on_frame(address: Address, parts: list[bytes]) -> None:
         head = decode_head(parts[0]) if len(parts) == 2 else None
-        if head is None or head.cluster != mark or head.kind is not ReplicaFrame.STATUS:
+        if head is None or head.cluster != mark or head.kind is not answer:
             return
         try:
             facts[address] = msgspec.json.decode(parts[1], type=dict[str, Any])
@@ -40,7 +48,7 @@ async def ask_replicas(
 
     def ask(address: Address) -> None:
         if (link := links.get(address)) is not None:
-            link.send(encode_head(ReplicaFrame.ASK, mark), b"")
+            link.send(encode_head(question, mark), b"")
 
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     for address in addresses:

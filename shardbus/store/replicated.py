@@ -18,6 +18,9 @@ be in what that owner has read.
 **Leases.** Replicas count the time since they stored a lease; no clock is compared
 (`replication.functions`).
 
+**Eras.** A ring of another era was founded anew from the disks that were left. It may lack what was
+acknowledged, so `on_new_server` is called, as after the restore of any server.
+
 A majority of replicas must answer. `start` waits for it as long as it takes, and logs the missing
 replicas; a later call has `timeout` seconds.
 
@@ -56,6 +59,7 @@ from shardbus.replication.proposer import (
     SendCall,
     Unanswered,
 )
+from shardbus.replication.refounding import IDENTITY_KEY
 from shardbus.replication.ring import (
     AdoptRing,
     ReplicaRing,
@@ -73,7 +77,6 @@ from shardbus.replication.values import (
     TableValue,
     lease_key,
     list_key,
-    node_key,
     state_key,
     table_key,
 )
@@ -94,7 +97,6 @@ SCAN_AGAIN_S = 0.05
 SCANS = 2**62
 """Numbers of calls for scans begin here; those of the proposer are below."""
 SESSION_BITS = 63
-IDENTITY = node_key("identity")
 
 
 class _Scanned(NamedTuple):
@@ -172,6 +174,8 @@ class ReplicatedStore:
         self._due = 0.0
         """When the timer wakes."""
         self._changed: asyncio.Event
+        self._era = 0
+        self.on_new_server: Callable[[], None] = lambda: None
 
     # ---- the driver
 
@@ -193,6 +197,7 @@ class ReplicatedStore:
             raise
         session = secrets.randbits(SESSION_BITS)
         self._links.take_ring(ring)
+        self._era = ring.era
         self._proposer = Proposer(session, ring, self._dice)
 
     async def _serving_ring(self) -> ReplicaRing:
@@ -270,9 +275,16 @@ class ReplicatedStore:
                     self._links.adopt(ring, {disk})
                 case RingFound(ring):
                     log.info("%s: ring %d of %d disks", self._url, ring.number, len(ring.members))
-                    self._links.take_ring(ring)
+                    self._on_ring(ring)
                 case Finished():
                     pass
+
+    def _on_ring(self, ring: ReplicaRing) -> None:
+        self._links.take_ring(ring)
+        if ring.era != self._era:
+            self._era = ring.era
+            log.warning("%s was founded anew: acknowledged saves may be lost", self._url)
+            self.on_new_server()
 
     def _arm(self) -> None:
         """Wake at the proposer's next deadline."""
@@ -340,7 +352,7 @@ class ReplicatedStore:
 
     async def identity(self, known: str = "") -> str:
         function = functions.identify(known, new_identity())
-        return str(await self._change(IDENTITY, 0, function))
+        return str(await self._change(IDENTITY_KEY, 0, function))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         value = (await self._read(table_key(entity_type))).value

@@ -21,8 +21,10 @@ store object makes one request at a time on a key.
     STATUS   a map of facts                a replica, as the answer to it
     SHOW     nothing                       who changes the ring
     SHOWN    the disk's place in the ring  a replica, as the answer to it
-    DIGESTS  a request for rows            a replica to another (`disk_frames`)
+    DIGESTS  a request for rows            a replica to another, or a command (`disk_frames`)
     ROWS     digests or rows               a replica, as the answer to it
+    CHECK    nothing                       a command
+    CHECKED  a map of facts of the log     a replica that has read its log, as the answer to it
 
 Source: docs/architecture.md; S3.85.
 """
@@ -95,6 +97,8 @@ class ReplicaFrame(IntEnum):
     SHOWN = 14
     DIGESTS = 15
     ROWS = 16
+    CHECK = 17
+    CHECKED = 18
 
 
 _KINDS = frozenset(map(int, ReplicaFrame))

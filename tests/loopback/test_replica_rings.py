@@ -111,6 +111,28 @@ async def test_a_disk_that_was_set_back_is_given_up_and_a_blank_one_follows(
     assert "set back" in replicas.servers[2][0].status()["damage"]
 
 
+async def test_replicas_in_memory_keep_all_while_a_majority_runs(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path, 3)
+    replicas.in_memory = True
+    replicas.start()
+    await replicas.serving()
+    store = replicas.store(timeout=30.0)
+    await store.start()
+    await save(store, 0, COUNT)
+    for number in range(3):
+        replicas.stop(number)
+        replicas.start(number)
+        await replicas.serving()
+        assert rows(replicas, number) == expected(COUNT)
+    await store.close()
+    replicas.stop()
+    replicas.start()
+    await replicas.serving()
+    assert [rows(replicas, number) for number in range(3)] == [{}] * 3, "a new store"
+    assert list(tmp_path.iterdir()) == []
+    replicas.stop()
+
+
 async def test_missed_writes_come_without_reads(replicas: Replicas, store: ReplicatedStore) -> None:
     replicas.stop(2)
     large = bytes(30_000)

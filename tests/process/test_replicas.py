@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +89,7 @@ def replica_processes(path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("store", ["cluster://", "cluster://?durability=memory"])
 async def test_no_acknowledged_save_is_lost_when_a_node_is_killed(trio: Trio) -> None:
     trio.begin()
     await trio.agree()
@@ -143,6 +145,12 @@ async def test_a_node_shows_its_replicas(trio: Trio) -> None:
         return bool(page) and [row["serves"] for row in page["replicas"]] == [True] * 3
 
     await until(all_serve, "every replica")
+
+    async def repaired() -> bool:
+        text = await asyncio.to_thread(trio.nodes[0].read, "/metrics")
+        return "\nshardbus_replica_repair_age_seconds " in (text or "")
+
+    await until(repaired, "the repairs of its replica")
     trio.nodes[1].kill()
 
     async def seen() -> bool:
@@ -163,3 +171,43 @@ async def test_a_node_says_for_which_replicas_it_waits(trio: Trio) -> None:
     assert "ready: " not in trio.nodes[1].out.read_text()
     trio.begin(2)
     await trio.agree()
+
+
+async def operate(trio: Trio, *words: str) -> None:
+    """Run a command of `shardbus store` as an operator of the first replica."""
+    ports = [port + 2 for port in trio.ports]
+    url = "cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+    code = "from shardbus_cli.main import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, "store", *words, "--cluster", "lab", "--store", url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+
+
+async def test_nodes_that_run_go_on_with_a_store_that_is_founded_anew(trio: Trio) -> None:
+    """Two of three disks are lost under running nodes; the third one's node is stopped for it."""
+    trio.begin()
+    await trio.agree()
+    acked, sent = Counter[str](), Counter[str]()
+    await asyncio.gather(*(add(trio, entity, acked, sent, 3) for entity in ACCOUNTS))
+    for number in (1, 2):
+        own = trio.lab.folder / f"replica-{number}"
+        own.rename(trio.lab.folder / f"lost-{number}")
+        for replica in replica_processes(own):
+            os.kill(replica, signal.SIGKILL)
+    trio.nodes[0].kill()
+    own = trio.lab.folder / "replica-0"
+    await until(lambda: replica_processes(own) == [], "the end of the replica")
+    port = str(trio.ports[0] + 2)
+    await operate(trio, "recover", "--path", str(own), "--port", port, "--accept-loss")
+    trio.begin(0)
+    for each in trio.ports[1:]:
+        await operate(trio, "add", f"127.0.0.1:{each + 2}", "--wait", "2m")
+    await trio.agree()
+    await asyncio.gather(*(add(trio, entity, acked, sent, 3) for entity in ACCOUNTS))
+    totals = await trio.totals()
+    for entity in ACCOUNTS:
+        assert acked[entity] <= totals[entity] <= sent[entity], entity
+    assert all(node.running for node in trio.nodes.values())

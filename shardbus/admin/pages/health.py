@@ -10,12 +10,11 @@ from starlette.responses import Response
 
 from shardbus.admin.administration import Administration
 from shardbus.admin.metrics import render
-from shardbus.config.replicas import own_replica
+from shardbus.admin.own_replica import replica_row
 from shardbus.http.page import Check, Checks, page
 from shardbus.membership.member import Status
 from shardbus.quantities import counted
 from shardbus.shells.region import RegionShell
-from shardbus.store.protocol import replicas_of
 
 STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
@@ -103,10 +102,10 @@ def _own_checks(admin: Administration) -> dict[str, Check]:
 def _own_replica(admin: Administration) -> str:
     """Return why this node's replica does not serve, empty if it does, or if there is none. A
     rollout waits for it, so that it never has blank disks in place of a majority."""
-    own = own_replica(admin.node.settings)
-    rows = [row for row in replicas_of(admin.node.store) if row["address"] == str(own)]
-    waits = [row["why"] for row in rows if row["member"] and not row["serves"]]
-    return f"this node's replica does not serve: {waits[0]}" if waits else ""
+    row = replica_row(admin.node)
+    if row is None or not row["member"] or row["serves"]:
+        return ""
+    return f"this node's replica does not serve: {row['why']}"
 
 
 def _registered(admin: Administration, name: str, region: RegionShell) -> tuple[bool, str]:

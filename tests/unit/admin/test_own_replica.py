@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shardbus.admin.own_replica import own_repairs, replicas_behind
 from shardbus.admin.pages.health import _own_replica
 from shardbus.config.replicas import own_replica
 from shardbus.config.settings import NodeSettings, Settings, StoreSettings
@@ -26,7 +27,11 @@ class Store:
 
     def __init__(self, address: str, why: str, *, member: bool = True) -> None:
         row = {"address": address, "serves": not why, "why": why, "member": member}
-        self.replicas: tuple[dict[str, object], ...] = (row,)
+        self.replicas: tuple[dict[str, object], ...] = (row | {"repairs": {}},)
+
+    def repaired(self, age: float, interval: float = 60.0) -> Store:
+        self.replicas[0]["repairs"] = {"age": age, "interval": interval, "rows": 3, "bytes": 40}
+        return self
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,22 @@ class Store:
 def test_a_node_waits_for_its_own_replica_while_that_is_in_the_ring(store: Store, why: str) -> None:
     admin: Any = SimpleNamespace(node=SimpleNamespace(settings=SETTINGS, store=store))
     assert _own_replica(admin) == why
+
+
+@pytest.mark.parametrize(
+    ("store", "behind"),
+    [
+        (Store("10.0.0.2:7357", "").repaired(299.0), {}),
+        (Store("10.0.0.2:7357", "").repaired(301.0), {"10.0.0.2:7357": 301.0}),
+        (Store("10.0.0.2:7357", "").repaired(59.0, 1.0), {}),
+        (Store("10.0.0.2:7357", "it is out of reach").repaired(301.0), {}),
+        (Store("10.0.0.2:7357", ""), {}),
+    ],
+)
+def test_a_replica_is_behind_if_no_repair_passes(store: Store, behind: dict[str, float]) -> None:
+    node: Any = SimpleNamespace(settings=SETTINGS, store=store)
+    assert replicas_behind(node) == behind
+    assert own_repairs(node) == store.replicas[0]["repairs"]
 
 
 def test_other_nodes_and_other_stores_have_no_replica() -> None:

@@ -51,7 +51,10 @@ BY_APP = {
     "data migrate": STORE,
 }
 """Those that work by the application."""
-OF_REPLICAS = {"store add", "store remove", "store serve", "store status"}
+OF_REPLICAS = {
+    *("store add", "store remove", "store serve", "store status"),
+    *("store verify", "store backup", "store restore", "store recover"),
+}
 """Those that find the replicas of `cluster://`, and open no store."""
 STOPPED = {
     *("data remove", "data repair", "data migrate"),

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from shardbus.config.replicas import default_path, is_replicated, replica_plan, replicas_of
+from shardbus.config.replicas import (
+    default_path,
+    is_in_memory,
+    is_replicated,
+    replica_plan,
+    replicas_of,
+)
 from shardbus.config.settings import NodeSettings, Settings, StoreSettings
 from shardbus.config.validation import check
 from shardbus.errors import ConfigError
@@ -61,9 +67,19 @@ def test_replicas_may_be_named_in_the_url():
     assert plan.me == Address("10.0.0.1", 7357)
 
 
+def test_replicas_in_memory_are_named_in_the_url():
+    plan = replica_plan(settings({"url": "cluster://?durability=memory"}))
+    assert plan.url == ("cluster://10.0.0.1:7357,10.0.0.2:7357,10.0.0.3:7357?durability=memory")
+    assert replicas_of(plan.url) == plan.peers
+    assert is_in_memory(plan.url)
+    assert not any(map(is_in_memory, ("cluster://", "cluster://a:1?durability=disk")))
+
+
 @pytest.mark.parametrize(
     ("changes", "node", "text"),
     [
+        ({"url": "cluster://?durability=cache"}, {}, "durability=cache"),
+        ({"url": "cluster://?replicas=1"}, {}, "replicas=1"),
         ({}, {"seeds": ()}, "store.replicas is 3, and this node alone names 1"),
         ({}, {"seeds": SEEDS[:2]}, "node.seeds names 2"),
         ({"url": "cluster://a:1,b:2"}, {}, "store.url names 2"),

@@ -6,13 +6,16 @@ from shardbus.ids import Address
 from shardbus.replica.standing import ReplicaState, Standing
 from shardbus.replication.disk_life import GRACE_S
 from shardbus.replication.founding import Founding
-from shardbus.replication.moves import AskDisk, RingDisk
+from shardbus.replication.moves import AskDisk, PlaceRecord, RingDisk
 from shardbus.replication.ring import (
     AdoptRing,
+    ReplicaRing,
     RingMember,
     first_ring,
     next_ring,
+    renewed_ring,
 )
+from shardbus.replication.values import PARTITIONS
 from shardbus.wire.disk_frames import DiskState
 
 PEERS = tuple(Address("10.0.0.1", 7000 + n) for n in range(3))
@@ -189,6 +192,34 @@ def test_rings_of_another_store_change_nothing() -> None:
     blank = Replica(2, 9)
     blank.standing.adopt(foreign, 0.0)
     assert blank.standing.ring.number == 0
+
+
+def founded_alone(replica: Replica, rings: list[ReplicaRing], store: int) -> None:
+    """Found the store anew on this replica."""
+    replica.disk += 10
+    ring = renewed_ring(rings, RingMember(replica.disk), store)
+    every = frozenset(range(PARTITIONS))
+    replica.log = DiskState(0, ring, True), PlaceRecord(ring, every, every, every)
+    replica.start()
+
+
+def test_a_store_that_is_founded_anew_twice_does_not_serve() -> None:
+    trio = Trio()
+    rings = [trio.all[0].standing.ring]
+    founded_alone(trio.all[0], rings, rings[0].store)
+    trio.reports(without=(1, 2))
+    assert trio.all[0].serves
+    trio.reports(without=(1,))
+    assert trio.all[0].serves
+    assert trio.all[2].standing.is_left_out, "a disk that was lost"
+    for store in (rings[0].store, 99):
+        founded_alone(trio.all[1], rings, store)
+        trio.reports(without=(2,))
+        assert not trio.all[0].serves
+        assert not trio.all[1].serves
+        assert "10.0.0.1:7001 is of another store" in trio.all[0].waits_for
+    trio.reports(without=(1, 2))
+    assert trio.all[0].serves, "one of both was stopped"
 
 
 def test_a_start_counts_beyond_what_the_disk_has_shown() -> None:

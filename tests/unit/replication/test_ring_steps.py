@@ -7,6 +7,9 @@ import pytest
 from shardbus.ids import Address
 from shardbus.replication.ring import (
     MEMBERS_MAX,
+    RINGS_MAX,
+    RINGS_OF_ERA,
+    ReplicaRing,
     RingMember,
     first_ring,
     grown_ring,
@@ -14,6 +17,7 @@ from shardbus.replication.ring import (
     lost_member,
     next_ring,
     places_of,
+    renewed_ring,
     ring_of,
     ring_value,
 )
@@ -66,14 +70,39 @@ def test_a_grown_ring_has_all_on_each_disk() -> None:
         grown_ring(first_ring(MEMBERS, 2), MEMBERS)
 
 
-def test_rings_are_of_one_store_if_they_share_a_disk() -> None:
-    after = next_ring(RING, (*MEMBERS[:2], RingMember(9)))
-    other = first_ring((RingMember(7), RingMember(8)), 2)
-    assert is_related(RING, after)
+def test_rings_of_former_versions_are_of_one_store_if_they_share_a_disk() -> None:
+    former = RING._replace(store=0)
+    after = next_ring(former, (*MEMBERS[:2], RingMember(9)))
+    assert is_related(former, after)
     assert is_related(after, first_ring(MEMBERS[2:], 1)), "by the members before"
-    assert not is_related(RING, other)
+    assert not is_related(former, first_ring((RingMember(7), RingMember(8)), 2))
+
+
+def test_rings_are_of_one_store_by_its_number() -> None:
+    ring = RING
+    for disk in range(4, 12):
+        ring = next_ring(ring, (*ring.members[1:], RingMember(disk)))
+    assert ring.disks.isdisjoint(RING.disks | RING.former.disks)
+    assert is_related(RING, ring)
+    assert not is_related(RING, RING._replace(store=RING.store + 1))
+    assert first_ring(MEMBERS[:2], 2).store != RING.store > 0
+
+
+def test_a_ring_that_is_founded_anew_is_above_all_that_its_store_may_have_decided() -> None:
+    later, alone = next_ring(RING, MEMBERS[:2]), RingMember(9, "", str(D))
+    ring = renewed_ring([RING, later], alone, RING.store)
+    assert (ring.number, ring.era, ring.members) == (RINGS_OF_ERA, 1, (alone,))
+    assert ring.before == later.members, "who is left comes to know the new ring"
+    assert is_related(RING, ring)
+    again = renewed_ring([grown_ring(ring, (alone, RingMember(10)))], alone, RING.store)
+    assert again.number == 2 * RINGS_OF_ERA
+    restored = renewed_ring([again], alone, RING.store + 1)
+    assert (restored.era, restored.before) == (3, ())
+    assert not is_related(again, restored)
+    with pytest.raises(ValueError, match="cannot be followed"):
+        renewed_ring([ring._replace(number=RINGS_MAX)], alone, RING.store)
 
 
 def test_a_ring_of_a_register_comes_back_with_and_without_addresses() -> None:
     assert ring_of(ring_value(RING)) == RING
-    assert ring_of((1, 3, [(5, "z")], [])) == first_ring((RingMember(5, "z"),), 3)
+    assert ring_of((1, 3, [(5, "z")], [])) == ReplicaRing(1, 3, (RingMember(5, "z"),))

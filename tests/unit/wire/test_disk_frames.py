@@ -19,6 +19,7 @@ from shardbus.replication.moves import (
 )
 from shardbus.replication.ring import (
     NotVoting,
+    ReplicaRing,
     RingIs,
     RingMember,
     RingWanted,
@@ -60,7 +61,7 @@ def test_a_turn_of_the_first_version_is_read() -> None:
     old = msgspec.msgpack.encode([[], [], [], [7, [1, 1, [[5, "zone"]], []], True], 3])
     turn = decode_turn(old)
     assert turn.compacted == 3
-    assert turn.state == DiskState(7, first_ring((RingMember(5, "zone"),), 1), True)
+    assert turn.state == DiskState(7, ReplicaRing(1, 1, (RingMember(5, "zone"),)), True)
 
 
 @pytest.mark.parametrize("request_", [ShowDigests(3, 255), ShowBucket(3, 4095)])

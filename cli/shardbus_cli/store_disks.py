@@ -1,0 +1,397 @@
+"""`store verify`, `backup`, `restore` and `recover`: the disks of a store inside the cluster.
+
+Source: docs/how-to/keep-state.md; docs/how-to/back-up.md; docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import node_flags, output
+from shardbus_cli.app_and_cluster import NamedCluster
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.parameters import (
+    NODE_URL,
+    AppOfCluster,
+    Assignments,
+    ClusterName,
+    ConfigFile,
+    NodeUrl,
+    duration,
+)
+from shardbus_cli.store_settings import (
+    Port,
+    network_of,
+    peers_of,
+    replica_options,
+    replica_settings,
+    store_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from shardbus.config.settings import Settings
+    from shardbus.replica.disk_copies import DiskCopy
+    from shardbus.replica.run import ReplicaOptions
+    from shardbus.replication.refounding import Difference, Remains
+    from shardbus.replication.registers import Registers
+
+WAIT_S, LOOK_S = 60.0, 2.0
+COLUMNS = ("address", "disk", "segments", "bytes", "behind", "findings")
+SESSION_BITS = 63
+NAMED_MAX = 20
+"""Differences that are named; the others are counted."""
+
+Wait = Annotated[float, duration("Longest wait for the replicas: 30, 5m.", WAIT_S)]
+DiskPath = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+# -- verify
+
+
+def verify(
+    path: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="A disk of a replica that is stopped. Repeat it."),
+    ] = None,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+    wait: Wait = WAIT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the rows of all replicas, and have each read its log. Nothing is changed.
+
+    With --path, read disks of stopped replicas instead. Exit code 5 if a log is damaged, a replica
+    does not answer, or rows differ and stay so."""
+    if path:
+        with _failing():
+            facts = _verified_stopped(path)
+    else:
+        import asyncio
+
+        settings = store_settings(file, store, assignments)
+        name = NamedCluster(cluster, app, node).name
+        facts = asyncio.run(_verified(settings, name, wait))
+    if as_json:
+        output.data(json.dumps(facts))
+    else:
+        _print_report(facts)
+    if facts["differences"] or any(row["findings"] for row in facts["replicas"]):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+async def _verified(settings: Settings, cluster: str, wait: float) -> dict[str, Any]:
+    from shardbus.ids import Address
+    from shardbus.store.replica_status import ask_replicas
+    from shardbus.store.ring_reading import RingReader
+    from shardbus.wire.replica_frames import ReplicaFrame
+
+    reader = RingReader(cluster, peers_of(settings), network_of(settings), wait)
+    try:
+        ring = await reader.open()
+        differences, compared = await reader.compare()
+        names = {member.disk: reader.address_of(member.disk) for member in ring.members}
+    finally:
+        reader.close()
+    addresses = [Address.parse(name) for name in names.values() if ":" in name]
+    network = network_of(settings)
+    answers = await ask_replicas(network, cluster, addresses, wait, ReplicaFrame.CHECK)
+    logs = {str(address): facts for address, facts in answers.items()}
+    replicas = []
+    for disk, name in names.items():
+        log = logs.get(name, {})
+        findings = list(log.get("spoiled", ()))
+        if disk not in compared or "segments" not in log:
+            findings.append("it does not answer")
+        size = log.get("segments"), log.get("bytes")
+        replicas.append(_row(name, disk, size, differences, disk, findings))
+    return {"ring": ring.number, "replicas": replicas, "differences": _shown(differences, names)}
+
+
+def _verified_stopped(paths: Sequence[Path]) -> dict[str, Any]:
+    from shardbus.replica.disk_copies import read_disk
+    from shardbus.replication.refounding import differences
+
+    copies = [read_disk(path) for path in paths]
+    names = {number: str(copy.path) for number, copy in enumerate(copies)}
+    differing = list(differences({number: copy.registers for number, copy in enumerate(copies)}))
+    replicas = [
+        _row(
+            names[number], copy.place.disk, (copy.segments, copy.bytes), differing, number,
+            copy.findings,
+        )
+        for number, copy in enumerate(copies)
+    ]  # fmt: skip
+    ring = max(copy.ring.number for copy in copies)
+    return {"ring": ring, "replicas": replicas, "differences": _shown(differing, names)}
+
+
+def _row(
+    name: str,
+    disk: int,
+    size: tuple[int | None, int | None],
+    differences: Sequence[Difference],
+    number: int,
+    findings: list[str],
+) -> dict[str, Any]:
+    behind = sum(difference.disk == number for difference in differences)
+    return {
+        "address": name,
+        "disk": f"{disk:016x}",
+        "segments": size[0],
+        "bytes": size[1],
+        "behind": behind,
+        "findings": findings,
+    }
+
+
+def _shown(differences: Sequence[Difference], names: dict[int, str]) -> list[dict[str, str]]:
+    from shardbus.replication.refounding import shown_key
+
+    return [
+        {
+            "key": shown_key(each.key),
+            "replica": names[each.disk],
+            "what": "has another value than" if each.contradicts else "has an older row than",
+            "other": names[each.newer],
+        }
+        for each in differences
+    ]
+
+
+def _print_report(facts: dict[str, Any]) -> None:
+    rows = [row | {"findings": "; ".join(row["findings"])} for row in facts["replicas"]]
+    output.table(COLUMNS, rows)
+    differences = facts["differences"]
+    for one in differences[:NAMED_MAX]:
+        output.note(f"{one['key']}: {one['replica']} {one['what']} {one['other']}")
+    if len(differences) > NAMED_MAX:
+        output.note(f"and {len(differences) - NAMED_MAX} more")
+
+
+# -- backup
+
+
+def backup(
+    target: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, a new one.")],
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+    wait: Wait = WAIT_S,
+) -> None:
+    """Write all rows of a running store to one file. It has every save that was acknowledged
+    before."""
+    import asyncio
+
+    settings = store_settings(file, store, assignments)
+    name = NamedCluster(cluster, app, node).name
+    with _failing():
+        rows, ring = asyncio.run(_backed_up(settings, name, target, wait))
+    output.note(f"{output.counted(rows, 'row')} of ring {ring} in {target}")
+
+
+async def _backed_up(
+    settings: Settings, cluster: str, target: Path, wait: float
+) -> tuple[int, int]:
+    from shardbus.replica.backup_file import BackupWriter
+    from shardbus.store.ring_reading import RingReader
+
+    reader = RingReader(cluster, peers_of(settings), network_of(settings), wait)
+    try:
+        with BackupWriter(target) as writer:
+            await reader.open()
+            async for registers in reader.copy():
+                writer.add(registers)
+            writer.complete(reader.ring)
+        return writer.rows, reader.ring.number
+    finally:
+        reader.close()
+
+
+# -- restore and recover
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="A file of `store backup`.")],
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    host: node_flags.Host = None,
+    port: Port = None,
+    path: DiskPath = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Found the store anew from a backup, on this replica alone, which must have no disk. Start it,
+    then add the others.
+
+    No node may run: one that does refuses the restored store."""
+    import secrets
+
+    from shardbus.replica.backup_file import read_backup
+    from shardbus.replica.disk_copies import has_log
+    from shardbus.replication.refounding import rename
+    from shardbus.store.protocol import new_identity
+
+    settings = replica_settings(file, host, port, path, store, assignments)
+    options = replica_options(settings, NamedCluster(cluster, app, node).name)
+    _need_disk(options)
+    if has_log(options.path):
+        raise CommandFailure(
+            f"{str(options.path)!r} has a disk of a replica already",
+            "move it away, or name another directory by --path",
+            code=ExitCode.REFUSED,
+        )
+    with _failing():
+        copy = read_backup(source)
+        rename(copy.registers, new_identity(), secrets.randbits(SESSION_BITS))
+        _found_anew(options, copy.registers, [copy], secrets.randbits(SESSION_BITS) | 1)
+
+
+def recover(
+    path: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR",
+            help="A disk that is left (default: store.path). Repeat it to merge several.",
+        ),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Directory of the new disk (default: the first --path)."),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Go on without what the lost disks alone had."),
+    ] = False,
+    cluster: ClusterName = None,
+    app: AppOfCluster = None,
+    file: ConfigFile = None,
+    host: node_flags.Host = None,
+    port: Port = None,
+    store: node_flags.Store = None,
+    assignments: Assignments = None,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Found the store anew from the disks that are left, if a majority is lost for good.
+
+    The replica of these settings goes on alone. Start it, then add the others.
+
+    Without --accept-loss, say what may be lost, and change nothing."""
+    import asyncio
+
+    from shardbus.replica.disk_copies import read_disk
+    from shardbus.replication.refounding import merge_rows, remains
+    from shardbus.replication.registers import Registers
+
+    target = into or (path[0] if path else None)
+    settings = replica_settings(file, host, port, target, store, assignments)
+    name = NamedCluster(cluster, app, node).name
+    options = replica_options(settings, name)
+    _need_disk(options)
+    with _failing():
+        copies = [read_disk(each) for each in map(Path, path or [str(options.path)])]
+        spoiled = {copy.place.disk for copy in copies if copy.findings}
+        left = remains([copy.place for copy in copies], spoiled)
+    for copy in copies:
+        for finding in copy.findings:
+            output.note(f"{copy.path}: {finding}")
+    _refuse_beside(asyncio.run(_serving(settings, name, left)))
+    if not left.suffices and not accept_loss:
+        raise CommandFailure(_loss(left), "--accept-loss goes on", code=ExitCode.REFUSED)
+    rows = Registers()
+    merge_rows(rows, [copy.registers for copy in copies])
+    with _failing():
+        _found_anew(options, rows, copies, left.ring.store)
+
+
+def _need_disk(options: ReplicaOptions) -> None:
+    if options.in_memory:
+        raise CommandFailure(
+            "with durability=memory replicas have no disks", "see store.url", code=ExitCode.USAGE
+        )
+
+
+def _loss(left: Remains) -> str:
+    names = ", ".join(sorted(one.address or f"disk {one.disk:016x}" for one in left.lost))
+    return (
+        f"of ring {left.ring.number} with {len(left.ring.members)} disks these are no majority: it"
+        f" may have acknowledged saves that only the lost ones had: {names}"
+    )
+
+
+async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]:
+    """Return the replicas of the store that serve."""
+    from shardbus.ids import Address
+    from shardbus.store.replica_status import ask_replicas
+
+    named = [Address.parse(member.address) for member in left.ring.members if member.address]
+    addresses = list(dict.fromkeys((*peers_of(settings), *named)))
+    found = await ask_replicas(network_of(settings), cluster, addresses, LOOK_S)
+    return [str(address) for address, facts in found.items() if facts["state"] == "founded"]
+
+
+def _refuse_beside(serving: Sequence[str]) -> None:
+    if serving:
+        raise CommandFailure(
+            f"a majority is there: {', '.join(serving)} serves",
+            "a lost disk comes back as a blank one: start its replica with an empty directory",
+            code=ExitCode.REFUSED,
+        )
+
+
+def _found_anew(
+    options: ReplicaOptions, rows: Registers, copies: Sequence[DiskCopy], store: int
+) -> None:
+    """Write the disk of these settings, and print what follows."""
+    import secrets
+
+    from shardbus.replica.disk_copies import write_alone
+    from shardbus.replication.refounding import skip_epochs
+    from shardbus.replication.ring import renewed_ring
+
+    epochs = skip_epochs(rows, secrets.randbits(SESSION_BITS))
+    rings = [copy.ring for copy in copies]
+    ring, aside = write_alone(
+        options.path, options.log_bytes, rows, options.me,
+        lambda alone: renewed_ring(rings, alone, store),
+    )  # fmt: skip
+    output.note(f"{output.counted(len(rows.rows), 'row')} in {options.path}: ring {ring.number}")
+    for entity_type, epoch in sorted(epochs.items()):
+        output.note(f"{entity_type}: the next coordinator has an epoch above {epoch}")
+    if aside is not None:
+        output.note(f"the former log is in {aside}")
+    output.note(f"start the replica {options.me}, and the others with empty directories")
+    for peer in options.peers:
+        if peer != options.me:
+            output.note(f"then: shardbus store add {peer}")
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Report what is wrong with a file or a directory as a failure."""
+    from shardbus.errors import ConfigError
+
+    try:
+        yield
+    except ConfigError as refused:
+        raise CommandFailure(refused.message, refused.hint) from refused
+    except ValueError as refused:
+        raise CommandFailure(str(refused)) from refused

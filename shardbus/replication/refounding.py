@@ -1,0 +1,179 @@
+"""Founding a store anew: from the disks that are left, or from a backup. Pure.
+
+A majority of the disks is gone, and with it what it alone had acknowledged. The operator decides
+that the store goes on without it. The rows of the disks that are left merge as in a repair, into
+the rows of one new disk, alone in a ring of the next era (`ring.renewed_ring`).
+
+What is gone may have been a claim of an epoch, too, and fences of that epoch are in use. So each
+table skips `EPOCHS_SKIPPED` epochs (`skip_epochs`): the next coordinator's are above all of them,
+also above those of states whose table was behind them.
+
+**Who goes on.** After a recovery the store is the same one. Nodes that run take the new ring, raise
+the fences of the entities that they have, and refuse a former owner again. A disk of a former ring
+that comes back finds that it is left out. After a restore the store is another one: a node, a store
+object or a disk of the former one never speaks to it, so nothing that was in memory before can
+write over what was restored.
+
+`remains` says whether the disks that are left are a majority: then every acknowledged save is on
+one of them. `differences` compares disks that stand still.
+
+Not here: files (`shardbus.replica.disk_copies`, `backup_file`), and reading from replicas that run.
+
+Source: docs/how-to/keep-state.md; docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from shardbus.bounds import EPOCH_MAX, EPOCH_SHIFT
+from shardbus.replication.messages import Ballot, Row
+from shardbus.replication.moves import RingDisk
+from shardbus.replication.registers import Registers
+from shardbus.replication.ring import (
+    NO_RING,
+    ReplicaRing,
+    RingMember,
+    is_related,
+    majority,
+    places_of,
+)
+from shardbus.replication.values import (
+    LEASE,
+    LIST,
+    NODE,
+    SEPARATOR,
+    STATE,
+    TABLE,
+    ListValue,
+    TableValue,
+    node_key,
+    table_key,
+)
+
+EPOCHS_SKIPPED = 1000
+IDENTITY_KEY = node_key("identity")
+"""The register with the name of the store."""
+LAYOUT_UNKNOWN = "unknown"
+"""Layout of a table that was gone. A table without homes takes any."""
+EPOCH_TRUE = EPOCH_MAX // 2
+"""No cluster comes to a higher epoch: such a number is damage, and nothing follows it."""
+_WORDS = {STATE: "state", TABLE: "table", LIST: "list", LEASE: "lease", NODE: "register"}
+
+
+def merge_rows(into: Registers, others: Iterable[Registers]) -> None:
+    """Merge the rows of other disks. Ages of leases are not known."""
+    for other in others:
+        for key, row in other.rows.items():
+            into.merge(key, row, 0.0)
+
+
+def skip_epochs(registers: Registers, session: int) -> dict[str, int]:
+    """Raise the epoch of each table above all that may have been claimed. Returns the epochs, by
+    entity type. `session`: random, as of a store object."""
+    highest = dict[str, int]()
+    for key, row in registers.rows.items():
+        if key[0] in (STATE, LIST, TABLE):
+            entity_type = key.split(SEPARATOR)[1]
+            highest[entity_type] = max(highest.get(entity_type, 0), _epoch_of(key, row))
+    skipped = dict[str, int]()
+    for entity_type, epoch in highest.items():
+        if epoch > EPOCH_TRUE:
+            continue
+        key, after = table_key(entity_type), epoch + EPOCHS_SKIPPED
+        value = registers.row(key).value
+        if not isinstance(value, TableValue):
+            value = TableValue(0, LAYOUT_UNKNOWN, 0, 0, {})
+        ballot = Ballot(after, 0, session, 1)
+        table = value._replace(epoch=after, claimer=session)
+        registers.merge(key, Row(ballot, ballot, table), 0.0)
+        skipped[entity_type] = after
+    return skipped
+
+
+def rename(registers: Registers, name: str, session: int) -> None:
+    """Name the store of these rows anew: nodes of two restored stores refuse each other.
+    `session`: as in `skip_epochs`."""
+    promise = registers.row(IDENTITY_KEY).promise
+    ballot = Ballot(max(promise.fence, 0), promise.round + 1, session, 1)
+    registers.merge(IDENTITY_KEY, Row(ballot, ballot, name), 0.0)
+
+
+def _epoch_of(key: str, row: Row) -> int:
+    """Return the highest epoch that a row shows."""
+    fence = max(row.promise.fence, row.ballot.fence, 0)
+    if isinstance(row.value, ListValue):
+        fence = max(fence, row.value.fence)
+    if key[0] != TABLE:
+        return fence >> EPOCH_SHIFT
+    return max(fence, row.value.epoch if isinstance(row.value, TableValue) else 0)
+
+
+class Remains(NamedTuple):
+    """The part of a store that is left."""
+
+    ring: ReplicaRing
+    """The newest one that a disk has."""
+    lost: tuple[RingMember, ...]
+    """Its members that are not among the disks, or do not vote in it, or are spoiled."""
+    suffices: bool
+    """The others are a majority of each partition: every acknowledged save is left."""
+
+
+def remains(disks: Collection[RingDisk], spoiled: Collection[int]) -> Remains:
+    """Return which part of their store these disks are. `spoiled`: the ids of those of which not
+    all can be read.
+
+    Raises:
+        ValueError: none is of a store, or they are of two.
+    """
+    ring = max((disk.ring for disk in disks), key=lambda ring: ring.number, default=NO_RING)
+    if not ring.members:
+        raise ValueError("no disk of a founded store")
+    if not all(is_related(disk.ring, ring) for disk in disks if disk.ring.members):
+        raise ValueError("the disks are of two stores")
+    voting = {
+        disk.disk: disk.voting for disk in disks if disk.ring == ring and disk.disk not in spoiled
+    }
+    suffices = all(
+        sum(partition in voting.get(disk, ()) for disk in places) >= majority(len(places))
+        for partition, places in enumerate(places_of(ring))
+    )
+    lost = tuple(member for member in ring.members if member.disk not in voting)
+    return Remains(ring, lost, suffices)
+
+
+class Difference(NamedTuple):
+    """A key of which a disk has an older row than another one, or another value under one
+    ballot. The disks are numbers in the order of the comparison."""
+
+    key: str
+    disk: int
+    newer: int
+    contradicts: bool = False
+    """Both have the same ballot, and other values: one of them is spoiled."""
+
+
+def differences(disks: Mapping[int, Registers]) -> Iterator[Difference]:
+    """Yield the rows in which disks differ, in the order of their keys."""
+    keys = set[str]().union(*(registers.rows for registers in disks.values()))
+    for key in sorted(keys):
+        yield from row_differences(key, {n: each.row(key) for n, each in disks.items()})
+
+
+def row_differences(key: str, rows: Mapping[int, Row]) -> Iterator[Difference]:
+    """Yield what disks have of one key that is not the newest row."""
+    newest = max(rows, key=lambda disk: rows[disk].ballot)
+    ballot, value = rows[newest].ballot, rows[newest].value
+    for disk, row in rows.items():
+        if row.ballot < ballot:
+            yield Difference(key, disk, newest)
+        elif row.value != value:
+            yield Difference(key, disk, newest, contradicts=True)
+
+
+def shown_key(key: str) -> str:
+    """Return a key for people: `state cart/c-1`, `table cart`."""
+    kind, *names = key.split(SEPARATOR)
+    return f"{_WORDS.get(kind, kind)} {'/'.join(names)}"
