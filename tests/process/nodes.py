@@ -238,6 +238,8 @@ class Processes:
         wanted = {node.address: "up" for node in chosen}
 
         async def seen() -> bool:
+            ended = [node.name for node in chosen if not node.running]
+            assert ended == [], self.logs()
             pages = await asyncio.gather(*(node.page("/v1/nodes") for node in chosen))
             return all(
                 page and {row["address"]: row["status"] for row in page["nodes"]} == wanted
