@@ -39,7 +39,7 @@ ProducerName = Annotated[str, msgspec.Meta(max_length=PRODUCER_MAX)]
 
 
 class NumberKind(IntEnum):
-    """What a numbered message is for."""
+    """The purpose of a numbered message."""
 
     DELIVER = 0
     SKIP = 1
@@ -130,8 +130,8 @@ def read_number(payload: bytes) -> DeliveryNumber | KeyedAsk:
 
 
 def read_answer(payload: bytes) -> DeliveryAnswer:
-    """Decode an answer. One of another form is that of a handler that has answered later, and
-    counts as applied."""
+    """Decode an answer. A payload of another form is the answer of a handler that has answered
+    later, and counts as applied."""
     if payload == APPLIED:
         return _APPLIED
     try:
