@@ -5,7 +5,7 @@ the arguments:
 
     payload   [kind, producer, era, seq, before, arguments]        DELIVER, SKIP
               [KEYED, key, arguments]
-    answer    [code], [GAP, done], or [RESULT, result] to a keyed ask
+    answer    [code, done, result]: `done` for GAP, `result` for RESULT to a keyed ask
 
 So whatever carries asks carries deliveries: batches, buffers, forwards, mailboxes, moves. A node
 without deliveries answers that it has no such handler. A column of its own in a run of asks would
@@ -76,7 +76,7 @@ class AnswerCode(IntEnum):
     STALE = 3
     """The producer has been opened again elsewhere."""
     RESULT = 4
-    """The result of a keyed ask, and whether it is kept."""
+    """The result of a keyed ask."""
     LOST_RESULT = 5
     """A keyed ask has been handled, and its result was not stored."""
 
