@@ -22,7 +22,8 @@ class AnyNode:
         self._others: list[str] = []
 
     def read(self, read: Callable[[NodeHttp], T]) -> T:
-        """Return what `read` reads from the node, or from the first other one that answers.
+        """Return the answer that `read` gets from the node, or from the first other one that
+        answers.
 
         Raises:
             CommandFailure: no node answers; it is the failure of the node asked first.

@@ -58,7 +58,7 @@ class EventFilter:
     """A node, as `host:port` or `host:port#uid`."""
 
     def takes(self, row: Row) -> bool:
-        """True if the event is wanted."""
+        """True if the filter lets the event through."""
         seen_by = str(row.get("seen_by"))
         return (
             (not self.names or str(row.get("event")).lower() in self.names)

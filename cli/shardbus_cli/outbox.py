@@ -1,4 +1,4 @@
-"""`outbox list`, `show`, `retry` and `drop`: the outboxes of clients, and what they have left.
+"""`outbox list`, `show`, `retry` and `drop`: the outboxes of clients, and their messages.
 
 A node answers, or with `--store` the store itself, as while no node runs. Delivering messages and
 giving them up need a node and the operator's token; `drop` does nothing without `--yes`.
@@ -192,7 +192,7 @@ def _one(
 def _read(
     url: str, cluster: str, step: Callable[[StoredOutboxes], Awaitable[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Return what a step reads in the store."""
+    """Return the answer of a step on the outboxes of the store."""
     from shardbus.store.outboxes import StoredOutboxes
 
     async def read(store: StateStore, journals: JournalStore) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class ReplicaChild:
         self._link = ours
 
     def _run(self) -> None:
-        """Wait for the end of the process, and start it again unless that is wanted."""
+        """Wait for the end of the process, and start it again unless this process has ended it."""
         pause = RestartPause(PAUSE_MAX_S)
         while True:
             process = self._process

@@ -360,7 +360,7 @@ def _refuse_beside(serving: Sequence[str]) -> None:
 def _found_anew(
     options: ReplicaOptions, rows: Registers, copies: Sequence[DiskCopy], store: int
 ) -> None:
-    """Write the disk of these settings, and print what follows."""
+    """Write the disk of these settings, and print the operator's next steps."""
     import secrets
 
     from shardbus.replica.disk_copies import write_alone
@@ -386,7 +386,7 @@ def _found_anew(
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """Report what is wrong with a file or a directory as a failure."""
+    """Report the error of a file or a directory as the command's failure."""
     from shardbus.errors import ConfigError
 
     try:

@@ -379,8 +379,8 @@ class BlockingRegion:
 
 class BlockingOutbox:
     """An outbox of a client, for threads: `with client.outbox("orders") as outbox:
-    outbox.send(ref.add, 2)`. Several threads may use one; what they send meanwhile shares a
-    write."""
+    outbox.send(ref.add, 2)`. Several threads may use one; messages that they send at the same time
+    share a write."""
 
     def __init__(
         self, run: Callable[[Callable[[], Awaitable[Any]]], Any], outbox: ClientOutbox

@@ -1,4 +1,4 @@
-"""A durable sender: what an outbox has taken is delivered, although this process ends.
+"""A durable sender: a message that an outbox has taken is delivered, even if this process ends.
 
     send ──> appended to the journal of the outbox in the store, by a node ──> `send` returns
                                                 │
@@ -6,14 +6,14 @@
     confirmed, up to some entry ──> trimmed, every `TRIM_S`
 
 The journal is the truth: an outbox that opens sends every entry that is there, under the numbers
-that they had, so the receivers recognise what they have handled.
+that they had, so the receivers recognise messages that they have handled.
 
 One process has an outbox open at a time. It holds a lease, whose counter is the fence of the
-journal and the era of its deliveries: what a former opener appends is refused, and what it delivers
-late, too. An outbox whose lease is lost takes nothing any more.
+journal and the era of its deliveries: appends of a former opener are refused, and so are its late
+deliveries. An outbox whose lease is lost takes nothing any more.
 
-The appends of all that is sent meanwhile go together. One without an answer is asked again, of any
-node, under the same operation id.
+Messages that are sent while an append is under way go together in the next one. An append without
+an answer is sent again, to any node, under the same operation id.
 
 Bounds: `WAITING_MAX` messages wait to be appended; then `send` waits. Deliveries have the windows
 of `deliveries.producer`.
@@ -82,11 +82,12 @@ _Taken = tuple[bytes, OutboxMessage, asyncio.Future[None]]
 
 class ClientOutbox:
     """An outbox of a client: `async with client.outbox("orders") as outbox: await
-    outbox.send(ref.add, 2)`. `sender_of` returns what sends to a type, once the cluster has
+    outbox.send(ref.add, 2)`. `sender_of` returns the sender of a type, once the cluster has
     described it.
 
-    A node that delivers what a process has left sends nothing: `patience`, in seconds, is how long
-    it waits at its opening for another process, and `pages` bounds what it reads; 0 is all."""
+    A node that delivers the messages that a process has left sends none of its own: `patience`, in
+    seconds, is how long it waits at its opening for another process, and `pages` bounds the pages
+    that it reads; 0 is all."""
 
     def __init__(
         self,
@@ -166,8 +167,8 @@ class ClientOutbox:
         return len(self._pending)
 
     async def close(self, within: float = CLOSE_S) -> None:
-        """Wait, for up to 30 s, until everything is confirmed, and close. What is left is delivered
-        by the next process that opens the outbox."""
+        """Wait, for up to 30 s, until everything is confirmed, and close. The next process that
+        opens the outbox delivers the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 while (self._waiting or self._appending or self._pending) and not self._lost:
@@ -180,8 +181,8 @@ class ClientOutbox:
                 await self._step("close", within=AGAIN_S)
 
     def abandon(self) -> None:
-        """Stop at once, as when the client closes first. What is left is delivered by the next
-        process that opens the outbox, once the lease has ended."""
+        """Stop at once, as when the client closes first. The next process that opens the outbox
+        delivers the rest, once the lease has ended."""
         self._end("closed")
 
     def _end(self, why: str) -> None:
@@ -260,7 +261,7 @@ class ClientOutbox:
         self._sender = DeliverySender(name, settings, self.counts, loop, era=counter)
 
     async def _deliver_stored(self) -> None:
-        """Deliver what is in the journal."""
+        """Deliver the entries of the journal."""
         after = 0
         for page in count(1):
             first, entries, last = await self._step("read", number=after)
@@ -305,7 +306,7 @@ class ClientOutbox:
         return next(iter(self._pending), self._last + 1) - 1
 
     async def _append(self) -> None:
-        """Append what waits, one append after the other."""
+        """Append the waiting messages, one append after the other."""
         while True:
             self._work.clear()
             if not self._waiting:
@@ -339,7 +340,8 @@ class ClientOutbox:
             await self._deliver(number, entry)
 
     def _refuse_waiting(self) -> None:
-        """Refuse what is not appended. What is being appended may be in the store."""
+        """Refuse the messages that are not appended. The store may have the messages of the append
+        under way."""
         self._room.set()
         text = f"the outbox {self.name!r} takes nothing any more"
         for rows, definite in ((self._waiting, True), (self._appending, False)):

@@ -5,7 +5,7 @@ the arguments:
 
     payload   [kind, producer, era, seq, before, arguments]        DELIVER, SKIP
               [KEYED, key, arguments]
-    answer    [code], [GAP, done], or [RESULT, result] to a keyed ask
+    answer    [code, done, result]: `done` for GAP, `result` for RESULT to a keyed ask
 
 So whatever carries asks carries deliveries: batches, buffers, forwards, mailboxes, moves. A node
 without deliveries answers that it has no such handler. A column of its own in a run of asks would
@@ -39,7 +39,7 @@ ProducerName = Annotated[str, msgspec.Meta(max_length=PRODUCER_MAX)]
 
 
 class NumberKind(IntEnum):
-    """What a numbered message is for."""
+    """The purpose of a numbered message."""
 
     DELIVER = 0
     SKIP = 1
@@ -76,7 +76,7 @@ class AnswerCode(IntEnum):
     STALE = 3
     """The producer has been opened again elsewhere."""
     RESULT = 4
-    """The result of a keyed ask, and whether it is kept."""
+    """The result of a keyed ask."""
     LOST_RESULT = 5
     """A keyed ask has been handled, and its result was not stored."""
 
@@ -130,8 +130,8 @@ def read_number(payload: bytes) -> DeliveryNumber | KeyedAsk:
 
 
 def read_answer(payload: bytes) -> DeliveryAnswer:
-    """Decode an answer. One of another form is that of a handler that has answered later, and
-    counts as applied."""
+    """Decode an answer. A payload of another form is the answer of a handler that has answered
+    later, and counts as applied."""
     if payload == APPLIED:
         return _APPLIED
     try:

@@ -1,10 +1,10 @@
-"""A producer: what it sends until it is confirmed, as a pure machine.
+"""A producer: it sends its deliveries until they are confirmed. A pure machine.
 
 A producer has a line for each entity. The deliveries of a line are sent in order; those in its
 window may be under way together, the others wait. The receiver keeps the order (`record`), so that
 a line has two states only:
 
-    OPEN     what is in the window has been sent, and so is what comes in
+    OPEN     the deliveries of the window have been sent; one that enters it is sent at once
     PAUSED   until `resumes_at`: a delivery has failed, and nothing is sent; then the whole window
              is sent again, in order, in a new round
 
@@ -27,7 +27,7 @@ a copy under way. So one failure of a window of fifty makes one new round, not f
 Poison is skipped: the same number is sent again as SKIP, which the receiver marks as done and does
 not handle. If its answer is that the number was done before, a copy was applied after all, and the
 delivery is confirmed. Else it has definitely failed. With `skips_poison` false it is tried again
-instead, with the longest pause, and what follows waits.
+instead, with the longest pause, and the deliveries behind it wait.
 
 `before` is the previous number of the line without a confirmation. The pairs (line, number) of one
 era are never used again, since numbers only grow.
@@ -36,8 +36,8 @@ Most deliveries meet an open line with room, and are confirmed at their first se
 there are two short ways, `send_at_once` and `confirm`, that make no effects. They change the
 producer as `offer` and `on_outcome` do, or decline, and change nothing.
 
-Bounds: `window` for a line, `window_all` for the producer. What waits behind them is bounded by
-`waiting_max`. A line without deliveries is forgotten, and a pause of it with it.
+Bounds: `window` for a line, `window_all` for the producer, `waiting_max` for all deliveries behind
+the windows. A line without deliveries is forgotten, and a pause of it with it.
 
 Source: docs/how-to/deliver.md.
 """
@@ -73,7 +73,7 @@ class ProducerLimits:
 
 
 class SendOutcome(Enum):
-    """What became of one sending of a delivery."""
+    """The outcome of one sending of a delivery."""
 
     CONFIRMED = "confirmed"
     REPEATED = "repeated"
@@ -138,7 +138,7 @@ class DeliveryLine(msgspec.Struct, eq=False):
 
 
 class Delivery(msgspec.Struct, eq=False):
-    """One delivery. Its shell adds what it needs to send it, in a subclass."""
+    """One delivery. Its shell adds the fields that sending needs, in a subclass."""
 
     until: float
     seq: int = 0
@@ -184,7 +184,7 @@ Effect = SendDelivery | DeliveryEnded | RoundBegun
 
 
 class Producer:
-    """The deliveries of one producer. Times are those of the shell's clock, in seconds."""
+    """The deliveries of one producer. Times are by the shell's clock, in seconds."""
 
     def __init__(self, limits: ProducerLimits, last: int = 0) -> None:
         self.limits = limits
@@ -196,7 +196,7 @@ class Producer:
         self.waiting = 0
         """Deliveries behind the windows."""
         self._held: dict[DeliveryLine, None] = {}
-        """Lines with room in their own window that wait for room in that of the producer."""
+        """Lines with room in their own window that wait for room in the producer's."""
         self._resumes: list[tuple[float, int, DeliveryLine]] = []
         """The pauses of lines, the first to end first."""
         self._pauses = 0
@@ -388,7 +388,7 @@ class Producer:
             self._admit(held, effects)
 
     def _end_all(self, error: BaseException | None, effects: list[Effect]) -> None:
-        """DeliveryEnd every delivery, the last one of each line first: none enters the window."""
+        """End every delivery, the last one of each line first: none enters the window."""
         for line in list(self.lines.values()):
             for delivery in (*reversed(line.waiting), *reversed(line.window.values())):
                 self._end(delivery, DeliveryEnd.STALE, error, effects)

@@ -56,7 +56,7 @@ RESULT_KEPT_S = 24 * 3600
 
 
 class ReceiverDecision(Enum):
-    """What the receiver does with a delivery."""
+    """How the receiver treats a delivery."""
 
     HANDLE = "handle"
     REPEATED = "repeated"
@@ -69,7 +69,7 @@ _HANDLE, _GAP = ReceiverDecision.HANDLE, ReceiverDecision.GAP
 
 
 class DoneRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What is done of one producer. `used`: seconds since 1970."""
+    """The last delivery of one producer that is done. `used`: seconds since 1970."""
 
     era: Uid
     seq: Uid
@@ -152,7 +152,7 @@ class DeliveryRecord:
     # ---- deliveries to the entity
 
     def decide(self, number: DeliveryNumber) -> ReceiverDecision:
-        """Return what to do with a delivery. Changes nothing."""
+        """Return how to treat a delivery. Changes nothing."""
         row = self.done.get(number.producer)
         done = 0
         if row is not None:

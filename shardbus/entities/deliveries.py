@@ -1,7 +1,7 @@
 """Deliveries at their entity: the shell of `deliveries.record`.
 
 Each handler has a second invoker, under its name with `MARK`. It reads the number of the delivery,
-asks the record what to do, calls the handler, and answers when the delivery is done:
+decides by the record, calls the handler, and answers when the delivery is done:
 
     entity with state       a save that the handler awaits stores the record with the state; if it
                             has not saved, this invoker does, after it has returned
@@ -122,7 +122,7 @@ class EntityDeliveries:
     ) -> None:
         self._kind, self._settings, self._wall_clock = kind, settings, wall_clock
         self.sends: EntitySends | None = None
-        """What the entities deliver themselves, of a class that does."""
+        """The deliveries of the entities themselves; None if their class sends none."""
         self.decisions: Counter[str] = Counter()
         """Deliveries that were not handled, by decision, and rows that were forgotten."""
         self.poison: deque[PoisonDelivery] = deque(maxlen=POISON_MAX)
@@ -316,7 +316,7 @@ class EntityDeliveries:
             self._age(activation, record, now)
 
     def _age(self, activation: Activation, record: DeliveryRecord, now: int) -> None:
-        """Forget what is old, and records above the bound."""
+        """Forget old rows and results, and records above the bound."""
         before = record.forgotten
         record.age(now, self._settings.remember, self._settings.producers)
         self.decisions["forgotten"] += record.forgotten - before
@@ -328,8 +328,8 @@ class EntityDeliveries:
     # ---- loads
 
     def loaded(self, activation: Activation, data: bytes | None) -> None:
-        """Take the record of what an entity with state has loaded, in the place of any other, and
-        send what is pending in it.
+        """Take the record that an entity with state has loaded with it, in the place of any other,
+        and send the deliveries that are pending in it.
 
         Raises:
             ValueError: it is none.
@@ -365,7 +365,7 @@ class EntityDeliveries:
 
     def begin_save(self, activation: Activation, data: bytes | None) -> tuple[bytes, Saving]:
         """Return the stored form of a state, with the record as it is once this save has ended, and
-        what to give `end_save`."""
+        the argument for `end_save`."""
         record = activation.shard.records[activation.key]
         handling, number, key, now = HANDLING.get(), None, "", 0
         if handling is not None:
@@ -379,12 +379,12 @@ class EntityDeliveries:
         return stored, (record, handling, record.last, data)
 
     def fail_save(self, activation: Activation) -> None:
-        """Note that the store may not have what `begin_save` returned."""
+        """Note that the store may lack the state that `begin_save` returned."""
         if self.sends is not None:
             self.sends.ended(activation)
 
     def end_save(self, activation: Activation, saving: Saving) -> None:
-        """Note that the store has what `begin_save` returned."""
+        """Note that the store has the state that `begin_save` returned."""
         record, handling, last, data = saving
         record.last_stored = max(record.last_stored, last)
         if self.sends is not None:
@@ -409,7 +409,7 @@ class EntityDeliveries:
         return [(key, record.stored()) for key, record in latest if record]
 
     def adopt(self, hosted: Shard, entity_id: str, data: bytes) -> None:
-        """Take a record of the shard's former home. What has been done here since stays."""
+        """Take a record of the shard's former home. Entries that this home has made since stay."""
         if self._kind.states is not None:
             return
         try:
@@ -434,7 +434,8 @@ def _as_it_is(answer: bytes) -> bytes:
 
 
 def _reader(invoker: Invoker) -> Callable[[bytes], Message]:
-    """Return what decodes a delivery and the arguments of its handler. It may raise anything."""
+    """Return a function that decodes a delivery and the arguments of its handler. It may raise
+    anything."""
     one, single, decoders = invoker.one, invoker.single, invoker.decoders
 
     def read(payload: bytes) -> Message:

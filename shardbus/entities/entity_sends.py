@@ -1,4 +1,4 @@
-"""What entities of one type deliver themselves (`Entity.deliver`).
+"""Deliveries that the entities of one type send themselves (`Entity.deliver`).
 
     handler      deliver ──> pending in the record, in memory
                  save    ──> listed in the store ──> stored with the state ──> sent
@@ -6,9 +6,9 @@
     quiet        ──> stored without it by a save of this module ──> off the list
 
 An entity with pending deliveries has a `DeliverySender` of its own, under the name in its record.
-While any is pending the entity stays in memory, and starts again when it stops. The list, per shard
-as that of remembered entities, is ahead of the state: the next home of the shard reads it and
-starts these entities, which find their deliveries in their records.
+While any is pending the entity stays in memory, and starts again when it stops. The list, one per
+shard like the list of remembered entities, is ahead of the state: the next home of the shard reads
+it and starts these entities, which find their deliveries in their records.
 
 The save of a quiet entity writes the state that was stored last, not the one in memory, which a
 handler may have changed and not saved. It is made between two messages, as one of the entity's own:
@@ -54,7 +54,7 @@ deliveries."""
 
 
 def _same(outgoing: Outgoing, payload: bytes) -> Outgoing:
-    """Return what a message of this module carries."""
+    """Return the argument of a message of this module, which its payload does not have."""
     return outgoing
 
 
@@ -97,8 +97,8 @@ class Outgoing:
 
 class EntitySends:
     """Delivers for the entities of one type on one node. `activate(hosted, entity_id)` starts one,
-    `ref(type, id)` makes a reference, `settled(hosted)` is called when the store has what was to be
-    listed of a shard."""
+    `ref(type, id)` makes a reference, `settled(hosted)` is called when a shard's list has no write
+    under way any more."""
 
     def __init__(
         self,
@@ -198,7 +198,8 @@ class EntitySends:
         self._send(activation, outgoing, record, last)
 
     def loaded(self, activation: Activation, record: DeliveryRecord, data: bytes | None) -> None:
-        """Send what an entity has found pending in its record. `data`: its state, as stored."""
+        """Send the deliveries that are pending in an entity's record. `data`: its state, as
+        stored."""
         outgoing = self._outgoing.get(activation)
         if outgoing is None:
             if not record.pending:
@@ -226,7 +227,8 @@ class EntitySends:
     def _send(
         self, activation: Activation, outgoing: Outgoing, record: DeliveryRecord, last: int
     ) -> None:
-        """Offer what is stored and not offered yet. What has ended since it was stored is done."""
+        """Offer each stored delivery that was not offered yet, and settle each one that has ended
+        since it was stored."""
         producer = outgoing.sender.producer
         open_now = {seq for line in producer.lines.values() for seq in line.numbers()}
         for pending in list(record.pending.values()):
@@ -300,7 +302,7 @@ class EntitySends:
 
     async def _settle(self, activation: Activation, entity: Any, outgoing: Outgoing) -> None:
         """Store a record without pending deliveries, as the handler of a message. If the store does
-        not answer, the entity starts again with what is stored, as after any save."""
+        not answer, the entity starts again with its stored state, as after any save."""
         hosted, key = activation.shard, activation.key
         record = hosted.records.get(key)
         if record is None or record.pending or self._outgoing.get(activation) is not outgoing:

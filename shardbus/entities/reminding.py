@@ -85,7 +85,7 @@ log = GuardedLog("shardbus.reminders")
 DUE = "$reminders"
 """The name of the invoker of the message that wakes an entity. No handler has this name."""
 CANCEL = "$cancel"
-"""That of the message by which an operator cancels reminders."""
+"""The name of the invoker of the message by which an operator cancels reminders."""
 CANCEL_S = 4.0
 ATTEMPTS = 10
 PAUSE_MIN_S = 0.1
@@ -114,7 +114,7 @@ class EntityReminders:
 
     @property
     def unsaved(self) -> bool:
-        """True if the record differs from what is stored."""
+        """True if the record differs from the stored one."""
         return self.stored is not None and self.record is not self.stored
 
 
@@ -125,7 +125,7 @@ class ReminderCounts:
     fired: int = 0
     """Firings whose handler has returned."""
     late: int = 0
-    """Those of them that began more than `LATE_MS` after they were due."""
+    """Fired ones that began more than `LATE_MS` after they were due."""
     left_out: int = 0
     """Moments that `late="skip"` left out."""
     failed: int = 0
@@ -135,7 +135,7 @@ class ReminderCounts:
 
 
 class RemindingHost(Protocol):
-    """What reminders call: the host of their type."""
+    """The host of an entity type, as its reminders call it."""
 
     name: str
     kind: EntityType
@@ -154,7 +154,7 @@ class RemindingHost(Protocol):
 
 
 class ShardReminders:
-    """What this node knows of one shard's reminders."""
+    """The reminders of one shard, on the node that hosts it."""
 
     __slots__ = ("claimed", "fired", "hosted", "is_open", "schedule")
 
@@ -206,7 +206,7 @@ class Reminding:
         self._shards.clear()
 
     def claim_again(self) -> None:
-        """Raise the fences again in a store that may have lost them, and read what it has."""
+        """Raise the fences again in a store that may have lost them, and read its indexes anew."""
         for hosted in list(self._shards):
             self.close(hosted)
             self.open(hosted)
@@ -261,7 +261,7 @@ class Reminding:
         return floor(self._host.wall_clock() * 1000)
 
     def sweep(self, tick: int) -> None:
-        """Wake what is due, about once a second: the wall clock may have been set."""
+        """Wake the entities that are due, about once a second: the wall clock may have been set."""
         now = self.now()
         for entry in list(self._shards.values()):
             if not entry.hosted.stopping:
@@ -360,7 +360,7 @@ class Reminding:
     async def _fire(
         self, entry: ShardReminders, activation: Activation, entity: Any, attempt: int
     ) -> None:
-        """Call the handler of the first reminder that is due, and store what follows."""
+        """Call the handler of the first reminder that is due, and store the record after it."""
         done = raised = False
         reminders: EntityReminders | None = None
         try:
@@ -399,7 +399,7 @@ class Reminding:
         entity: Any,
         reminders: EntityReminders,
     ) -> None:
-        """Store what follows a firing, if the handler has not."""
+        """Store the record after a firing, if the handler has not."""
         if reminders.unsaved:
             await self._host.save(entity.context, None, alone=True)
         entry.fired.pop(activation.key, None)
@@ -517,8 +517,8 @@ class Reminding:
             context._acting("remind")
 
     async def store(self, context: Any, value: Any) -> Any:
-        """Store what a handler has set and not saved. Returns `value`, which the handler has
-        returned."""
+        """Store the reminders that a handler has set and not saved. Returns `value`, which the
+        handler has returned."""
         await self._host.save(context, None, alone=True)
         return value
 
@@ -528,7 +528,7 @@ class Reminding:
         return extras is not None and extras.reminders is not None and extras.reminders.unsaved
 
     def revert(self, activation: Activation) -> None:
-        """Forget what a handler has set and not saved: it has raised."""
+        """Forget the reminders that a handler has set and not saved: it has raised."""
         reminders = None if activation.extras is None else activation.extras.reminders
         if reminders is not None and reminders.stored is not None:
             reminders.record = reminders.stored

@@ -1,8 +1,8 @@
-"""The reminders of one entity: a value, and what follows a due moment.
+"""The reminders of one entity: a value, and its successor after a due moment.
 
-A record is stored with the entity's state, in one write. A firing is done by replacing the record
-with the one that follows it, so a save of the handler stores its effect and the end of the firing
-together. If the process dies before, the moment is due again: it has the same `delivery` then.
+A record is stored with the entity's state, in one write. A firing ends by replacing the record with
+its successor, so a save of the handler stores its effect and the end of the firing together. If the
+process dies before, the moment is due again: it has the same `delivery` then.
 
     due ──> not late, or `once`, or `all` ──> fires ──> `all`: the next moment, however old
         │                                           └─> else: the next one that is to come

@@ -1,8 +1,8 @@
 """When a reminder is due: once, at an interval, or by a cron expression.
 
 Times are milliseconds since 1970 in UTC, and are compared in UTC only. An interval counts elapsed
-time: a day is 24 hours. A cron expression counts what a clock on the wall of its zone shows, by
-the rules of Debian's cron:
+time: a day is 24 hours. A cron expression goes by the wall clock of its zone, under the rules of
+Debian's cron:
 
 | the night | `30 2 * * *`, a time | `0 * * * *`, `*/30 * * * *`: every hour |
 |---|---|---|
@@ -39,8 +39,8 @@ FIELDS = "minute, hour, day of the month, month, day of the week"
 
 
 class Rule(Struct, frozen=True, array_like=True):
-    """How a reminder repeats: neither `every_ms` nor `cron` is once. `late`: what becomes of
-    moments that have passed. `jitter_ms`: each firing is put off by up to this."""
+    """How a reminder repeats: neither `every_ms` nor `cron` is once. `late`: the policy for moments
+    that have passed. `jitter_ms`: each firing is put off by up to this."""
 
     every_ms: int = 0
     cron: str = ""

@@ -1,17 +1,17 @@
 """Which entities of a shard are woken for their reminders, and when: a pure machine.
 
 The store has an index of each shard: when the first reminder of each entity is due. A home that
-has raised the shard's fence is the only one that changes it, so what it has read stays true. It
-reads a *window*, the first entries up to a horizon, and the next window once this one runs low:
-memory and reads do not grow with the number of reminders, and nothing is read while nothing is
-due.
+has raised the shard's fence is the only one that changes it, so the entries that it has read stay
+true. It reads a *window*, the first entries up to a horizon, and the next window once this one runs
+low: memory and reads do not grow with the number of reminders, and nothing is read while nothing
+is due.
 
     claimed ──> LOADING ──loaded──> READY ──fewer than LOW are left, and there are more──┐
                    ^   └──failed: again after a pause                                    │
                    └─────────────────────────────────────────────────────────────────────┘
 
 - **Saved**: an entity has stored its reminders. An entry before the horizon enters the window; one
-  behind it will be read. What is saved during a read is newer than what the read returns.
+  behind it will be read. An entry that is saved during a read is newer than the answer of the read.
 - **Doubtful**: a save has no answer, so its time may be the stored one. The earlier counts.
 - **Wake**: the entity is handed a message, and looks for itself which reminders are due. It is not
   woken again before that has *ended*: so a due moment fires once. If nothing is due, none fires.
@@ -121,13 +121,13 @@ class ReminderSchedule:
         self._horizon: Due | None = None
         """Every entry up to it is in the window; None before the first read."""
         self._touched: dict[str, int] | None = None
-        """What was saved during a read; None if none is under way."""
+        """Due times that were saved during a read, by entity; None if no read is under way."""
         self._woken: dict[str, int] = {}
         """Until when each entity that is woken has time."""
         self._failures: dict[str, int] = {}
         """Failures in a row, of entities of the window."""
         self._raised: dict[str, int] = {}
-        """Those of them that handlers have raised."""
+        """Failures in a row that handlers have raised, by entity."""
         self._now = 0
 
     @property
@@ -161,7 +161,7 @@ class ReminderSchedule:
         return [ReadIndex(None)]
 
     def handle(self, event: Event, now: int) -> list[Effect]:
-        """Return what follows an event."""
+        """Return the effects of an event."""
         match event:
             case IndexRead(entries):
                 self._on_loaded(entries)
@@ -179,7 +179,7 @@ class ReminderSchedule:
         return self.tick(now)
 
     def tick(self, now: int) -> list[Effect]:
-        """Return which entities to wake by now, and what to read."""
+        """Return the entities to wake by now, and the next read if the window runs low."""
         if now < self._now:
             self._clock_set_back(now)
         self._now = now

@@ -1,6 +1,6 @@
 """A backup of a store: the rows of all its keys in one file, as a log of one segment.
 
-The rows are those of a majority of the disks, merged, key by key. So each has every save that was
+The rows of a majority of the disks are merged, key by key. So each row has every save that was
 acknowledged before the backup began, and may have one of its time. The last frame has the ring, and
 with it the backup is whole: a file that was cut short has none, and is refused.
 

@@ -96,7 +96,8 @@ class Disk:
     # ---- start and end
 
     def open(self, read: Read, reset: Callable[[], None]) -> None:
-        """Lock the directory and read the log. `reset` is called if what was read does not count.
+        """Lock the directory and read the log. If the log is damaged, `reset` is called: the
+        records that `read` has taken do not count.
 
         Raises:
             ConfigError: the directory cannot be used, or another process has it.
@@ -259,9 +260,9 @@ class Disk:
     # ---- checking
 
     def check(self, sizes: Mapping[int, int]) -> list[str]:
-        """Read segments as a start would. Returns what is spoiled, a text for each segment. Runs in
-        a thread of its own, beside `write`. `sizes`: the synced bytes of each segment; one that a
-        compaction removes meanwhile is left out."""
+        """Read segments as a start would. Returns a text for each spoiled segment. Runs in a thread
+        of its own, beside `write`. `sizes`: the synced bytes of each segment; one that a compaction
+        removes meanwhile is left out."""
         spoiled = []
         for number, size in sorted(sizes.items()):
             if size <= HEADER_BYTES:

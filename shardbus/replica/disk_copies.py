@@ -1,7 +1,7 @@
 """Disks of replicas that do not run: reading all that they have, and writing a new one.
 
-Reading changes nothing, and goes on behind damage: each segment up to its first spoiled frame. What
-is wrong is in `findings`, each with its place. So rows of a spoiled disk are good for a merge, and
+Reading changes nothing, and goes on behind damage: each segment up to its first spoiled frame.
+`findings` names each damage with its place. So rows of a spoiled disk are good for a merge, and
 never for a vote.
 
 A new disk is the only one of its ring (`replication.refounding`). While it is written, its
@@ -46,13 +46,13 @@ TURN_ROWS, TURN_BYTES = 1000, 2**20
 
 @dataclass(slots=True)
 class DiskCopy:
-    """What a directory or a backup has."""
+    """The content of a disk's directory, or of a backup."""
 
     path: Path
     place: RingDisk = field(default_factory=lambda: RingDisk(-1))
     state: DiskState = field(default_factory=DiskState)
     findings: list[str] = field(default_factory=list)
-    """What is wrong, each with its place; empty if a start would take all of it."""
+    """Each damage, with its place; empty if a start would take the whole disk."""
     torn: int = 0
     """Bytes at the end that a crash cut: they were never acknowledged."""
     segments: int = 0

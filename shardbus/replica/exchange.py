@@ -2,9 +2,9 @@
 
 `moves` decides which digests and buckets are compared. This is its driver: it sends requests after
 the sync, hands in answers, wakes at deadlines, and begins a repair when another replica comes into
-reach and every `interval` seconds. So a replica that was away gets what it missed without a read of
-it. A repair has passed once every comparison has ended, each by its answers. At most
-`moves.ASKED_MAX` comparisons are under way at a time.
+reach and every `interval` seconds. So a replica that was away gets the rows that it missed, even if
+no store reads them. A repair has passed once every comparison has ended, each by its answers. At
+most `moves.ASKED_MAX` comparisons are under way at a time.
 
 Source: docs/architecture.md; S3.85.
 """
@@ -80,13 +80,13 @@ class DiskExchange:
         """Bytes of memory that rows take, about."""
 
     def start(self) -> None:
-        """Begin to merge what is not merged, and to repair."""
+        """Begin to merge the partitions that are not merged, and to repair."""
         self._loop = asyncio.get_running_loop()
         self.ask(self._place.tick(self._clock()))
         self._repair_in(self._interval)
 
     def close(self) -> None:
-        """Ask for nothing more."""
+        """Send no further request."""
         for timer in (self._timer, self._repair):
             if timer is not None:
                 timer.cancel()
@@ -94,7 +94,7 @@ class DiskExchange:
     # ---- requests of this disk
 
     def ask(self, effects: list[AskDisk]) -> None:
-        """Send requests once what they rest on is synced."""
+        """Send requests after a sync of the rows and places in memory."""
         self._note_pass()
         if effects:
             self._turns.after_sync(lambda: self._carry_out(effects))
@@ -171,7 +171,8 @@ class DiskExchange:
 
     @property
     def facts(self) -> dict[str, float]:
-        """Repairs: how many have begun, what came by them, and the seconds since one has passed."""
+        """The number of repairs that have begun, the counts of comparisons and rows, the seconds
+        since a repair has passed, and the interval."""
         age = self._clock() - self._passed_at if len(self._place.ring.members) > 1 else 0.0
         counts = self._place.counts
         return {"begun": self.repairs, **counts, "age": age, "interval": self._interval}

@@ -34,7 +34,7 @@ class Joining:
         self._cluster, self._network = cluster, network
         self._task: asyncio.Task[None] | None = None
         self.progress = ""
-        """What the try waits for."""
+        """Why the try waits."""
 
     def begin(self, me: Address, disk: int, addresses: Iterable[Address]) -> None:
         """Try, unless a try is under way."""

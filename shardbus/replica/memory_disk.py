@@ -19,7 +19,7 @@ from shardbus.replication.log import LogPlan
 
 
 class MemoryDisk:
-    """Takes what a `Disk` takes, and forgets it."""
+    """A `Disk` that forgets each write."""
 
     def __init__(self) -> None:
         self.path, self.plan = Path("memory"), LogPlan(sys.maxsize)

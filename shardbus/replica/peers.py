@@ -1,8 +1,8 @@
 """The connections between the replicas of a store, and the reports that they carry.
 
-Each replica connects to each other one, those of its settings and those of the ring. It reports its
-disk, as it has stored it: when the connection is up, when that changes, and at intervals. A report
-is answered by one, with the verdict for the disk. So each knows which others are in reach, and
+Each replica connects to every other one that its settings or the ring name. It reports its disk, as
+it has stored it: when the connection is up, when that changes, and at intervals. A report is
+answered by one, with the verdict for the disk. So each knows which others are in reach, and
 `Standing` decides whether it serves.
 
 Source: docs/architecture.md; S2.75.

@@ -1,9 +1,9 @@
 """Runs a replica as a process: its signals, its end, and the keys of its socket.
 
 SIGTERM, SIGINT, and the end of the node or unit that started the process end it, after the turn
-that is being written; `END_S` later it ends at once. What it has not answered is then as after a
-crash. If the node has left in order, the replica stays while other nodes need it, for `LINGER_S` at
-most. SIGHUP reads the file of the cluster's secret again.
+that is being written; `END_S` later it ends at once. Unanswered requests are then as after a crash.
+If the node has left in order, the replica stays while other nodes need it, for `LINGER_S` at most.
+SIGHUP reads the file of the cluster's secret again.
 
 A disk that is given up (`standing`) is put aside, and the replica goes on with a blank one in the
 same process.

@@ -13,7 +13,7 @@ taken in any case, because this disk holds them already for its store.
 
 **The end.** A replica whose node has left stays while the others need it: as long as a store uses
 it, and the replicas that are in reach are no majority without it. So the last nodes of a cluster
-that stops can save what they have. `lingers` says so; its caller bounds it.
+that stops can save their states. `lingers` says so; its caller bounds it.
 
 **A disk that is given up** (`standing`) ends the server, too. The next one finds the mark on the
 disk, puts the segments aside, and begins with a blank one.
@@ -123,7 +123,7 @@ class ReplicaServer:
         self._admits, self._on_failed, self._clock = admits, on_failed, clock
         self._repair = repair
         self.counts: Counter[str] = Counter()
-        """What was dropped, by reason."""
+        """Frames that were dropped and connections that were cut, by reason."""
         self._place = RingDisk(-1)
         self._read_state = DiskState()
         self._standing: Standing
@@ -332,8 +332,7 @@ class ReplicaServer:
         self._send(connection, ReplicaFrame.RING, encode_ring(ring), ring.number)
 
     def _more(self, request: Request) -> int:
-        """Return the bytes of memory by which what the request stores is longer than what there
-        is."""
+        """Return how many more bytes of memory the row takes with the value of this request."""
         if not isinstance(request, AcceptValue | PrepareBallot):
             return 0
         row = self.registers.rows.get(request.key)

@@ -16,8 +16,8 @@ disk that was left out has rows on which no majority rests. It is given up like 
 that a blank one follows it.
 
 Every report carries the counter and the run of the disk; the answer has the verdict. A ring that a
-report shows is adopted, if it is newer, and of this store. What a report changes is synced before
-it is answered.
+report shows is adopted, if it is newer, and of this store. The changes that a report makes are
+synced before it is answered.
 
 Source: docs/architecture.md; S2.75.
 """
@@ -37,7 +37,7 @@ from shardbus.wire.replica_frames import ReportBody
 
 
 class ReplicaState(Enum):
-    """What a replica is, in `store status`."""
+    """The state of a replica, as `store status` shows it."""
 
     BLANK = "blank"
     NAMED = "named"
@@ -137,7 +137,7 @@ class Standing:
             return "the other replicas know a later state of this disk: it was set back, or copied"
         return ""
 
-    # ---- what others report
+    # ---- reports of others
 
     def on_report(
         self, report: ReportBody, stored: DiskState, now: float
@@ -185,13 +185,13 @@ class Standing:
         return effects
 
     def tick(self, now: float, stored: DiskState) -> None:
-        """Show the stored counter, and judge what was answered to it."""
+        """Show the stored counter, and judge the answers to it."""
         self.life.show(stored.counter, now)
         self.life.judge(self.ring.disks, now)
 
     def report(self, stored: DiskState, verdict: DiskVerdict | None) -> ReportBody:
-        """Return the report of what the disk has stored of itself; with a verdict it is an
-        answer."""
+        """Return the report of this disk, with the facts that it has stored; with a verdict it is
+        an answer."""
         founding = self.founding
         return ReportBody(
             str(founding.me),
@@ -209,7 +209,7 @@ class Standing:
     # ---- for people
 
     def replica_state(self, stored: DiskState) -> ReplicaState:
-        """What this replica is."""
+        """The state of this replica."""
         if self.founding.state is FoundingState.BLANK:
             return ReplicaState.BLANK
         if not stored.founded:

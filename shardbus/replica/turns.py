@@ -1,4 +1,4 @@
-"""The turns of a replica: what changed in memory is written and synced, and then answers leave.
+"""The turns of a replica: changes in memory are written and synced, and then answers leave.
 
     rows and places in memory ──> answers wait ──┐
                                                  ├─ a turn: one write, one sync ──> answers leave
@@ -15,7 +15,7 @@ written as the whole row, because the row that it is a change of goes with the o
 last of these turns has the place in the ring and the facts of the disk.
 
 **Failure.** After a write or a sync that failed, nothing of that turn is answered, and the process
-ends: what it has in memory is not what its disk has.
+ends, because the rows in its memory differ from the rows on its disk.
 
 Source: docs/architecture.md; S2.32, S3.85.
 """
@@ -131,7 +131,7 @@ class DiskTurns:
             self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Write what has changed since the last turn; make the calls at once if nothing has."""
+        """Write the changes since the last turn; make the calls at once if there are none."""
         turn, self._turn = self._turn, _Turn()
         if self.failed:
             return

@@ -1,4 +1,4 @@
-"""The life of a disk: whether what it has is all that it ever had.
+"""The life of a disk: whether it still has everything that it ever stored.
 
 A disk that was wiped, set back to an older copy, or copied to another machine must not vote: it has
 forgotten promises and values that others rely on. So each disk has a random id and a count. The
@@ -43,7 +43,7 @@ GRACE_S = 2.5 * SILENT_S
 
 
 class DiskShown(NamedTuple):
-    """What a disk shows of itself. The counter is synced before it is shown."""
+    """A disk shows its id, counter and run. The counter is synced before it is shown."""
 
     disk: int
     counter: int
@@ -59,8 +59,8 @@ class DiskKnown(NamedTuple):
 
 
 class DiskVerdict(NamedTuple):
-    """What another disk has answered to a disk that showed this counter in this run. `votes`: that
-    other disk votes itself."""
+    """The answer of another disk, `judge`, to a disk that showed this counter in this run. `votes`:
+    the judge votes itself."""
 
     judge: int
     counter: int
@@ -70,7 +70,8 @@ class DiskVerdict(NamedTuple):
 
 
 class DiskRegistry:
-    """What one disk knows of the others. `answer` is synced before it leaves."""
+    """One disk's record of the others' counters and runs. The disk syncs `known` before an answer
+    leaves."""
 
     __slots__ = ("_known", "_seen", "_twice")
 
@@ -107,20 +108,20 @@ class DiskRegistry:
         self._seen.pop((disk, run), None)
 
     def keep(self, disks: Collection[int]) -> None:
-        """Forget all disks but these, which are those of a new ring."""
+        """Forget all disks but these, the members of a new ring."""
         self._known = {disk: known for disk, known in self._known.items() if disk in disks}
         self._twice = {disk: at for disk, at in self._twice.items() if disk in disks}
 
     @property
     def known(self) -> tuple[DiskKnown, ...]:
-        """What must be in the log."""
+        """The lines that must be in the log."""
         return tuple(self._known.values())
 
 
 def is_accepted(
     disk: int, members: Iterable[int], answers: Mapping[int, bool], *, waited: bool
 ) -> bool | None:
-    """Judge what the other members of the ring answered to a disk: True if it votes, False if it is
+    """Judge the answers of the ring's other members to a disk: True if it votes, False if it is
     given up, None while that is open. `answers`: by disk. `waited`: it has shown itself for
     `GRACE_S`."""
     others = [member for member in members if member != disk]
@@ -134,7 +135,7 @@ def is_accepted(
 
 
 class DiskLife:
-    """Whether this run of a disk votes: what the others have answered to its counter.
+    """Decides whether this run of a disk votes, by the other disks' answers to its counter.
 
     Args:
         disk: the id of this disk.

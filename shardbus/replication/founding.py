@@ -1,7 +1,7 @@
 """Founding: how blank disks become the replicas of one store, and no second store begins. Pure.
 
-Every replica is started with the same addresses: those of all replicas of the store. Each reports
-to each what its disk is:
+Every replica is started with the same list, the addresses of all replicas of the store. Each
+reports the state of its disk to each other one:
 
     BLANK      it has no ring; it has never served
     NAMED      it has the ring of the store, the list of all its disks, and does not serve yet
@@ -41,7 +41,7 @@ from shardbus.replication.ring import NO_RING, ReplicaRing, RingMember, first_ri
 
 
 class FoundingState(Enum):
-    """What a disk is to its store."""
+    """How far a disk has come as a member of its store."""
 
     BLANK = "blank"
     NAMED = "named"
@@ -50,8 +50,8 @@ class FoundingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DiskReport:
-    """What a replica reports of its disk. `ring`: the disks of the store, NO_RING if BLANK.
-    `peers`: the addresses that the replica was started with."""
+    """A replica's report of its disk. `ring`: the disks of the store, NO_RING if BLANK. `peers`:
+    the addresses that the replica was started with."""
 
     disk: int
     ring: ReplicaRing
@@ -83,14 +83,14 @@ class Founding:
 
     @property
     def state(self) -> FoundingState:
-        """What this disk is to its store."""
+        """How far this disk has come as a member of its store."""
         if self.ring == NO_RING:
             return FoundingState.BLANK
         return FoundingState.FOUNDED if self.founded else FoundingState.NAMED
 
     @property
     def report(self) -> DiskReport:
-        """What this replica reports to the others."""
+        """The report of this replica to the others."""
         return DiskReport(self.disk, self.ring, self.founded, tuple(map(str, self.peers)))
 
     def on_report(self, sender: Address, report: DiskReport) -> bool:

@@ -8,7 +8,7 @@ the decision is chosen.
 **Leases** compare no clocks of two machines. A row has an age: the seconds since its disk stored
 the value. The holder counts from when it asked, so each disk counts from later. A contender takes
 over once the age is `TAKE_OVER` times the lease's time, which covers clocks of which one is 3 %
-slow and the other 3 % fast. A renewal never shortens a lease: what is left of the former time is a
+slow and the other 3 % fast. A renewal never shortens a lease: the rest of the former time is a
 lower bound of the new one, because the holder may rely on it until its renewal is answered.
 
 Source: docs/architecture.md; S2.30, B.59.
@@ -137,7 +137,8 @@ def change_list(
 
 
 def identify(known: str, fresh: str) -> Function:
-    """Name the store `known`; without it, keep the stored name, or write `fresh`. Result: it."""
+    """Name the store `known`; without it, keep the stored name, or write `fresh`. Result: the
+    name."""
 
     def function(value: Value) -> Written | Unchanged:
         name = known or value or fresh
@@ -147,7 +148,7 @@ def identify(known: str, fresh: str) -> Function:
 
 
 def decide_once(proposed: Value) -> Function:
-    """Write a value where there is none. Result: the one that is stored."""
+    """Write a value where there is none. Result: the stored value."""
 
     def function(value: Value) -> Written | Unchanged:
         return Written(proposed, proposed) if value is None else Unchanged(value)
@@ -162,8 +163,8 @@ def acquire(owner: str, time: float, seen: Reading, request: int) -> Function | 
     """Take a lease for `time` seconds, of which `seen` was read just before. None: another owner
     holds it. `request`: a random id, not 0.
 
-    Result: its counter; None if the lease is not the one that was seen any more, so read again.
-    The owner holds it until `time` seconds after it asked for this, by its own clock."""
+    Result: its counter; None if the lease has changed since it was read, so read again. The owner
+    holds it until `time` seconds after it sent this request, by its own clock."""
     before = seen.value if isinstance(seen.value, LeaseValue) else LeaseValue(None, 0, 0, 0.0, 0)
     ours = before.owner == owner
     if before.owner is not None and not ours and seen.age < before.time * TAKE_OVER:
@@ -184,8 +185,9 @@ def acquire(owner: str, time: float, seen: Reading, request: int) -> Function | 
 def renew(owner: str, counter: int, time: float, seen: Reading | None = None) -> Function:
     """Extend a lease to `time` seconds from now. Result: False if it is lost.
 
-    A store object that asked for the lease itself knows until when it holds it, and calls this
-    before, without `seen`. Otherwise it reads first, and a lease whose time is over is lost."""
+    A store object that acquired the lease itself has the time at which it ends, and calls this
+    before that, without `seen`. Otherwise it reads first, and a lease whose time is over is lost.
+    """
 
     def function(value: Value) -> Written | Unchanged:
         if not isinstance(value, LeaseValue) or (value.owner, value.counter) != (owner, counter):

@@ -1,4 +1,4 @@
-"""The append log of a replica: its frames, its segments, and what a start makes of them. Pure.
+"""The append log of a replica: its frames, its segments, and how a start reads them. Pure.
 
     segment  = header, frame, frame ...          one file of at most SEGMENT_BYTES and one frame
     header   = magic, number, disk, marker, crc  `marker` is random, of this segment alone
@@ -7,8 +7,8 @@
 **A turn is one frame, one write and one sync**, and the next turn is written after the sync. So a
 crash can spoil the last frame only, in any of its pages, and nothing follows it: such a *torn tail*
 was never acknowledged, and is dropped. A spoiled frame before another whole one, in a segment
-before the last, or a header that does not fit is *damage*: the disk has lost what it may have
-acknowledged. It must not vote with what is left of it, so a replica goes on with a new disk.
+before the last, or a header that does not fit is *damage*: the disk has lost writes that it may
+have acknowledged. It must not vote with the rest, so a replica goes on with a new disk.
 
 The search for a whole frame behind a spoiled one goes from marker to marker. The marker never
 leaves the process, so a stored state has no such bytes but by chance. A search with more
@@ -20,10 +20,10 @@ turn, and then the record `compacted`, with the number of that segment. Once tha
 segments before are removed, the oldest first. A crash at any point leaves the older segments, or
 the record that says that they may be gone.
 
-What a log cannot show: a file that was cut between two frames, or replaced by an older copy. The
-number of starts of a disk is in the log, for others to compare.
+A log cannot show that a file was cut between two frames, or replaced by an older copy. The number
+of starts of a disk is in the log, for others to compare.
 
-Not here: files (`shardbus.replica.disk`), and what a body means (`records`).
+Not here: files (`shardbus.replica.disk`), and the meaning of a body (`records`).
 
 Source: docs/architecture.md; S2.32, S3.85.
 """
@@ -97,7 +97,7 @@ class SegmentEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What a file has. `length`: the bytes up to the end of the last whole frame."""
+    """The content of a file. `length`: the bytes up to the end of the last whole frame."""
 
     header: SegmentHeader | None
     bodies: Sequence[memoryview]

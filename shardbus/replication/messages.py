@@ -1,4 +1,4 @@
-"""Ballots, rows, and what a store object and a replica say to each other.
+"""Ballots, rows, and the messages between a store object and a replica.
 
 A **ballot** orders all writes of a key: `(fence, round, session, k)`, compared in this order.
 
@@ -10,8 +10,8 @@ A **ballot** orders all writes of a key: `(fence, round, session, k)`, compared 
 Ballots with the same first three parts are a **group**: one store object makes them, one after the
 other. Two writes never have one ballot, so the ballot stands for the value.
 
-A **row** is what a disk has of a key: the promise, the ballot and the value. Copies of a row merge
-by the higher promise and the higher ballot, in any order and number.
+A **row** is one disk's record of a key: the promise, the ballot and the value. Copies of a row
+merge by the higher promise and the higher ballot, in any order and number.
 
 | request | answer | |
 |---|---|---|
@@ -52,7 +52,7 @@ ZERO = Ballot(-1, 0, 0, 0)
 
 
 class Row(NamedTuple):
-    """What a disk has of a key."""
+    """One disk's record of a key."""
 
     promise: Ballot
     """The disk refuses ballots below this one."""
@@ -121,7 +121,7 @@ Request = KeyRequest | ScanBucket
 
 
 class Promised(NamedTuple):
-    """The promise is given. The fields are those of the row before."""
+    """The promise is given. The fields have the row as it was before."""
 
     promise: Ballot
     ballot: Ballot

@@ -25,18 +25,18 @@ n+1 has every value that was chosen in ring n.
     (d) ring n+2 waits until a majority of each partition's disks has merged (`unmerged`)
 
 **Merging.** A disk compares the digests of 16 buckets with another disk's, and takes the rows of
-those that differ. It takes those of one disk at a time in each partition: afterwards the digests of
-the next disk differ in little. Rows merge in any order and number. A row below the disk's own
-promise is taken, too, but not as an accepted one: a read does not count it (`proposer`).
+the buckets that differ. In each partition it takes rows from one disk at a time: afterwards the
+digests of the next disk differ in little. Rows merge in any order and number. A row below the
+disk's own promise is taken, too, but not as an accepted one: a read does not count it (`proposer`).
 
 **Repair** is the same without the counting: a disk compares itself with each other disk of its
 partitions when `repair` is called, at reconnects and now and then.
 
-**What a driver does.** It calls `answer` for calls of store objects and other disks, `take` for the
-answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to be sent
-to other disks. Records of `take_records` are synced before any answer or effect leaves, as in
-`registers`. Answers may be lost; `tick` asks again. The driver keeps `away`, and calls `tick` when
-a disk comes into reach. A bucket may come in parts, in their order: all but the last have
+**The driver** calls `answer` for calls of store objects, `show` for requests of other disks, `take`
+for the answers of other disks, and `tick` at `deadline()`; the last two return AskDisk effects, to
+be sent to other disks. It syncs the records of `take_records` before any answer or effect leaves,
+as in `registers`. Answers may be lost; `tick` asks again. The driver keeps `away`, and calls `tick`
+when a disk comes into reach. A bucket may come in parts, in their order: all but the last have
 `complete` False.
 
 Source: docs/architecture.md; Lamport, Malkhi and Zhou, "Reconfiguring a state machine".
@@ -123,7 +123,7 @@ class ShowBucket(NamedTuple):
 
 
 class ShowDisk(NamedTuple):
-    """Show what the disk is in its ring. Answer: DiskStatus."""
+    """Show the disk's place in its ring. Answer: DiskStatus."""
 
 
 class PartitionDigests(NamedTuple):
@@ -147,7 +147,7 @@ class BucketContent(NamedTuple):
 
 
 class DiskStatus(NamedTuple):
-    """What a disk is: its ring, and the partitions that it votes for and that it has merged."""
+    """A disk's ring, and the partitions that it votes for and that it has merged."""
 
     disk: int
     ring: ReplicaRing
@@ -260,7 +260,7 @@ class RingDisk:
 
     @property
     def status(self) -> DiskStatus:
-        """What the disk is."""
+        """The disk's place in its ring."""
         return DiskStatus(self.disk, self.ring, frozenset(self.voting), frozenset(self.merged))
 
     def adopt(self, ring: ReplicaRing, now: float) -> list[AskDisk]:
@@ -342,8 +342,8 @@ class RingDisk:
         return min((c.again_at for c in self._comparisons.values() if c.again_at), default=None)
 
     def tick(self, now: float) -> list[AskDisk]:
-        """Ask for what is missing, and again for what did not come. A repair that another disk does
-        not answer is left to the next one."""
+        """Request the missing digests and rows, and repeat requests without an answer. A repair
+        that another disk does not answer is left to the next one."""
         effects: list[AskDisk] = []
         number = self.ring.number
         under_way = [(part, c) for (part, _), c in self._comparisons.items() if c.again_at > now]
@@ -375,7 +375,7 @@ class RingDisk:
         return effects
 
     def take_records(self) -> list[DiskRecord]:
-        """Return what changed since the last call, for the log."""
+        """Return the changes since the last call, for the log."""
         records: list[DiskRecord] = [*self.registers.take_records(), *self._records]
         self._records = []
         return records
@@ -439,7 +439,7 @@ class RingDisk:
         self._begin()
 
     def _begin(self) -> None:
-        """Merge from the former disks what is not merged."""
+        """Merge the partitions that are not merged, from the former disks."""
         self._compared, self._comparisons = {}, {}
         before, after = places_of(self.ring.former), places_of(self.ring)
         for partition in self._partitions:

@@ -13,8 +13,8 @@ majority of them end it. Answers of two rounds, or of two rings, never count tog
       └───────┼──our group──────────> ACCEPTING
               └──the ring changed, in any phase: nothing is accepted before a new promise
 
-`TRANSITIONS` is the drawing as data. The operations differ in how they start, and in what they do
-with the newest row of a majority of promises (`_promised`):
+`TRANSITIONS` is the drawing as data. The operations differ in how they start, and in their use of
+the newest row of a majority of promises (`_promised`):
 
     LoadState     prepares under its fence, and accepts the newest value: two rounds always
     SaveState     accepts its own value, at once in our group; the newest one if that has its id
@@ -43,14 +43,14 @@ new ballot in the same group it could take effect a second time, above a later s
 **Refusals.** A promise under a higher fence refuses a load or a save. The operation then settles:
 under the fence that refused, it prepares above that promise and accepts the newest value. If that
 value is its own, it is Completed. Otherwise it is Outdated: a value under the higher fence is
-chosen, so the operation has *no effect from now on*. What it had under way may be in that value.
+chosen, so the operation has *no effect from now on*. Its write under way may be in that value.
 
 **Duels.** Two store objects that prepare one key refuse each other. Each pauses at random, for
 longer each time. A `ChangeValue` with `patience` pauses that long if a higher fence has prepared.
 
 **One operation at a time on a key.** The others wait here, in the order of `submit`.
 
-**What a driver does.** It calls `submit` for each operation, `handle` for each reply, and `tick` at
+**The driver** calls `submit` for each operation, `handle` for each reply, and `tick` at
 `deadline()`; each returns effects:
 
     SendCall(disk, call)        send it, if there is a link to the disk: it may get lost
@@ -136,7 +136,7 @@ class ReadValue(NamedTuple):
 
 
 class ChangeValue(NamedTuple):
-    """Compute a new value of the old one, and store it. Result: that of the function.
+    """Compute a new value of the old one, and store it. Result: the function's result.
 
     The function may run several times, and find its own value as the old one: then it answers as
     the first time. `fence` is the lowest one to prepare under."""
@@ -201,10 +201,10 @@ Effect = SendCall | Finished | RingFound
 
 
 class ProposalPhase(Enum):
-    """What an operation waits for."""
+    """The step that an operation is in."""
 
     WAITING = "waiting"
-    """The operation before it on its key."""
+    """For the operation before it on its key."""
     READING = "reading"
     PREPARING = "preparing"
     ACCEPTING = "accepting"
@@ -213,7 +213,7 @@ class ProposalPhase(Enum):
 
 
 class ProposalTrigger(Enum):
-    """What moves an operation on."""
+    """The events that move an operation on."""
 
     READ = "read"
     PREPARE = "prepare"
@@ -258,7 +258,8 @@ TRANSITIONS: dict[tuple[ProposalPhase, ProposalTrigger], ProposalPhase] = {
 
 
 class KeyGroup:
-    """What a store object remembers of a key: the last ballot that it used, and what it stored."""
+    """A store object's memory of a key: the last ballot that it used, and the value that it
+    stored."""
 
     __slots__ = ("ballot", "op", "ours", "repeats", "ring", "stored", "value")
 
@@ -270,7 +271,7 @@ class KeyGroup:
         self.op = 0
         """The id of the save that the last value sent had, 0 for none."""
         self.repeats = False
-        """`ballot` is that of the save `op`, which was not answered."""
+        """The save `op` had `ballot`, and was not answered."""
         self.stored = False
         """A majority has accepted `value` under `ballot`. Never for states."""
         self.value: Value = None
@@ -471,7 +472,7 @@ class Proposer:
         self._prepare(proposal, now)
 
     def _ballot_at_once(self, proposal: Proposal, group: KeyGroup) -> Ballot | None:
-        """Decide what to accept without a promise, and return its ballot; None if it needs one."""
+        """Choose a value that needs no promise, and return its ballot; None if there is none."""
         if not group.ours or group.ring != self.ring.number:
             return None
         match proposal.work:
@@ -575,7 +576,7 @@ class Proposer:
         self._prepare(proposal, now)
 
     def _promised(self, proposal: Proposal, now: float) -> None:
-        """A majority has promised: decide what to store."""
+        """A majority has promised: choose the value to store."""
         rows = [answer for answer in proposal.answers.values() if isinstance(answer, Promised)]
         newest = max(row.ballot for row in rows)
         same = [row for row in rows if row.ballot == newest]
@@ -640,7 +641,7 @@ class Proposer:
         return max(refusals, default=None)
 
     def _refused(self, proposal: Proposal, now: float) -> None:
-        """No majority can follow: pause, then prepare above what refused."""
+        """No majority can follow: pause, then prepare above the promise that refused."""
         promise = self._highest_refusal(proposal) or ZERO
         pause = self._dice.uniform(0.0, doubling(PAUSE_S, PAUSE_MOST_S, proposal.pauses + 1))
         proposal.fence, proposal.round = proposal.ballot.fence, proposal.ballot.round
@@ -692,7 +693,7 @@ class Proposer:
         else:
             del self._queues[proposal.key]
 
-    # -- what is remembered
+    # -- memory of keys
 
     def _remember(self, proposal: Proposal) -> KeyGroup:
         """Return the memory of the key, which is now of the operation's ballot."""

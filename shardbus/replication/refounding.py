@@ -1,18 +1,18 @@
 """Founding a store anew: from the disks that are left, or from a backup. Pure.
 
-A majority of the disks is gone, and with it what it alone had acknowledged. The operator decides
-that the store goes on without it. The rows of the disks that are left merge as in a repair, into
-the rows of one new disk, alone in a ring of the next era (`ring.renewed_ring`).
+A majority of the disks is gone, and with it the writes that it alone had acknowledged. The operator
+decides that the store goes on without it. The rows of the disks that are left merge as in a repair,
+into the rows of one new disk, alone in a ring of the next era (`ring.renewed_ring`).
 
-What is gone may have been a claim of an epoch, too, and fences of that epoch are in use. So each
+The lost writes may include the claim of an epoch, and fences of that epoch are in use. So each
 table skips `EPOCHS_SKIPPED` epochs (`skip_epochs`): the next coordinator's are above all of them,
-also above those of states whose table was behind them.
+also above the fences of states whose table was behind them.
 
 **Who goes on.** After a recovery the store is the same one. Nodes that run take the new ring, raise
 the fences of the entities that they have, and refuse a former owner again. A disk of a former ring
 that comes back finds that it is left out. After a restore the store is another one: a node, a store
 object or a disk of the former one never speaks to it, so nothing that was in memory before can
-write over what was restored.
+write over the restored rows.
 
 `remains` says whether the disks that are left are a majority: then every acknowledged save is on
 one of them. `differences` compares disks that stand still.
@@ -122,8 +122,8 @@ class Remains(NamedTuple):
 
 
 def remains(disks: Collection[RingDisk], spoiled: Collection[int]) -> Remains:
-    """Return which part of their store these disks are. `spoiled`: the ids of those of which not
-    all can be read.
+    """Return which part of their store these disks are. `spoiled`: the ids of the disks that cannot
+    be read whole.
 
     Raises:
         ValueError: none is of a store, or they are of two.
@@ -163,7 +163,7 @@ def differences(disks: Mapping[int, Registers]) -> Iterator[Difference]:
 
 
 def row_differences(key: str, rows: Mapping[int, Row]) -> Iterator[Difference]:
-    """Yield what disks have of one key that is not the newest row."""
+    """Yield the disks' rows of one key that are not the newest row."""
     newest = max(rows, key=lambda disk: rows[disk].ballot)
     ballot, value = rows[newest].ballot, rows[newest].value
     for disk, row in rows.items():

@@ -1,4 +1,4 @@
-"""The rows of one disk: what a replica does with one request on its keys.
+"""The rows of one disk: how a replica answers one request on its keys.
 
     PrepareBallot b   b at least the promise: it becomes b                    Promised, else No
     AcceptValue b     b at least the promise: the value is stored under b     Yes, else No
@@ -9,9 +9,9 @@
 A request that comes again changes nothing: a ballot stands for one value, so a row at that ballot
 has it. The promise rises with each accepted ballot too.
 
-**What a driver does.** It calls `handle` for the requests that have come, then writes the records
-of `take_records` to its log and syncs it, and only then sends *any* of these answers, those to
-reads included: an answer shows rows that a crash must not lose. If the sync fails, it sends
+**The driver** calls `handle` for the requests that have come, then writes the records of
+`take_records` to its log and syncs it, and only then sends *any* of these answers, answers to reads
+included: an answer shows rows that a crash must not lose. If the sync fails, it sends
 nothing and ends; the disk counts as lost. At the start it calls `replay` for each record of its
 log, in order. A log may begin with all rows of a time between two turns (`rows`, written as
 ValueRecord and PromiseRecord), and go on with records that those rows have already, because a
@@ -118,7 +118,7 @@ class Registers:
         return tuple((key, self.rows[key], self._age(key, now)) for key in keys)
 
     def take_records(self) -> list[Record]:
-        """Return what changed since the last call, for the log."""
+        """Return the changes since the last call, for the log."""
         records, self._records = self._records, []
         return records
 

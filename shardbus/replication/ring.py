@@ -136,8 +136,8 @@ def first_ring(members: tuple[RingMember, ...], copies: int) -> ReplicaRing:
 
 def renewed_ring(rings: Collection[ReplicaRing], member: RingMember, store: int) -> ReplicaRing:
     """Return the ring of one disk that an operator founds anew. `rings`: as the disks that are left
-    have them, or the backup. `store`: the number of the store, that of these rings if its disks may
-    come back.
+    have them, or the backup. `store`: the number of the store, the same as in these rings if its
+    disks may come back.
 
     Raises:
         ValueError: no number is left.

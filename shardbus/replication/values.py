@@ -1,4 +1,4 @@
-"""What a register holds, one class for each kind of key, and changes of it that travel alone.
+"""The values of registers, one class for each kind of key, and changes that travel alone.
 
     key                    value         change
     state   type, entity   StateValue    -

@@ -104,7 +104,7 @@ def limits_of(settings: DeliverySettings) -> ProducerLimits:
 
 
 def outcome_of(error: BaseException) -> SendOutcome:
-    """Return what an error says about a sending of a delivery."""
+    """Return the outcome of a sending that this error has ended."""
     if isinstance(error, Rejection):
         return SendOutcome.CONFIRMED
     if isinstance(error, DEFINITE):
@@ -144,7 +144,7 @@ class Letter(Delivery, kw_only=True, eq=False):
     """Of its method, as `delivery_key` returns it."""
     payload: bytes
     end: Any
-    """A future, or what is called with the end and the error, once."""
+    """A future, or a function that is called with the end and the error, once."""
     by: DeliverySender
     round: int = 0
     """Of the line when it was first sent."""
@@ -169,7 +169,7 @@ class Letter(Delivery, kw_only=True, eq=False):
         self.by.report_error(self, self.round, error)
 
     def ended(self, end: DeliveryEnd, error: BaseException | None) -> None:
-        """Give the outcome to the one that waits for it."""
+        """Report the outcome to the future or the function `end`."""
         answer = self.end
         if not isinstance(answer, Future):
             answer(end, error)
@@ -220,8 +220,8 @@ class KeepUndelivered(Protocol):
 
 
 class DeliveryCounts:
-    """What became of the deliveries of a process and of its entities. `keep`: what keeps those that
-    are given up."""
+    """Counts of the outcomes of deliveries, of a process and of its entities. `keep` keeps the
+    deliveries that are given up."""
 
     def __init__(self, keep: KeepUndelivered | None = None) -> None:
         self.ended: Counter[str] = Counter()
@@ -347,7 +347,7 @@ class DeliverySender:
         return self.producer.unconfirmed
 
     def close(self, error: BaseException) -> None:
-        """DeliveryEnd every delivery with this error: the process ends."""
+        """End every delivery with this error: the process ends."""
         self._closed = True
         self._timer.stop()
         for line in list(self.producer.lines.values()):
@@ -397,7 +397,7 @@ class DeliverySender:
         self._act(self.producer.tick(self._loop.time()))
 
     def _act(self, effects: list[Any]) -> None:
-        """Carry out effects, and those of what is reported meanwhile."""
+        """Carry out effects, and the effects of outcomes that are reported meanwhile."""
         self._acting = True
         try:
             while True:

@@ -281,8 +281,8 @@ class TracedCall(Call):
 
 
 class Ref(Addressed):
-    """A reference to one entity. Its attributes are the entity's handlers. The sender decides what
-    a verb returns: an awaitable, or in a thread the outcome."""
+    """A reference to one entity. Its attributes are the entity's handlers. The sender decides
+    whether a verb returns an awaitable or, in a thread, the outcome."""
 
     def __init__(
         self,

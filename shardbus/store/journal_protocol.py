@@ -5,17 +5,18 @@ Its entries are bytes, numbered from 1. Its *head* has the fence, the last numbe
 to which it is trimmed. Events of an entity, messages of an outbox and mailboxes are such rows.
 
 A store has journals as an ability of its own (`HasJournals`); a store without it is complete, and
-what needs journals refuses to start with it. The rules are those of states (`protocol`):
+a feature that needs journals refuses to start with it. The rules are the same as for states
+(`protocol`):
 
 - **Fenced.** An append, an opening and a trim carry a fence. The store compares it with the head's
   in the same atomic step, refuses a lower one, and keeps a higher one. `open` raises it before it
-  reads, so an earlier activation cannot append behind what the next one has read.
+  reads, so an earlier activation cannot append behind the entries that the next one has read.
 - **In sequence.** An append names the number that it comes after. A head with another last number
   refuses it. So two writers under one fence cannot interleave, and none overwrites.
 - **Idempotent.** An append carries an operation id. The head keeps the last one that was applied,
   and answers a repeat without a second write. The entries of one append are written together.
 - **Ordered.** An opening comes after every append of the same store object whose call has ended
-  before: such an append is in what `open` returns, or is never applied.
+  before: `open` returns the entries of such an append, or it is never applied.
 
 **Trimming** removes entries and keeps the head, so numbers and fence go on. With `forget`, the head
 goes too once no entry is left, and nothing remains of the journal: the next append comes after 0,

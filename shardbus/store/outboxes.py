@@ -14,8 +14,8 @@ open, and a former producer changes nothing afterwards. The messages that are gi
 stay in the journal, which loses entries at its beginning only; the register has their numbers, and
 a reader gets them without content.
 
-Messages behind an unconfirmed one stay until that one has ended. So what an outbox has, *pending*,
-may be confirmed in part.
+Messages behind an unconfirmed one stay until that one has ended. So the *pending* messages of an
+outbox may be confirmed in part.
 
 Bounds: `DROPPED_MAX` numbers in the register, `LISTED_MAX` outboxes in a list for operators.
 

@@ -9,9 +9,9 @@ Three rules make a store safe to retry and safe to share:
 - **Idempotent.** A write carries an operation id. A client without an answer sends the write again;
   the store remembers the last operation applied and does not apply it twice.
 - **Ordered.** A load comes after every save of the same store object whose call has ended before,
-  whether it was answered, failed or was cancelled: such a save is in what the load returns, or it
-  is never applied, even if the server executes it later. So an activation that starts on the same
-  node, under the same fence, has what stays.
+  whether it was answered, failed or was cancelled: the load returns such a save, or the save is
+  never applied, even if the server executes it later. So an activation that starts on the same
+  node, under the same fence, has the state that stays.
 
 An implementation turns the failures of its client library into `StoreUnavailable`, always within
 `timeout` seconds.
@@ -84,7 +84,7 @@ class StateStore(Protocol):
     """A durable place for shard tables, entity state, remembered entities and leases."""
 
     async def start(self) -> None:
-        """Connect, create what is missing, and refuse a server that may lose or evict data.
+        """Connect, create missing structures, and refuse a server that may lose or evict data.
 
         Raises:
             StoreUnavailable: the server cannot be reached.
@@ -96,8 +96,8 @@ class StateStore(Protocol):
 
     async def identity(self, known: str = "") -> str:
         """Return the text that names this store, and no other one. The first call writes a random
-        one, in one atomic step. With `known`, write that one instead: a node that finds that the
-        store has lost its data repeats the one that it knows.
+        one, in one atomic step. With `known`, write that text instead: a node that finds that the
+        store has lost its data writes the name again under which it knows the store.
 
         Nodes compare it when they join, because two stores of one kind may have one URL, as two
         files on two machines have."""
@@ -142,7 +142,7 @@ class StateStore(Protocol):
         """Remove every home. Only for a cluster that is stopped. Returns True if there was a home.
 
         The epoch stays: fences are drawn above it, and the stored fences of entities must not be
-        ahead of those of the next cluster.
+        ahead of the next cluster's.
         """
         ...
 
@@ -186,8 +186,8 @@ class StateStore(Protocol):
     async def expire_states(
         self, entity_type: str, entity_ids: Sequence[str], now: float, since: float
     ) -> list[str]:
-        """Remove the states of those of these entities that are idle since `since` or longer.
-        Returns the ids of these; their fences stay.
+        """Remove the state of each of these entities that is idle since `since` or longer. Returns
+        the ids of the entities whose states it removed; their fences stay.
 
         An entity is idle from the `now` of the first call that names it after its last load or
         save, which the store keeps until it is loaded or saved again. It is compared in the same
@@ -241,11 +241,11 @@ Due = tuple[int, str]
 
 @runtime_checkable
 class ReminderStore(Protocol):
-    """What a store offers besides `StateStore` if it keeps reminders: the record of each entity,
-    and an index of each shard by time.
+    """A store that keeps reminders, too: the record of each entity, and an index of each shard by
+    time.
 
-    A save with `reminders` writes both in its atomic step. It is refused (StaleFence) if its fence
-    is lower than that of the shard, too, which a home raises by `add_remembered` before it saves or
+    A save with `reminders` writes both in its atomic step. It is refused (StaleFence) also if its
+    fence is lower than the shard's, which a home raises by `add_remembered` before it saves or
     reads reminders. So it reads an index that no earlier home changes any more."""
 
     async def load_reminders(
@@ -281,8 +281,8 @@ def new_identity() -> str:
 
 @runtime_checkable
 class MeetsServers(Protocol):
-    """A store whose server may become another one, which may have lost what the former one had
-    acknowledged, or may lose its data."""
+    """A store whose server may become another one, which may have lost writes that the former one
+    had acknowledged, or may lose its data."""
 
     on_new_server: Callable[[], None]
     """Called in the store's event loop when that has happened."""
@@ -302,7 +302,7 @@ class WatchesSettings(Protocol):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with them now, each with the remedy."""
+        """The settings that are unfit now, each with the remedy."""
         ...
 
 
@@ -338,7 +338,7 @@ class HasReplicas(Protocol):
     def replicas(self) -> tuple[dict[str, object], ...]:
         """Each replica as this process reaches it: `address`, `serves`, `disk` (its id, or None),
         `why` it does not serve, `member`, False if the ring of the store has none there, and
-        `repairs`: numbers of what it got from other replicas, empty if it has not answered."""
+        `repairs`: numbers of its repairs from other replicas, empty if it has not answered."""
         ...
 
 

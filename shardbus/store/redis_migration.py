@@ -149,7 +149,7 @@ class RedisMigration:
         found.moved += sum(gone)
 
     async def _move_due(self, key: str, place: str) -> None:
-        """Move the entry of an entity from the index of its former shard to that of its shard."""
+        """Move the entry of an entity from its former shard's index to its shard's index."""
         former, present = self._keys.parse(key), self._keys.parse(place)
         assert former is not None
         assert former.shard is not None

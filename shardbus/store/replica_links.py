@@ -13,7 +13,7 @@ under way, and a second one would only add to the load that delays its answer. S
 sent on this connection less than `AGAIN_S` seconds ago is not sent twice.
 
 A store object stays with the store of its first ring. After a restore the replicas are of another
-store, which knows nothing of what this process holds: it sends them nothing, and says so.
+store, which knows nothing of the entities of this process: it sends them nothing, and says so.
 
 Source: docs/architecture.md; S3.85.
 """
@@ -113,7 +113,7 @@ class ReplicaLinks:
     Args:
         on_replies: takes the answers of one frame.
         on_change: called when a replica has begun or ceased to serve.
-        on_rows: takes what a disk answers to `ask`.
+        on_rows: takes the answer of a disk to `ask`.
     """
 
     def __init__(

@@ -10,16 +10,16 @@ change a value are in `replication.functions`:
     add_remembered remove_remembered      ChangeValue of the list
     expire_states                         ChangeValue of each state, with an id
     leases, identity                      ReadValue, then ChangeValue
-    page_stored remembered_shards         scans of buckets at a majority; what differs is read
+    page_stored remembered_shards         scans of buckets at a majority; keys that differ are read
 
 **A refusal says: no effect from now on.** A save that was under way when another owner loaded may
-be in what that owner has read.
+be in the state that this owner has read.
 
 **Leases.** Replicas count the time since they stored a lease; no clock is compared
 (`replication.functions`).
 
-**Eras.** A ring of another era was founded anew from the disks that were left. It may lack what was
-acknowledged, so `on_new_server` is called, as after the restore of any server.
+**Eras.** A ring of another era was founded anew from the disks that were left. It may lack
+acknowledged writes, so `on_new_server` is called, as after the restore of any server.
 
 A majority of replicas must answer. `start` waits for it as long as it takes, and logs the missing
 replicas; a later call has `timeout` seconds.
@@ -95,7 +95,7 @@ FIRST_BUCKETS, BUCKETS_EACH = 16, 256
 """Buckets that a page scans at once, at first and at most."""
 SCAN_AGAIN_S = 0.05
 SCANS = 2**62
-"""Numbers of calls for scans begin here; those of the proposer are below."""
+"""Numbers of calls for scans begin here; the proposer's numbers are below."""
 SESSION_BITS = 63
 
 

@@ -1,13 +1,14 @@
 """Changes the ring of a store inside the cluster: an operator, for one step.
 
     look      every replica shows the place of its disk; the newest ring counts
-    help      while no majority has merged in that ring, it is sent to all its disks, and to those
-              of the ring before
+    help      while no majority has merged in that ring, it is sent to all its disks, and to the
+              disks of the ring before
     decide    the members of the next ring come from `Step`; one register decides it (`moves`)
     wait      until a majority of the new ring has merged, and the disk that came in votes
 
 Any number of operators may work at a time, and each may stop at any moment: the next one goes on
-from what the disks show. A replica is one, too, for its own blank disk (`replica.joining`).
+from the places that the disks show. A replica is one, too, for its own blank disk
+(`replica.joining`).
 
 Source: docs/architecture.md; S2.32.
 """
@@ -149,7 +150,7 @@ class RingOperator:
     """One change of a ring. Belongs to one event loop.
 
     Args:
-        on_progress: called with what the operator waits for, when that changes.
+        on_progress: called with the reason for which the operator waits, when that changes.
     """
 
     def __init__(
@@ -174,8 +175,8 @@ class RingOperator:
 
         Raises:
             RingRefused: it cannot be changed like this.
-            StoreError: it was not done within `within` seconds; the text has what it waits for. It
-                may be done later.
+            StoreError: it was not done within `within` seconds; the text names the reason. It may
+                be done later.
         """
         self._links.open(self._loop)
         try:
@@ -226,7 +227,7 @@ class RingOperator:
         self._changed.set()
 
     async def _look(self) -> RingView:
-        """Return what the replicas show, of those that answer in time."""
+        """Return the newest ring, and the disks of the replicas that answer in time."""
         links = self._links
         links.show()
         until = self._loop.time() + LOOKS_MAX_S

@@ -273,8 +273,8 @@ async def write_states(store: StateStore, rows: Sequence[Row]) -> None:
 
 
 async def _write(store: StateStore, saves: Sequence[Save]) -> None:
-    """Write these saves, each under a fence above those of its entity and, with reminders, of its
-    shard. Raises as `write_states`."""
+    """Write these saves, each under a fence above its entity's and, with reminders, its shard's.
+    Raises as `write_states`."""
     fences = [0] * len(saves)
     waiting = list(range(len(saves)))
     for _ in range(3):
