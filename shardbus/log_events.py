@@ -271,6 +271,9 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
     ("joining", "the replica %s has its blank disk in ring %d"): _event(
         "replica_disk_replaced", "replica ring"
     ),
+    ("replicated", "%s was founded anew: acknowledged saves may be lost"): _event(
+        "store_founded_anew", "url"
+    ),
     ("replicated", "%s: ring %d of %d disks"): _event("store_ring", "url ring disks"),
     ("peers", "the replica %s waits for %s"): _event("replica_waits", "replica reason"),
     ("disk", "the replica's disk in %s cannot be used: %s"): _event(

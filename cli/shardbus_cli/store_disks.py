@@ -331,9 +331,10 @@ def _need_disk(options: ReplicaOptions) -> None:
 
 def _loss(left: Remains) -> str:
     names = ", ".join(sorted(one.address or f"disk {one.disk:016x}" for one in left.lost))
+    disks = output.counted(len(left.ring.members), "disk")
     return (
-        f"of ring {left.ring.number} with {len(left.ring.members)} disks these are no majority: it"
-        f" may have acknowledged saves that only the lost ones had: {names}"
+        f"of ring {left.ring.number} with {disks} these are no majority: it may have"
+        f" acknowledged saves that only the lost ones had: {names}"
     )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from shardbus.errors import ConfigError
+from shardbus.quantities import counted
 from shardbus.replica.disk import DISK_BITS
 from shardbus.replica.disk_copies import DiskCopy, turns_of
 from shardbus.replication.log import (
@@ -118,7 +119,9 @@ def read_backup(path: Path) -> DiskCopy:
     copy = DiskCopy(path, segments=1, bytes=len(data))
     copy.take(segment, str(path))
     if segment.end is not SegmentEnd.WHOLE:
-        copy.findings.append(f"it is damaged after {segment.length} of {len(data)} bytes")
+        copy.findings.append(
+            f"it is damaged after {segment.length} of {counted(len(data), 'byte')}"
+        )
     if not copy.state.founded:
         copy.findings.append("its end is missing")
     if copy.findings:

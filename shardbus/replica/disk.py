@@ -29,6 +29,7 @@ from typing import Protocol
 
 from shardbus.errors import ConfigError
 from shardbus.guarded_log import GuardedLog
+from shardbus.quantities import counted
 from shardbus.replication.log import (
     HEADER_BYTES,
     MARKER_BYTES,
@@ -278,7 +279,8 @@ class Disk:
                 spoiled.append(f"segment {number} cannot be read: {error.strerror}")
                 continue
             if segment.length < size:
-                spoiled.append(f"segment {number} is damaged after {segment.length} bytes")
+                after = counted(segment.length, "byte")
+                spoiled.append(f"segment {number} is damaged after {after}")
         return spoiled
 
     # ---- names
