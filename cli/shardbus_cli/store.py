@@ -28,6 +28,9 @@ from shardbus_cli.parameters import (
     duration,
 )
 from shardbus_cli.store_settings import (
+    ANSWER_S,
+    AsJson,
+    DiskPath,
     Port,
     network_of,
     peers_of,
@@ -45,8 +48,6 @@ if TYPE_CHECKING:
     from shardbus.replication.ring import ReplicaRing
     from shardbus.store.ring_change import Step
 
-STATUS_S = 2.0
-"""Seconds for the replicas to answer."""
 COLUMNS = (
     "address", "state", "disk", "ring", "rows", "memory", "log", "starts", "repaired", "waits for",
 )  # fmt: skip
@@ -65,9 +66,7 @@ def serve(
     file: ConfigFile = None,
     host: node_flags.Host = None,
     port: Port = None,
-    path: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
-    ] = None,
+    path: DiskPath = None,
     store: node_flags.Store = None,
     assignments: Assignments = None,
     leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
@@ -134,7 +133,7 @@ def status(
     store: node_flags.Store = None,
     assignments: Assignments = None,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the replicas: whether each serves, its ring, rows, log, and why it waits."""
     import asyncio
@@ -240,12 +239,12 @@ async def _ask(
     from shardbus.ids import Address
     from shardbus.store.replica_status import ask_replicas
 
-    found = await ask_replicas(network_of(settings), cluster, peers, STATUS_S)
+    found = await ask_replicas(network_of(settings), cluster, peers, ANSWER_S)
     newest = max(found.values(), key=lambda facts: int(facts.get("ring", 0)))
     members = [Address.parse(name) for name in newest.get("members", ()) if ":" in name]
     others = [address for address in members if address not in found]
     if others:
-        found |= await ask_replicas(network_of(settings), cluster, others, STATUS_S)
+        found |= await ask_replicas(network_of(settings), cluster, others, ANSWER_S)
     return found
 
 

@@ -25,6 +25,9 @@ from shardbus_cli.parameters import (
     duration,
 )
 from shardbus_cli.store_settings import (
+    ANSWER_S,
+    AsJson,
+    DiskPath,
     Port,
     network_of,
     peers_of,
@@ -42,17 +45,13 @@ if TYPE_CHECKING:
     from shardbus.replication.refounding import Difference, Remains
     from shardbus.replication.registers import Registers
 
-WAIT_S, LOOK_S = 60.0, 2.0
+WAIT_S = 60.0
 COLUMNS = ("address", "disk", "segments", "bytes", "behind", "findings")
 SESSION_BITS = 63
 NAMED_MAX = 20
 """Differences that are named; the others are counted."""
 
 Wait = Annotated[float, duration("Longest wait for the replicas: 30, 5m.", WAIT_S)]
-DiskPath = Annotated[
-    str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 # -- verify
@@ -345,7 +344,7 @@ async def _serving(settings: Settings, cluster: str, left: Remains) -> list[str]
 
     named = [Address.parse(member.address) for member in left.ring.members if member.address]
     addresses = list(dict.fromkeys((*peers_of(settings), *named)))
-    found = await ask_replicas(network_of(settings), cluster, addresses, LOOK_S)
+    found = await ask_replicas(network_of(settings), cluster, addresses, ANSWER_S)
     return [str(address) for address, facts in found.items() if facts["state"] == "founded"]
 
 

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from shardbus.transport.zmq.network import ZmqNetwork
 
 Port = Annotated[str | None, typer.Option(metavar="PORT", help="Port of the replica (store.port).")]
+DiskPath = Annotated[
+    str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ANSWER_S = 2.0
+"""Seconds for the replicas to answer."""
 
 
 def replica_settings(
