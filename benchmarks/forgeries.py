@@ -91,7 +91,7 @@ class Target:
         finally:
             ZmqNetwork.listen = original  # type: ignore[method-assign]
         node.join("127.0.0.1:0")
-        while node.view is None or not node.is_up:
+        while node.view is None or not node.members.is_up:
             await asyncio.sleep(0.05)
         thread: Any = node.cluster
         thread.on_listening = count("subscription", thread.on_listening)
@@ -216,7 +216,7 @@ class Stranger:
     def _hello(self) -> tuple[bytes, bytes]:
         node = self._target.node
         head = pack_header(PROTOCOL_VERSION, FrameType.HELLO, node.endpoint.tag, 5, 0, 0, 0)
-        return head, encode_body(Hello(node.cluster_name, str(node.me), node.me, 99))
+        return head, encode_body(Hello(node.membership.cluster_name, str(node.me), node.me, 99))
 
     def _bytes(self, kind: str) -> bytes:
         head, body = self._hello()

@@ -373,7 +373,7 @@ async def joined(folder: str, seeds: tuple[str, ...]) -> Node:
     node = Node(bus.name, bus.types, Settings(node=own), store)
     await node.start()
     node.join("127.0.0.1:0")
-    await wait(lambda: node.is_up, "the member", 0.05)
+    await wait(lambda: node.members.is_up, "the member", 0.05)
     return node
 
 

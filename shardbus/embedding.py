@@ -173,13 +173,13 @@ class EmbeddedNode:
         node = served.node
         ready = asyncio.ensure_future(served.ready())
         try:
-            ends: set[asyncio.Future[Any]] = {ready, node.stopped}
+            ends: set[asyncio.Future[Any]] = {ready, node.membership.stopped}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
-        if node.stopped.done():
-            self.reason = node.stopped.result()
-            if node.refusals:
+        if node.membership.stopped.done():
+            self.reason = node.membership.stopped.result()
+            if node.membership.refusals:
                 raise Refused(self.reason)
             raise NodeLost(self.reason)
         ready.result()
@@ -206,7 +206,7 @@ class EmbeddedNode:
                 await self._until_ended(served)
                 by = self._rejoins_by(served.node)
                 if by:
-                    self._turn = next_turn(self._turn, served.node.member_for)
+                    self._turn = next_turn(self._turn, served.node.members.joined_for())
                     self.rejoining = f"was downed, and rejoins through {named(by)}"
                     log.warning("this node %s", self.rejoining)
                     self._bus.set_away(f"this node {self.rejoining}")
@@ -216,8 +216,8 @@ class EmbeddedNode:
             if rejoined is None:
                 break
             served = rejoined
-        node = served.node
-        ended = node.stopped.result() if node.stopped.done() else "not handed off in time"
+        stopped = served.node.membership.stopped
+        ended = stopped.result() if stopped.done() else "not handed off in time"
         self.reason = self.reason or (LEFT if self._in_time else ended)
         self.rejoining = ""
         self._bus.set_away("")
@@ -225,7 +225,7 @@ class EmbeddedNode:
     def _rejoins_by(self, node: Node) -> Sequence[str]:
         """Return the members through which the node, which has ended, joins again; none if it must
         not."""
-        downed = node.stopped.done() and node.stopped.result() == DOWNED
+        downed = node.membership.stopped.done() and node.membership.stopped.result() == DOWNED
         if self._leaves.done() or not downed or not self._settings.cluster.rejoin_after_down:
             return ()
         return contacts(node.view, self._settings.node.seeds)
@@ -250,7 +250,7 @@ class EmbeddedNode:
             await served.close()
             return None
         ready = self._tasks.spawn(self._rejoined(served))
-        served.node.stopped.add_done_callback(lambda _: ready.cancel())
+        served.node.membership.stopped.add_done_callback(lambda _: ready.cancel())
         return served
 
     async def _unless_asked_to_end(self, work: Coroutine[Any, Any, bool]) -> bool:
@@ -279,8 +279,9 @@ class EmbeddedNode:
 
     async def _until_ended(self, served: ServedNode) -> None:
         """Wait until the node is to end, and let it leave unless it was downed."""
-        node = served.node
-        ends: set[asyncio.Future[Any]] = {self._leaves, node.stopped, node.cluster_stops}
+        node, membership = served.node, served.node.membership
+        ends: set[asyncio.Future[Any]] = {self._leaves, membership.stopped}
+        ends.add(membership.cluster_stops)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         try:
             async with asyncio.timeout(leaves_within(node)):

@@ -150,7 +150,6 @@ MANY_ATTRIBUTES = {
     "shardbus.entities.host.Host": 33,
     "shardbus.membership.downing.resolver.Resolver": 31,
     "shardbus.membership.joining.Joiner": 30,
-    "shardbus.node.node.Node": 57,
     "shardbus.shells.cluster_thread.ClusterThread": 30,
     "shardbus.simulation.membership.options.Options": 39,
     "shardbus.simulation.nodes.options.NodeOptions": 46,

@@ -103,7 +103,7 @@ class Administration:
 
     def status_for(self, node: NodeId) -> float:
         """Return the seconds for which a member has had its status."""
-        return self.node.ages.status_for(node, self.node.loop.time())
+        return self.node.members.ages.status_for(node, self.node.loop.time())
 
     def region(self, type: str) -> RegionShell:
         """Return the region of a type.

@@ -35,9 +35,11 @@ def brief_of(node: Node) -> dict[str, Any]:
             for name, region in node.regions.items()
         },
         "suspended": node.gate.describe(),
-        "vitals": node.vitals.vitals._asdict(),
+        "vitals": node.reports.vitals.vitals._asdict(),
         "dropped": list(drops_of(node)),
-        "slow": [[name, how, n] for (name, how), n in sorted(dict(node.slow.counts).items())],
+        "slow": [
+            [name, how, n] for (name, how), n in sorted(dict(node.records.slow.counts).items())
+        ],
         "late": node.endpoint.asks_timed_out,
         "store": [*_calls_of(node), node.states.errors],
     }
@@ -45,7 +47,7 @@ def brief_of(node: Node) -> dict[str, Any]:
 
 def load_of(node: Node) -> LoadReading:
     """Read the load of a node, for its history."""
-    regions, vitals = node.regions.values(), node.vitals.vitals
+    regions, vitals = node.regions.values(), node.reports.vitals.vitals
     handled, waited = Histogram(), Histogram()
     for region in regions:
         handled.add(region.times.handled)
@@ -78,6 +80,6 @@ def drops_of(node: Node) -> Iterator[Drop]:
         yield name, SEND_BUFFER_FULL, count
     for reason, count in sorted(node.endpoint.dropped_frames.items()):
         yield "", reason, count
-    gossip = node.watching
+    gossip = node.membership.runner
     for reason, count in sorted(gossip.dropped_frames.items() if gossip else ()):
         yield "", f"gossip_{reason}", count

@@ -117,7 +117,7 @@ async def watch(node: Node, region: RegionShell, shard: str, id: str) -> EntityF
     activation, now = seen.activation, loop.time()
     handlers, sampled = _handlers(region, id, now)
     shard_part, entity_part = _parts(node, region, shard, id, now)
-    vitals, states = node.vitals.latest, node.states
+    vitals, states = node.reports.vitals.latest, node.states
     failed = region.host.counts.failed.starts.get(id)
     return EntityFigures(
         life=activation.state.name.lower() if activation is not None else "",
@@ -149,7 +149,7 @@ async def watch(node: Node, region: RegionShell, shard: str, id: str) -> EntityF
         store_error=states.silent_because,
         blocked=[
             report.text
-            for report in node.slow.reports()
+            for report in node.records.slow.reports()
             if report.how == BLOCKED and now - report.at <= RECENT_S
         ],
     )

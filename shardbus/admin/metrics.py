@@ -109,7 +109,7 @@ class _Collector:
         endpoint = self._node.endpoint
         dropped = _counter(catalogue.MESSAGES_DROPPED)
         refused = _counter(catalogue.MESSAGES_REFUSED)
-        for (name, reason), count in sorted(self._node.refused.counts.items()):
+        for (name, reason), count in sorted(self._node.records.refused.counts.items()):
             refused.add_metric([name, reason], count)
         rows = {(name, reason): 0 for name in self._node.regions for reason in ALERTED}
         rows |= {(name, reason): count for name, reason, count in drops_of(self._node)}
@@ -150,7 +150,7 @@ class _Collector:
         cut_off = _counter(catalogue.ENTITIES_CUT_OFF)
         carried = _counter(catalogue.ENTITIES_CARRIED)
         slow = _counter(catalogue.SLOW_HANDLERS)
-        counts_of = dict(self._node.slow.counts)
+        counts_of = dict(self._node.records.slow.counts)
         for name in self._node.regions:
             for how in (BLOCKED, WAITED):
                 slow.add_metric([name, how], counts_of.get((name, how), 0))
@@ -200,8 +200,8 @@ class _Collector:
         notes, handoffs = _counter(catalogue.SHARDING_NOTES), _counter(catalogue.HANDOFFS)
         rebalances = _counter(catalogue.REBALANCES)
         for name in self._node.singletons:
-            rebalances.add_metric([name], self._node.notes.get((name, REBALANCE), 0))
-        for (name, what), count in sorted(self._node.notes.items()):
+            rebalances.add_metric([name], self._node.records.notes.get((name, REBALANCE), 0))
+        for (name, what), count in sorted(self._node.records.notes.items()):
             if what.startswith("handoff_"):
                 handoffs.add_metric([name, what.removeprefix("handoff_")], count)
             elif what != REBALANCE:
@@ -226,8 +226,8 @@ class _Collector:
             statuses = Counter(m.status.value for m in node.view.members)
             for status, count in sorted(statuses.items()):
                 members.add_metric([status], count)
-        if node.watching is not None:
-            for watched, value in node.watching.overview.phis.items():
+        if node.membership.runner is not None:
+            for watched, value in node.membership.runner.overview.phis.items():
                 phi.add_metric([str(watched)], value)
         epoch = _gauge(catalogue.COORDINATOR_EPOCH)
         for name, region in node.regions.items():
@@ -241,8 +241,8 @@ class _Collector:
     def _process(self) -> Iterable[Metric]:
         node = self._node
         lag, vitals = _gauge(catalogue.LOOP_LAG), _gauge(catalogue.VITALS)
-        lag.add_metric([], node.lag)
-        for what, amount in node.vitals.vitals._asdict().items():
+        lag.add_metric([], node.membership.lag)
+        for what, amount in node.reports.vitals.vitals._asdict().items():
             vitals.add_metric([what], amount)
         failed = _plain_counter(catalogue.TASKS_FAILED, node.failed_tasks)
         errors = _plain_counter(catalogue.STORE_ERRORS, node.states.errors)
@@ -254,7 +254,7 @@ class _Collector:
             rows.add_metric([], repairs.get("rows", 0))
             volume.add_metric([], repairs.get("bytes", 0))
             age.add_metric([], repairs["age"])
-        cost, pod = _gauge(catalogue.POD_DELETION_COST), node.pod_cost
+        cost, pod = _gauge(catalogue.POD_DELETION_COST), node.reports.pod_cost
         if pod is not None and pod.written is not None:
             cost.add_metric([], pod.written)
         refused = _plain_counter(catalogue.KUBERNETES_ERRORS, pod.failures if pod else 0)

@@ -134,7 +134,7 @@ class Deadline:
         node = self.node
         if node is None:
             return "the present step of its start"
-        if node.lag >= BLOCKED_S:
+        if node.membership.lag >= BLOCKED_S:
             return f"its loop, which is blocked at {self._place()}"
         try:
             return waits_for(node)

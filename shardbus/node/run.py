@@ -248,7 +248,7 @@ class _NodeRun:
         by = contacts(self._node.view, settings.node.seeds)
         if by and self.start_anew is not None:
             self._print(f"this node was downed, and rejoins through {named(by)}")
-            self.start_anew(by, next_turn(self.turn, self._node.member_for))
+            self.start_anew(by, next_turn(self.turn, self._node.members.joined_for()))
 
     def _attach_supervisor(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
         if self._supervisor is None:
@@ -267,11 +267,11 @@ class _NodeRun:
         assert node.view is not None
         up = sum(m.status is Status.UP for m in node.view.members)
         if self._supervisor is not None:
-            cluster, port = node.cluster_name, served.server.port
+            cluster, port = node.membership.cluster_name, served.server.port
             self._report("ready", node, port, cluster=cluster, up=up, store=store)
             return
         self._output.data(
-            f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
+            f"ready: {node.me.address} in cluster {node.membership.cluster_name!r} ({up} up), "
             f"{served.http_url}, store {store}"
         )
         notify("READY=1")
@@ -288,23 +288,24 @@ class _NodeRun:
         """Wait for the first signal or the stop of the cluster (None), or until membership has
         ended (the exit code)."""
         first = asyncio.ensure_future(self._signals.first.wait())
-        ends: set[asyncio.Future[Any]] = {first, node.stopped, node.cluster_stops}
+        stopped = node.membership.stopped
+        ends: set[asyncio.Future[Any]] = {first, stopped, node.membership.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
-        if node.stopped.done():
+        if stopped.done():
             return self._ended(node)
         notify("STOPPING=1")
         return None
 
     def _ended(self, node: Node) -> int:
         """Return the exit code for the reason with which membership ended."""
-        reason = node.stopped.result()
+        reason = node.membership.stopped.result()
         if reason == LEFT:
             return OK
         self._print(f"error: this node stops: {reason}")
         if not reason.startswith("join failed"):
             return FAILED
-        return REFUSED if node.refusals else UNREACHABLE
+        return REFUSED if node.membership.refusals else UNREACHABLE
 
     async def _leave(self, node: Node) -> int:
         """Leave, phase by phase, unless a second signal comes."""
@@ -320,7 +321,7 @@ class _NodeRun:
         if leaving.result():
             self._print("left the cluster")
             return OK
-        if node.stopped.done() and node.stopped.result() != LEFT:
+        if node.membership.stopped.done() and node.membership.stopped.result() != LEFT:
             return self._ended(node)
         self._print("stopped before everything was handed off")
         return NOT_DRAINED
@@ -349,13 +350,13 @@ async def _unless_stopped(work: Coroutine[Any, Any, T], signals: StopSignals) ->
 def _begin_to_cordon(node: Node, supervisor: SupervisorLink, tasks: TaskSet) -> None:
     """Begin to take no further shard."""
     cordoning = tasks.spawn(_cordon(node, supervisor), node.loop)
-    node.stopped.add_done_callback(lambda _: cordoning.cancel())
+    node.membership.stopped.add_done_callback(lambda _: cordoning.cancel())
 
 
 async def _cordon(node: Node, supervisor: SupervisorLink) -> None:
     """Report when every member knows that this one takes no further shard; at once if this node is
     not a member yet."""
-    if node.view is not None and node.is_up:
+    if node.view is not None and node.members.is_up:
         node.cluster.post(SetService(node.me, Service.CORDONED))
         while not (node.view.converged and _service(node) is not Service.OPEN):
             await asyncio.sleep(READY_POLL_S)

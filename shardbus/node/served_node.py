@@ -115,7 +115,7 @@ class ServedNode:
         await node_registry.register(node.store, node.me.address)
         self.bus.attach(node)
         await self.server.start()
-        node.on_leave = on_leave
+        node.phases.begin = on_leave
         # Bound to every interface, HTTP is where the node is.
         wildcard = self.settings.http.host in WILDCARDS
         host = node.me.host if wildcard else self.settings.http.host

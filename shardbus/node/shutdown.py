@@ -15,20 +15,14 @@ Source: docs/architecture.md; S1.61, S3.39.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.events import LEFT
-from shardbus.node.dispatch import Dispatcher
-from shardbus.node.shutdown_phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
+from shardbus.node.node import Node
+from shardbus.node.shutdown_phases import HAND_OFF, LAST, LEAVE, PHASES, Progress
 from shardbus.quantities import counted
-from shardbus.shells.cluster_thread import MembershipRunner
-from shardbus.shells.region import RegionShell
-from shardbus.shells.singleton import SingletonShell
-from shardbus.transport.drop_reports import DropTallies
-from shardbus.transport.endpoint import Endpoint
 
 PART_S = 5.0
 """For messages under way, at most."""
@@ -39,44 +33,22 @@ left."""
 POLL_S = 0.02
 
 
-class LeavingNode(Protocol):
-    """The parts of a node that leaving needs."""
-
-    me: NodeId
-    loop: asyncio.AbstractEventLoop
-    endpoint: Endpoint
-    dispatcher: Dispatcher
-    phases: Phases
-    drops: DropTallies
-    stopped: asyncio.Future[str]
-    cluster_stops: asyncio.Future[None]
-
-    @property
-    def cluster(self) -> MembershipRunner: ...
-    @property
-    def regions(self) -> Mapping[str, RegionShell]: ...
-    @property
-    def singletons(self) -> Mapping[str, SingletonShell]: ...
-    def hosting_members(self) -> tuple[NodeId, ...]: ...
-    def is_member(self, node: NodeId) -> bool: ...
-
-
-async def leave(node: LeavingNode, progress: Progress) -> bool:
+async def leave(node: Node, progress: Progress) -> bool:
     """Go through the phases; returns in any case. True if everything was handed off and the member
     has left, each within its timeout. If other nodes have downed this one, they have its shards,
     and it waits for nothing."""
     going = asyncio.ensure_future(_go_through(node, progress))
     try:
-        ends: set[asyncio.Future[Any]] = {going, node.stopped}
+        ends: set[asyncio.Future[Any]] = {going, node.membership.stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if node.stopped.done() and node.stopped.result() != LEFT:
+        if node.membership.stopped.done() and node.membership.stopped.result() != LEFT:
             return False
         return await going
     finally:
         going.cancel()
 
 
-async def _go_through(node: LeavingNode, progress: Progress) -> bool:
+async def _go_through(node: Node, progress: Progress) -> bool:
     work = {HAND_OFF: _hand_off, LEAVE: _leave}
     in_time = True
     for phase in PHASES:
@@ -87,13 +59,13 @@ async def _go_through(node: LeavingNode, progress: Progress) -> bool:
     return in_time
 
 
-async def _hand_off(node: LeavingNode, progress: Progress) -> None:
+async def _hand_off(node: Node, progress: Progress) -> None:
     """Hand off every shard. Stop the shards here instead if the whole cluster stops, also if that
     becomes known meanwhile."""
-    if not node.cluster_stops.done():
+    if not node.membership.cluster_stops.done():
         progress(f"handing off {_hosted(node)}")
         drained = asyncio.gather(*(region.shutdown() for region in node.regions.values()))
-        ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops}
+        ends: set[asyncio.Future[Any]] = {drained, node.membership.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
             await _until(node, lambda: not _awaits_homes(node), longest_move(node))
@@ -102,59 +74,59 @@ async def _hand_off(node: LeavingNode, progress: Progress) -> None:
     await asyncio.gather(*(region.stop_here() for region in node.regions.values()))
 
 
-async def _leave(node: LeavingNode, progress: Progress) -> None:
-    node.drops.prompt = True
-    if not node.cluster_stops.done():
+async def _leave(node: Node, progress: Progress) -> None:
+    node.records.drops.prompt = True
+    if not node.membership.cluster_stops.done():
         progress("leaving the cluster")
         if _others_host(node):  # a member can still request homes for clients' messages
             _part_with_clients(node)
             await _until(node, lambda: not _clients_need(node), PART_FIRST_S)
-    node.cluster.post(cluster.Leave(node.me))
-    if await asyncio.shield(node.stopped) != LEFT:
+    node.membership.post(cluster.Leave(node.me))
+    if await asyncio.shield(node.membership.stopped) != LEFT:
         return
     _part_with_clients(node)
     # No other node will serve later messages of clients if the whole cluster stops.
-    seconds = PART_FIRST_S if node.cluster_stops.done() else PART_S
+    seconds = PART_FIRST_S if node.membership.cluster_stops.done() else PART_S
     await _until(node, lambda: not _busy(node) and not _hands_over(node), seconds)
     await _give_up_undelivered(node)
 
 
-async def _give_up_undelivered(node: LeavingNode) -> None:
+async def _give_up_undelivered(node: Node) -> None:
     """Give up the messages that have found no home, and wait until their senders have the reports:
     a socket without room holds them up."""
     if any(region.router.region.buffered[0] for region in node.regions.values()):
         for region in node.regions.values():
             region.give_up_undelivered()
-        node.drops.report(node.endpoint.clock.tick, last=True)
+        node.records.drops.report(node.endpoint.clock.tick, last=True)
         for session in node.endpoint.sessions():
             session.outbox.flush()
         await _until(node, lambda: not _busy(node), PART_FIRST_S)
 
 
-def _part_with_clients(node: LeavingNode) -> None:
-    node.drops.report(node.endpoint.clock.tick, last=True)
+def _part_with_clients(node: Node) -> None:
+    node.records.drops.report(node.endpoint.clock.tick, last=True)
     node.endpoint.announce_leaving()
     for session in node.dispatcher.clients.values():
         session.outbox.flush()
 
 
-def longest_move(node: LeavingNode) -> float:
+def longest_move(node: Node) -> float:
     """The longest `handoff_timeout` of a type, in seconds: messages may wait here that long for a
     home. May be called from any thread."""
     regions = tuple(node.regions.values())
     return max((region.settings.handoff_timeout for region in regions), default=0.0)
 
 
-def waits_for(node: LeavingNode) -> str:
+def waits_for(node: Node) -> str:
     """Return why a node that leaves waits now. May be called from any thread: a number may be a
     moment old."""
     waits = list(node.phases.unfinished)
     match node.phases.current:
-        case "" if not node.stopped.done():
+        case "" if not node.membership.stopped.done():
             waits.append("the present step of its start")
         case phase if phase == HAND_OFF:
             waits += _hand_off_waits(node)
-        case phase if phase == LEAVE and not node.stopped.done():
+        case phase if phase == LEAVE and not node.membership.stopped.done():
             clients = node.endpoint.clients
             waits += [f"{counted(clients, 'client')} to take another way"] if clients else []
             waits.append("the other members to know that this node leaves")
@@ -163,7 +135,7 @@ def waits_for(node: LeavingNode) -> str:
     return " and ".join(waits) or "its callbacks and sockets to end"
 
 
-def _hand_off_waits(node: LeavingNode) -> list[str]:
+def _hand_off_waits(node: Node) -> list[str]:
     """Return the shards that are still here, with a handler that keeps them."""
     waits: list[str] = []
     for name, region in list(node.regions.items()):
@@ -176,46 +148,46 @@ def _hand_off_waits(node: LeavingNode) -> list[str]:
     return waits or ["messages without a home"]
 
 
-async def _until(node: LeavingNode, condition: Callable[[], bool], seconds: float) -> None:
+async def _until(node: Node, condition: Callable[[], bool], seconds: float) -> None:
     """Wait for the condition, at most for `seconds`."""
     deadline = node.loop.time() + seconds
     while not condition() and node.loop.time() < deadline:
         await asyncio.sleep(POLL_S)
 
 
-def _hosted(node: LeavingNode) -> str:
+def _hosted(node: Node) -> str:
     """Return the number of shards here with its noun."""
     shards = sum(len(r.host.shards) for r in node.regions.values() if r.table is r)
     return counted(shards, "shard")
 
 
-def _awaits_homes(node: LeavingNode) -> bool:
+def _awaits_homes(node: Node) -> bool:
     """True if messages wait here for shards that another node can host."""
     buffered = any(region.router.region.buffered[0] for region in node.regions.values())
     return buffered and _others_host(node)
 
 
-def _clients_need(node: LeavingNode) -> bool:
+def _clients_need(node: Node) -> bool:
     """True if clients are connected, or their messages may still find a home."""
     return bool(node.endpoint.clients) or _awaits_homes(node)
 
 
-def _others_host(node: LeavingNode) -> bool:
+def _others_host(node: Node) -> bool:
     """True if another member hosts shards."""
-    return any(other != node.me for other in node.hosting_members())
+    return any(other != node.me for other in node.members.hosting())
 
 
-def _hands_over(node: LeavingNode) -> bool:
+def _hands_over(node: Node) -> bool:
     """True if a coordinator here has not ended: its successor may wait for it."""
     return any(singleton.ending for singleton in node.singletons.values())
 
 
-def _busy(node: LeavingNode) -> bool:
+def _busy(node: Node) -> bool:
     """True if clients are connected, or members have not acknowledged or answered messages."""
     if node.endpoint.clients:
         return True
     return any(
         session.lost is None and session.busy
         for session in node.endpoint.sessions()
-        if node.is_member(session.tag)
+        if session.tag in node.members
     )

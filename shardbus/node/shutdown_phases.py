@@ -55,6 +55,8 @@ class Phases:
 
     def __init__(self, settings: ShutdownSettings) -> None:
         self.current = ""
+        self.begin: Callable[[], None] | None = None
+        """Begins to leave, once the process can."""
         self._running: dict[asyncio.Future[Any], str] = {}
         self._seconds = {
             "before-service-unbind": settings.before_service_unbind,

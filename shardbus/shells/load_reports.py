@@ -39,6 +39,10 @@ REPORTS = 2
 """Reports to the coordinator in one `rebalance_interval`."""
 
 
+Send = Callable[[NodeId, str, Message], None]
+"""Sends a message of a type's region to its coordinator."""
+
+
 class LoadWindow(NamedTuple):
     """The work of the node until a window began."""
 
@@ -66,7 +70,7 @@ class LoadReports:
         regions: Mapping[str, RegionShell],
         environment: Environment,
         now: Callable[[], float],
-        send: Callable[[NodeId, str, Message], None],
+        send: Send,
     ) -> None:
         self._me, self._regions, self._environment = me, regions, environment
         self._now, self._send = now, send

@@ -73,6 +73,13 @@ FORWARD_TIMEOUT_MS = 86_400_000
 """For a forwarded message that has no deadline."""
 
 
+class RegionRecords(Protocol):
+    """The records of a node that its regions write."""
+
+    drops: DropTallies
+    letters: DeadLetters
+
+
 class RegionServices(Protocol):
     """The services that a region needs from its node."""
 
@@ -80,12 +87,12 @@ class RegionServices(Protocol):
     endpoint: Endpoint
     loopback: Session
     store: StateStore
-    drops: DropTallies
-    letters: DeadLetters
     gate: SuspensionGate
     tracer: Tracer | None
     deliverer: DeliverySender
 
+    @property
+    def records(self) -> RegionRecords: ...
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
     def is_member(self, node: NodeId) -> bool: ...
@@ -168,9 +175,9 @@ class RegionShell:
             node.deliverer.counts,
         )
         self.host.passes_on, self.host.tracer = True, node.tracer
-        drop, name = node.drops.drop, entity_type.name
+        drop, name = node.records.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
-        self.host.counts.keep_letter = node.letters.keeper(name, settings)
+        self.host.counts.keep_letter = node.records.letters.keeper(name, settings)
         self._place(within)
         self.ask_failed = node.endpoint.sent.ended
         self._check_leases = self.shard_leases.check
@@ -277,7 +284,7 @@ class RegionShell:
         if self._check_leases is not None:
             self._check_leases()
         invoker = self.host.deliveries.invokers.get(run.method)
-        via = session.mark or self._node.drops.mark(session)
+        via = session.mark or self._node.records.drops.mark(session)
         counts = self.host.counts
         if invoker is None:
             for part in handler_runs(run, self.entity_type):
@@ -390,7 +397,7 @@ class RegionShell:
         local = session is self._node.loopback
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
-            corr = self._node.drops.mark_forwarded(session, message.via)
+            corr = self._node.records.drops.mark_forwarded(session, message.via)
         counts = self.host.counts
         if local:  # it was counted when it arrived
             counts.readmitted += 1

@@ -108,7 +108,8 @@ class TestNode:
         return self.runs and self._process.is_home(self._type(kind).name, entity_id)
 
     def _type(self, kind: type | str) -> EntityType:
-        return type_of(dict(self._process.node.types), kind)
+        regions = self._process.node.regions
+        return type_of({name: region.entity_type for name, region in regions.items()}, kind)
 
     def _host(self, kind: type | str) -> Any:
         return self._process.node.regions[self._type(kind).name].host

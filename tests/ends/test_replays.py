@@ -56,7 +56,9 @@ async def test_each_letter_is_sent_and_gone_or_kept_with_a_reason(ends: tuple[st
     ]
     notes: list[object] = []
     node = SimpleNamespace(
-        loop=loop, letters=letters, regions={"page": SimpleNamespace(router=router)},
+        loop=loop,
+        records=SimpleNamespace(letters=letters),
+        regions={"page": SimpleNamespace(router=router)},
         note=lambda name, note: notes.append(note),
     )  # fmt: skip
     began = loop.time()

@@ -104,7 +104,7 @@ class Nodes:
         """Wait until every running node sees `count` members, all Up."""
 
         def seen() -> bool:
-            views = [node.view for node in self.all if not node.stopped.done()]
+            views = [node.view for node in self.all if not node.membership.stopped.done()]
             return all(v and [m.status for m in v.members] == [Status.UP] * count for v in views)
 
         await until(seen, f"{count} members up")
@@ -127,7 +127,9 @@ class Nodes:
         given = nodes or self.all[:1]
         addresses = [f"tcp://{node.me.address}" for node in given]
         own = {"connect_timeout": PATIENCE_S} | own
-        client = AsyncClient(*addresses, cluster=given[0].cluster_name, timeout=timeout, **own)
+        client = AsyncClient(
+            *addresses, cluster=given[0].membership.cluster_name, timeout=timeout, **own
+        )
         self._clients.append(client)
         return await client.__aenter__()
 
@@ -135,7 +137,7 @@ class Nodes:
 def blocking_client(node: Node, **own: Any) -> Client:
     """A blocking client of one node's cluster, for a thread of its own."""
     patient: dict[str, Any] = {"timeout": PATIENCE_S, "connect_timeout": PATIENCE_S}
-    return Client(f"tcp://{node.me.address}", cluster=node.cluster_name, **patient | own)
+    return Client(f"tcp://{node.me.address}", cluster=node.membership.cluster_name, **patient | own)
 
 
 def ready(node: Node) -> bool:

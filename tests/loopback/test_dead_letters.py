@@ -73,7 +73,7 @@ def operator(node: Node, token: str = TOKEN) -> httpx.AsyncClient:
 
 def letters(*nodes: Node) -> Counter[tuple[str, str]]:
     """The letters that the nodes have, by reason and method."""
-    return Counter((one.reason, one.method) for node in nodes for one in node.letters)
+    return Counter((one.reason, one.method) for node in nodes for one in node.records.letters)
 
 
 def dropped(*nodes: Node) -> Counter[str]:
@@ -156,7 +156,7 @@ async def test_an_operator_sends_letters_again_each_once(
         assert "is not kept any more" in gone.json()["error"]["message"]
     assert len(heard) == 2
     assert "by operator at 127.0.0.1" in caplog.text
-    assert sum(node.notes.get(("line", "letters_replayed"), 0) for node in pair) >= 1
+    assert sum(node.records.notes.get(("line", "letters_replayed"), 0) for node in pair) >= 1
 
 
 async def test_a_filter_leaves_out_what_was_answered_and_a_name_does_not(nodes: Nodes) -> None:
@@ -175,7 +175,7 @@ async def test_a_filter_leaves_out_what_was_answered_and_a_name_does_not(nodes: 
         assert done["sent"] == 1
         await until(lambda: dropped(node)["schema"] == 3, "the drop of the replayed message")
     assert letters(node)["schema", "add"] == 2, "the replayed one has left, and is dropped again"
-    assert [one.sender for one in node.letters][-1] == str(node.me)
+    assert [one.sender for one in node.records.letters][-1] == str(node.me)
 
 
 async def test_a_replay_is_bounded_and_takes_the_oldest(nodes: Nodes) -> None:
@@ -194,7 +194,7 @@ async def test_a_replay_is_bounded_and_takes_the_oldest(nodes: Nodes) -> None:
         done = (await http.post("/v1/dead-letters/replay?type=line")).json()
         assert (done["sent"], done["more"]) == (3, False)
         await until(lambda: [n for _, n in heard] == [3, 4, 5, 6, 7], "the others, in order")
-    assert not list(node.letters)
+    assert not list(node.records.letters)
 
 
 async def test_a_full_mailbox_drops_into_the_ring(nodes: Nodes) -> None:

@@ -84,7 +84,7 @@ class Leaving:
         wait_until = shutdown._until
 
         async def wait(node: Node, *rest: Any) -> None:
-            if node.stopped.done():
+            if node.membership.stopped.done():
                 others = self.stays, self.third
                 await until(lambda: not any(n.is_member(node.me) for n in others), "that it left")
                 self.hold_up()
@@ -106,7 +106,7 @@ class Leaving:
         self.client = await self.nodes.client(self.stays)
         self.sender = third.me
         self.refused: Callable[[], dict[str, int]] = lambda: {
-            reason: n for (_, reason), n in third.refused.counts.items()
+            reason: n for (_, reason), n in third.records.refused.counts.items()
         }
         self.tell: Callable[[int], Any]
         homes = {name: await self._home(name) for name in map(str, range(40))}

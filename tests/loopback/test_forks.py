@@ -149,7 +149,7 @@ async def test_a_node_and_its_endpoint_refuse_in_a_child(nodes: Nodes) -> None:
     [session, *_] = [*node.endpoint.sessions(), node.loopback]
     uses: list[Callable[[], Any]] = [
         lambda: node.ref(Counter, "a"),
-        lambda: node.hosting_members(),
+        lambda: node.members.hosting(),
         lambda: node.endpoint.sessions(),
         lambda: session.outbox.tell(("counter", "add"), "a", b"\x91\x01"),
         lambda: ref.add(1),

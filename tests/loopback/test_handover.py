@@ -215,7 +215,7 @@ async def test_B60_a_node_that_hosts_nothing_coordinates_and_hands_over_to_the_n
     nodes.cluster_settings = PATIENT
     roles = {"role": "worker", "coordinator_role": "control"}
     workers = [await nodes.start(bus, up=False, roles=("worker",), **roles)]
-    await until(lambda: workers[0].is_up, "the oldest of all")
+    await until(lambda: workers[0].members.is_up, "the oldest of all")
     checks = health.readiness(Administration(workers[0]))
     assert checks["coordinator:counter"].detail == (
         "no member coordinates it: none is up with role 'control'"

@@ -123,9 +123,9 @@ async def test_a_node_with_another_secret_stops_and_founds_no_cluster(
     nodes.security = SecuritySettings(secret=str(secret_file(tmp_path, "other.secret")))
     stranger = await nodes.start(bus, up=False)
     async with asyncio.timeout(PATIENCE_S):
-        reason = await stranger.stopped
+        reason = await stranger.membership.stopped
     assert reason.startswith("join failed: " + DIFFERS)
-    assert stranger.refusals
+    assert stranger.membership.refusals
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
 
 
@@ -378,7 +378,7 @@ async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
         nodes.security = party.settings(rogue)
         stranger = await nodes.start(bus, up=False)
         async with asyncio.timeout(PATIENCE_S):
-            reason = await stranger.stopped
+            reason = await stranger.membership.stopped
         assert "does not know this process's key" in reason
         port = nodes.all[0].cluster.gossip_port  # type: ignore[attr-defined]
         spy = context.socket(zmq.SUB)  # a client may not read gossip

@@ -316,5 +316,5 @@ async def test_a_node_that_is_not_asked_to_asks_nothing(api: KubernetesApi) -> N
     async with nodes:
         nodes.kubernetes = replace(settings(api), deletion_costs=0)
         node = await nodes.start(application())
-        assert node.pod_cost is None
+        assert node.reports.pod_cost is None
     assert not api.requests

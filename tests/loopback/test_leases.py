@@ -107,7 +107,7 @@ async def test_TSU12_a_shard_starts_once_its_lease_is_to_be_had(nodes: Nodes) ->
     client = await nodes.client()
     waits = asyncio.ensure_future(client.ask("counter", entity(3), "add", 1))
     assert await client.ask("counter", entity(4), "add", 1) == 1
-    await until(lambda: node.notes.get(("counter", "lease_refused")), "a refused lease")
+    await until(lambda: node.records.notes.get(("counter", "lease_refused")), "a refused lease")
     assert hosts([node], "counter").keys() == {"4"}
     assert not waits.done()
     await stranger.give_back("shard/counter/3")
@@ -142,7 +142,7 @@ async def test_TSU12_a_shard_whose_lease_is_lost_stops_and_starts_again_when_it_
     await stranger.take("shard/counter/3")
     await until(lambda: "3" not in node.regions["counter"].host.shards, "the shard's end")
     assert [*STOPS] == [(entity(3), StopReason.FAILURE)]
-    assert node.notes[("counter", "lease_lost")] == 1
+    assert node.records.notes[("counter", "lease_lost")] == 1
     client = await nodes.client()
     waits = asyncio.ensure_future(client.ask("counter", entity(3), "add", 1))
     assert await client.ask("counter", entity(2), "add", 1) == 2
@@ -180,7 +180,7 @@ async def test_B59_a_node_that_wakes_up_late_stops_its_shards_before_it_handles_
     assert kind.shard_leases.leases is not None
     kind.shard_leases.leases.clock = jump(node, 10 * TTL)
     assert await touch(nodes) == [1] * SHARDS, "new incarnations, under new leases"
-    assert node.notes[("counter", "lease_lost")] == SHARDS
+    assert node.records.notes[("counter", "lease_lost")] == SHARDS
     assert at_home(nodes)
 
 
@@ -188,7 +188,7 @@ async def test_TG4_a_coordinator_begins_once_its_lease_is_to_be_had(nodes: Nodes
     stranger = Stranger(nodes)
     await stranger.take("singleton/counter")
     node = await nodes.start(application(), up=False, use_lease="both")
-    await until(lambda: node.notes.get(("counter", "lease_refused")), "a refused lease")
+    await until(lambda: node.records.notes.get(("counter", "lease_refused")), "a refused lease")
     assert not ready(node)
     assert node.singletons["counter"].coordinator.machine is None
     await stranger.give_back("singleton/counter")
@@ -224,7 +224,7 @@ async def test_TG4_a_paused_coordinator_decides_nothing_when_it_wakes_up(nodes: 
     singleton._leases.clock = jump(first, 10 * TTL)
     client = await nodes.client(second)
     assert await client.ask("counter", entity(1), "add", 1) == 1
-    assert first.notes[("counter", "lease_lost")] == 1
+    assert first.records.notes[("counter", "lease_lost")] == 1
     assert first.regions["counter"].router.region.epoch > 1, "the one that answered is another"
 
 
@@ -236,14 +236,14 @@ async def test_TG4_the_oldest_gives_the_lease_back_when_it_leaves(nodes: Nodes) 
     lease = nodes.data.leases["singleton/counter"]
     assert lease.owner == str(second.me)
     assert lease.counter == 2
-    assert second.notes.get(("counter", "lease_refused")) is None, "it had not to wait"
+    assert second.records.notes.get(("counter", "lease_refused")) is None, "it had not to wait"
 
 
 async def test_TG4_the_lease_goes_on_when_the_oldest_is_downed(nodes: Nodes) -> None:
     first, second = await nodes.cluster(application(), 2, use_lease="both")
     await touch(nodes)
     second.cluster.post(Down(first.me))
-    await until(first.stopped.done, "the downed node's end")
+    await until(first.membership.stopped.done, "the downed node's end")
     await first.close()
     nodes.all.remove(first)
     await until(lambda: ready(second), "the next coordinator")
@@ -257,7 +257,7 @@ async def test_B100_a_cluster_that_stops_as_a_whole_gives_every_lease_back(nodes
     await touch(nodes)
     nodes.all.remove(node)
     node.cluster.post(PrepareForShutdown())
-    await asyncio.wait_for(node.cluster_stops, PATIENCE_S)
+    await asyncio.wait_for(node.membership.cluster_stops, PATIENCE_S)
     assert await shutdown.leave(node, lambda text: None)
     assert set(owners(nodes).values()) == {None}
     await node.close()

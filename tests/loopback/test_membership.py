@@ -258,8 +258,8 @@ async def test_S1_60_a_node_may_wait_to_be_told_whom_to_join(nodes: Nodes) -> No
     first = await nodes.start(bus)
     nodes.own = {"join": "manual"}
     second = await nodes.start(bus, up=False)
-    assert not second.joining
-    second.join_by([str(first.me.address)])
+    assert not second.membership.joins.began
+    second.membership.joins.by([str(first.me.address)])
     await nodes.agree(2)
 
 
@@ -272,7 +272,7 @@ async def test_S1_58_a_late_join_does_not_down_the_living_successor(nodes: Nodes
     dropped = first.cluster.dropped
     await until(lambda: dropped["a member at its address may be alive"], "a verdict on the Join")
     await nodes.agree(2)
-    assert not second.stopped.done()
+    assert not second.membership.stopped.done()
 
 
 async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
@@ -280,17 +280,17 @@ async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
     client = await nodes.client()
     for i in range(30):
         assert await client.ask("counter", f"e{i}", "add", i) == i
-    moves = [node.notes.copy() for node in trio]
+    moves = [node.records.notes.copy() for node in trio]
     trio[1].cluster.post(ev.PrepareForShutdown())
-    await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, PATIENCE_S) for n in trio))
+    await asyncio.gather(*(asyncio.wait_for(n.membership.cluster_stops, PATIENCE_S) for n in trio))
     assert len(STOPS) == 0
     said: list[str] = []
     await asyncio.gather(*(shutdown.leave(n, said.append) for n in trio))
-    assert [node.stopped.result() for node in trio] == ["left"] * 3
+    assert [node.membership.stopped.result() for node in trio] == ["left"] * 3
     assert set(STOPS) == {StopReason.SHUTDOWN}
     assert len(STOPS) == 30
     for node, before in zip(trio, moves, strict=True):
-        assert {k: v for k, v in node.notes.items() if "handoff" in k[1]} == {
+        assert {k: v for k, v in node.records.notes.items() if "handoff" in k[1]} == {
             k: v for k, v in before.items() if "handoff" in k[1]
         }
     assert all("the whole cluster stops" in text for text in said)
@@ -302,9 +302,9 @@ async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Node
         kind.shutdown = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
     leaving = asyncio.ensure_future(shutdown.leave(pair[0], lambda text: None))
     pair[1].cluster.post(ev.PrepareForShutdown())
-    await asyncio.wait_for(pair[1].cluster_stops, PATIENCE_S)
+    await asyncio.wait_for(pair[1].membership.cluster_stops, PATIENCE_S)
     await asyncio.gather(leaving, shutdown.leave(pair[1], lambda text: None))
-    assert [node.stopped.result() for node in pair] == ["left"] * 2
+    assert [node.membership.stopped.result() for node in pair] == ["left"] * 2
 
 
 async def test_a_client_is_entered_once(nodes: Nodes) -> None:
@@ -361,7 +361,7 @@ async def test_B152_a_drained_node_hosts_nothing_until_it_is_open_again(nodes: N
     assert host.shards
     trio[0].cluster.post(ev.SetService(trio[2].me, Service.DRAINING))
     await until(lambda: not host.shards, "an empty node")
-    assert not trio[2].stopped.done()
+    assert not trio[2].membership.stopped.done()
     answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(60)]
     assert answers == list(range(60))
     assert not host.shards
@@ -434,7 +434,7 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
     async with Nodes(hasty) as nodes:
         trio = await nodes.cluster(application(), 3)
         deaf = trio[2]
-        assert {node.stalled_peers._after for node in trio} == {1.0}
+        assert {node.membership._stalled_peers._after for node in trio} == {1.0}
         events = trio[1].subscriptions.subscribe()
         heard = deaf.endpoint.incoming._on_frame
 
@@ -449,8 +449,8 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
         assert await asyncio.wait_for(deaf.stopped, PATIENCE_S) == "downed"
         await collect(events, QuarantinedMember)
         await nodes.agree(2)
-        assert not trio[0].stopped.done()
-        assert not trio[1].stopped.done()
+        assert not trio[0].membership.stopped.done()
+        assert not trio[1].membership.stopped.done()
 
 
 async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:

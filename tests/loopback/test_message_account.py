@@ -206,7 +206,7 @@ async def test_an_ask_that_is_given_up_before_it_has_a_home_is_counted(nodes: No
     task.cancel()
     await asyncio.wait([task])
     assert await misses([first]) == {}
-    first.join_by(())
+    first.membership.joins.by(())
     await until(lambda: account(first).buffered == 0, "a home")
     assert region.host.counts.dropped == {"abandoned": 1}
     assert await misses([first]) == {}

@@ -334,15 +334,17 @@ async def test_a_client_without_a_node_says_whom_it_tried() -> None:
 async def test_a_node_of_another_cluster_is_refused(nodes: Nodes) -> None:
     await nodes.cluster(application()[0], 1)
     stranger = await nodes.start(application("shed")[0], up=False)
-    await until(lambda: stranger.refusals or stranger.stopped.done(), "the refusal")
+    await until(
+        lambda: stranger.membership.refusals or stranger.membership.stopped.done(), "the refusal"
+    )
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
 
 
 async def test_TSU18_a_node_with_another_layout_is_refused_with_both_values(nodes: Nodes) -> None:
     await nodes.cluster(application(shards=12)[0], 1)
     other = await nodes.start(application(shards=24)[0], up=False)
-    await until(lambda: other.refusals, "the refusal")
-    [reason] = other.refusals
+    await until(lambda: other.membership.refusals, "the refusal")
+    [reason] = other.membership.refusals
     assert "crc32/12" in reason
     assert "crc32/24" in reason
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
@@ -355,8 +357,8 @@ async def test_B3_nodes_that_disagree_about_a_type_are_refused_with_both_values(
     bus = application()[0]
     await nodes.start(bus, up=False, **{setting: "off" if setting == "use_lease" else "a"})
     other = await nodes.start(bus, up=False, **{setting: "both"})
-    await until(lambda: other.refusals, "the refusal")
-    [reason] = other.refusals
+    await until(lambda: other.membership.refusals, "the refusal")
+    [reason] = other.membership.refusals
     assert f"setting types.counter.{setting} is" in reason
     assert "'both'" in reason
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
@@ -371,8 +373,10 @@ async def test_B3_nodes_with_stores_of_two_kinds_are_refused(nodes: Nodes) -> No
     await nodes.agree(2)
     nodes.store = StoreSettings(url="memory://")
     other = await nodes.start(bus, up=False)
-    await until(lambda: other.refusals, "the refusal")
-    assert "store.url is 'memory' on one side and 'redis' on the other" in other.refusals[0]
+    await until(lambda: other.membership.refusals, "the refusal")
+    assert (
+        "store.url is 'memory' on one side and 'redis' on the other" in other.membership.refusals[0]
+    )
 
 
 async def test_TSU6_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) -> None:
@@ -454,7 +458,7 @@ async def test_a_client_may_not_send_a_node_away(nodes: Nodes) -> None:
     bus, _ = application()
     [node] = await nodes.cluster(bus, 1)
     left: list[bool] = []
-    node.on_leave = lambda: left.append(True)
+    node.phases.begin = lambda: left.append(True)
     client = await nodes.client()
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     [session] = client._endpoint.sessions()

@@ -287,7 +287,7 @@ async def test_a_node_is_not_ready_before_it_is_up(nodes: Nodes) -> None:
             said = await get(alone, "/readyz", 503)
             assert said["checks"]["membership"] == {"ok": False, "detail": "joining"}
         assert (await get(alone, "/livez"))["status"] == "ok"
-        await until(lambda: alone.is_up, "up")
+        await until(lambda: alone.members.is_up, "up")
 
 
 async def test_a_node_that_leaves_is_not_ready(nodes: Nodes) -> None:
@@ -494,7 +494,7 @@ async def test_every_node_knows_how_busy_the_others_are(nodes: Nodes) -> None:
     names = {str(first.me), str(second.me)}
 
     async def known() -> bool:
-        watching = first.watching
+        watching = first.membership.runner
         if watching is None or watching.overview.vitals.keys() != {first.me, second.me}:
             return False
         page = await get(first, "/v1/load")

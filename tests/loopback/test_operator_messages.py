@@ -143,7 +143,7 @@ async def test_each_message_is_in_the_log_with_its_sender_and_without_its_argume
     assert (paid.levelno, paid.getMessage()) == (logging.WARNING, f"cart: {said}")
     assert noted.getMessage() == "note: message sent to receive of 'n-1': by operator at 127.0.0.1"
     assert SECRET not in caplog.text
-    assert node.notes["cart", "message_sent"] == 1
+    assert node.records.notes["cart", "message_sent"] == 1
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_without_the_operators_token_nothing_is_sent(
     assert answer.status_code == 403
     assert said in answer.json()["error"]["message"]
     assert node.regions["cart"].host.counts.accepted == 0
-    assert ("cart", "message_sent") not in node.notes
+    assert ("cart", "message_sent") not in node.records.notes
 
 
 async def test_handlers_of_all_nodes_with_their_calls_failures_and_last_exceptions(

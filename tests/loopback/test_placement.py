@@ -323,7 +323,7 @@ async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: No
     found = hosts(nodes.all, "counter")
     assert sorted(found) == sorted(str(shard) for shard in range(SHARDS))
     assert {str(n.me) for where in found.values() for n in where} == {str(first.me), str(second.me)}
-    assert first.notes[("counter", "strategy_failed")] == 1
+    assert first.records.notes[("counter", "strategy_failed")] == 1
 
 
 class Hangs(Chosen):
@@ -387,7 +387,7 @@ async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> 
     await until(shown, "the load of the hot ones")
     sending.cancel()
     await asyncio.wait([sending])
-    assert (first.notes.get(("counter", "hot_shard")), sending.cancelled()) == (None, True)
+    assert (first.records.notes.get(("counter", "hot_shard")), sending.cancelled()) == (None, True)
 
 
 async def test_where_nobody_goes_by_load_nobody_measures_it(nodes: Nodes) -> None:

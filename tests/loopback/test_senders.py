@@ -270,7 +270,7 @@ async def test_drops_of_a_forwarded_message_are_reported_to_its_sender(nodes: No
     route.out = wrong.outbox
     await client.tell("line", there, "put", "no number")
     await refusals(client, {"schema": 1})
-    assert first.refused.counts == {}, "the node that forwarded it passes the report on"
+    assert first.records.refused.counts == {}, "the node that forwarded it passes the report on"
 
 
 async def test_a_client_of_an_older_build_gets_no_reports_and_is_served(
@@ -288,4 +288,4 @@ async def test_a_client_of_an_older_build_gets_no_reports_and_is_served(
     await client.flush()
     await until(lambda: app.told == [1], "what fits")
     assert node.regions["line"].host.counts.dropped == {"schema": 1}
-    assert node.drops._tallies == {}
+    assert node.records.drops._tallies == {}

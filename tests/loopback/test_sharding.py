@@ -170,7 +170,7 @@ async def test_TS9_with_a_minimum_of_members_nothing_moves_at_the_start() -> Non
             for i in IDS
         ]
         await until(lambda: all(n.view and len(n.view.members) == 2 for n in trio), "two members")
-        assert not any(node.is_up for node in trio)
+        assert not any(node.members.is_up for node in trio)
         trio.append(await nodes.start(bus, **FAST))
         assert sorted(await asyncio.gather(*early)) == [1] * 60 + [2] * 60
         assert loads(trio) == [4] * 3
@@ -236,7 +236,7 @@ async def test_TS6_TS7_who_leaves_is_followed_only_when_its_entities_have_stoppe
 async def test_TS6_a_node_that_hosts_nothing_leaves_too(nodes: Nodes) -> None:
     first, second = await nodes.cluster(application(), 2)
     await nodes.leave(second)
-    assert second.stopped.result() == "left"
+    assert second.membership.stopped.result() == "left"
     assert await ask_all(first, "add") == [1] * 60
 
 
@@ -489,7 +489,9 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
     assert await ask_all(trio[0], "add", IDS[:30]) == [1] * 30
     known = homes(trio)
     trio[2].cluster.post(cluster.PrepareForShutdown())
-    await asyncio.gather(*(asyncio.wait_for(node.cluster_stops, PATIENCE_S) for node in trio))
+    await asyncio.gather(
+        *(asyncio.wait_for(node.membership.cluster_stops, PATIENCE_S) for node in trio)
+    )
     chosen.move = dict.fromkeys(known, trio[2].me)
     coordinator = trio[0].singletons["counter"].coordinator.machine
     assert coordinator is not None

@@ -42,7 +42,7 @@ async def test_B141_every_phase_finds_the_node_as_it_should_be(nodes: Nodes) -> 
 
     def look(phase: str) -> None:
         up = leaver.view is not None and leaver.view.status is Status.UP
-        seen.append((phase, up, hosted(leaver) > 0, leaver.stopped.done()))
+        seen.append((phase, up, hosted(leaver) > 0, leaver.membership.stopped.done()))
 
     for phase in PHASES:
         leaver.phases.add(phase, lambda phase=phase: look(phase))
@@ -114,7 +114,7 @@ async def test_a_handoff_that_is_late_ends_the_node_without_leaving(
     leaver.phases.add("cluster-shutdown", lambda: seen.append("cluster-shutdown"))
     assert not await shutdown.leave(leaver, said.append)
     assert seen == ["cluster-shutdown"]
-    assert not leaver.stopped.done()
+    assert not leaver.membership.stopped.done()
     assert "leaving the cluster" not in said
     assert await pair[0].ref(counter, "x").add()
 
@@ -143,7 +143,7 @@ async def test_a_node_that_is_downed_as_it_leaves_stops_at_once(nodes: Nodes, ph
     await asyncio.wait_for(entered.wait(), PATIENCE_S)
     pair[0].cluster.post(Down(leaver.me))
     assert not await asyncio.wait_for(leaving, PATIENCE_S)
-    assert leaver.stopped.result() != shutdown.LEFT
+    assert leaver.membership.stopped.result() != shutdown.LEFT
     await asyncio.wait_for(cancelled.wait(), PATIENCE_S)
     assert seen == []
     assert "leaving the cluster" not in said

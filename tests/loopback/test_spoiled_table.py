@@ -68,7 +68,7 @@ async def test_a_table_that_cannot_be_read_is_asked_for_again() -> None:
         nodes.all.remove(first)
         await first.close()
         failed = ("counter", "store_failed")
-        await until(lambda: second.notes.get(failed, 0) >= 2, "attempts to load it")
+        await until(lambda: second.records.notes.get(failed, 0) >= 2, "attempts to load it")
         assert not ready(second)
         table.epoch = epoch
         await until(lambda: ready(second), "a coordinator")

@@ -105,7 +105,7 @@ async def test_a_running_entity_saves_the_state_and_starts_again(
         assert await client.ref(cart, f"c{n}").add("milk") == n + 1
     assert "state set of 'c3'" in caplog.text
     assert "by operator at 127.0.0.1" in caplog.text
-    notes = [node.notes.get(("cart", "state_set"), 0) for node in (first, second)]
+    notes = [node.records.notes.get(("cart", "state_set"), 0) for node in (first, second)]
     assert sum(notes) == 6
     assert all(notes)
 

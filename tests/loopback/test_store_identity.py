@@ -21,8 +21,8 @@ async def test_nodes_with_a_file_each_refuse_each_other(nodes: Nodes, tmp_path: 
     first = await nodes.start(bus)
     nodes.open_store = lambda: SqliteStore(two, timeout=10.0)
     other = await nodes.start(bus, up=False)
-    await until(lambda: other.refusals, "the refusal")
-    [reason] = other.refusals
+    await until(lambda: other.membership.refusals, "the refusal")
+    [reason] = other.membership.refusals
     for node in (first, other):
         assert await node.store.identity() in reason
     assert "the identity of the store is" in reason

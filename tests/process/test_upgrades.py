@@ -43,7 +43,7 @@ CHANGES = (
         "FEATURES: tuple[str, ...] = (VITALS,)",
         "FEATURES: tuple[str, ...] = ()",
     ),
-    ("shardbus/node/node.py", "            features=(*FEATURES, *announced(self.types)),\n", ""),
+    ("shardbus/node/node.py", "            features=(*FEATURES, *announced(types)),\n", ""),
     ("shardbus/wire/gossip.py", "    vitals: WireVitals | None = None\n", ""),
     (
         "shardbus/wire/gossip.py",

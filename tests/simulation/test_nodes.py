@@ -526,7 +526,7 @@ def test_S1_5_a_node_without_entity_types_is_a_member_like_any_other() -> None:
     world.enter(second, "n1")
     world.run(5.0)
     assert first.view == second.view == [("n1", "up"), ("n2", "up")]
-    assert world.sim_nodes["n2"].node.is_up
+    assert world.sim_nodes["n2"].node.members.is_up
     assert list(world.sim_nodes["n2"].node.regions) == []
     world.leave(second)
     world.run(10.0)

@@ -95,7 +95,7 @@ class DevLink(SupervisorLink):
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
     def _end(self, node: Node) -> None:
-        if node.is_up:
+        if node.members.is_up:
             node.cluster.post(PrepareForShutdown())
         else:
             super().on_command(b"stop")

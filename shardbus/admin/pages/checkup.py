@@ -127,19 +127,19 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
             "poison": _poison(shell),
             **_failed_starts(shell, now),
         }
-    url = node.settings.store.url or default_url(node.cluster_name)
+    url = node.settings.store.url or default_url(node.membership.cluster_name)
     return {
         "build": VERSION,
         "versions": build_versions(),
         "version": node.settings.node.version,
         "time": time.time(),
-        "lag": node.lag,
-        "vitals": node.vitals.vitals._asdict(),
+        "lag": node.membership.lag,
+        "vitals": node.reports.vitals.vitals._asdict(),
         "descriptors": [in_use(), descriptors_limit()],
         "protocol": [OLDEST_PROTOCOL, PROTOCOL],
         "features": list(FEATURES),
         "suspended": node.gate.describe(),
-        "rival": node.membership_store.rival,
+        "rival": node.membership.requests.rival,
         "store": mask_url(url),
         "store_silent_ago": node.states.silent_ago,
         "store_silent_because": node.states.silent_because,
@@ -148,7 +148,7 @@ def answer_checkup(admin: Administration) -> dict[str, Any]:
         "store_clock": clock_offset_of(node.store),
         "saves": list(node.states.backlog),
         "reminders": _overdue_reminders(node),
-        "dropped": list(node.recent_drops.lately()),
+        "dropped": list(node.records.recent_drops.lately()),
         "settings": dict(_changed_settings(node)),
         "types": types,
     }
@@ -244,7 +244,7 @@ def answer_losses(admin: Administration) -> list[list[Any]]:
     now = admin.node.loop.time()
     return [
         [str(lost.node), now - lost.at, lost.why, _freed(admin, lost.node)]
-        for lost in admin.node.lost_nodes
+        for lost in admin.node.records.lost_nodes
     ]
 
 

@@ -36,14 +36,14 @@ async def cluster(admin: Administration) -> Json:
     node, view = admin.node, admin.node.view
     oldest = view.oldest() if view is not None else None
     return {
-        "cluster": node.cluster_name,
+        "cluster": node.membership.cluster_name,
         "self": str(node.me),
         "status": admin.status,
         "status_for": admin.status_for(node.me),
         "leader": str(view.leader) if view is not None and view.leader else None,
         "oldest": str(oldest.node) if oldest is not None else None,
         "converged": view.converged if view is not None else False,
-        "converged_for": round(node.loop.time() - node.ages.converged_since, 3),
+        "converged_for": round(node.loop.time() - node.members.ages.converged_since, 3),
         "suspended": node.gate.describe() or None,
         "stopping": node.phases.current or None,
         "members": len(view.members) if view is not None else 0,
@@ -55,9 +55,9 @@ async def cluster(admin: Administration) -> Json:
         },
         "other_clusters": [
             {"seed": str(other.seed), "node": text_of(other.node), "reason": other.reason}
-            for other in node.membership_store.other_clusters
+            for other in node.membership.requests.other_clusters
         ],
-        "rival": node.membership_store.rival or None,
+        "rival": node.membership.requests.rival or None,
     }
 
 
@@ -73,7 +73,7 @@ async def store(admin: Administration) -> Json:
     """
     node = admin.node
     return {
-        "url": mask_url(node.settings.store.url or default_url(node.cluster_name)),
+        "url": mask_url(node.settings.store.url or default_url(node.membership.cluster_name)),
         "silent_ago": node.states.silent_ago,
         "silent_because": node.states.silent_because,
         "problems": list(problems_of(node.store)),
@@ -221,19 +221,19 @@ def _vitals_of(answer: list[Any]) -> dict[NodeId, tuple[Vitals, float]]:
 @page("POST", "/v1/cluster/join")
 async def join(admin: Administration, seed: tuple[str, ...]) -> Json:
     """Make a waiting node join (`node.join = manual`), by `?seed=HOST:PORT`, or found a cluster."""
-    if admin.node.joining:
+    if admin.node.membership.joins.began:
         raise Refused("this node has joined already", hint="node.join = manual lets it wait")
-    admin.node.join_by(seed)
+    admin.node.membership.joins.by(seed)
     return {"node": str(admin.node.me), "joining": True, "seeds": list(seed)}
 
 
 @page("POST", "/v1/cluster/shutdown")
 async def shut_down(admin: Administration) -> Json:
     """Stop the whole cluster; every node ends where it is, with exit code 0."""
-    if not admin.node.is_up:
+    if not admin.node.members.is_up:
         raise Refused(f"this node is {admin.status}: ask one that is up")
     admin.node.cluster.post(events.PrepareForShutdown())
-    return {"cluster": admin.node.cluster_name, "stopping": True}
+    return {"cluster": admin.node.membership.cluster_name, "stopping": True}
 
 
 # ---- answers of this node
@@ -268,7 +268,7 @@ def answer_suspension(admin: Administration) -> str:
 def answer_vitals(admin: Administration) -> list[list[Any]]:
     """How busy this node is, and the nodes that it watches: for each its name, its vitals, and
     their age in seconds."""
-    watching = admin.node.watching
+    watching = admin.node.membership.runner
     by_node = dict(watching.overview.vitals) if watching is not None else {}
-    by_node[admin.node.me] = (admin.node.vitals.vitals, 0.0)
+    by_node[admin.node.me] = (admin.node.reports.vitals.vitals, 0.0)
     return [[str(node), list(vitals), age] for node, (vitals, age) in by_node.items()]

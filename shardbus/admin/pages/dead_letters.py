@@ -238,7 +238,9 @@ def answer_dead_letters(
     size, and whether its body is kept."""
     now = admin.node.environment.wall_clock()
     letter_filter = LetterFilter(entity_type, reason, within, once)
-    letters = sorted(letter for letter in admin.node.letters if letter_filter.admits(letter, now))
+    letters = sorted(
+        letter for letter in admin.node.records.letters if letter_filter.admits(letter, now)
+    )
     if not oldest:
         letters.reverse()
     return [_columns(letter) for letter in letters[: max(0, min(limit, LETTERS_MAX + 1))]]
@@ -248,7 +250,7 @@ def answer_dead_letters(
 def answer_named_letters(admin: Administration, numbers: list[int]) -> list[list[Any]]:
     """The letters of these numbers that are kept, as `dead_letters` returns them."""
     named = set(numbers)
-    return [_columns(letter) for letter in admin.node.letters if letter.number in named]
+    return [_columns(letter) for letter in admin.node.records.letters if letter.number in named]
 
 
 @question("replay_letters")
@@ -262,7 +264,7 @@ async def answer_replay_letters(
     failed: list[list[Any]] = []
     types: dict[str, int] = {}
     for at, number in enumerate(numbers[:LETTERS_MAX], 1):
-        ring = admin.node.letters.ring_of(number)
+        ring = admin.node.records.letters.ring_of(number)
         left = until - admin.node.loop.time()
         why = "it is not kept any more" if ring is None else ""
         if ring is not None and left <= 0:

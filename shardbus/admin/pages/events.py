@@ -94,11 +94,11 @@ def answer_slow_reports(admin: Administration) -> list[list[Any]]:
     """The last slow handlers here, oldest first: seconds since the report, the entity type,
     `waited` or `blocked`, and the report."""
     now = admin.node.loop.time()
-    return [[now - r.at, r.entity_type, r.how, r.text] for r in admin.node.slow.reports()]
+    return [[now - r.at, r.entity_type, r.how, r.text] for r in admin.node.records.slow.reports()]
 
 
 @question("recent_events")
 def answer_recent_events(admin: Administration, seconds: float, most: int) -> list[list[Any]]:
     """The last events here, oldest first, none older than that: age, number, name, entity type,
     node, text."""
-    return admin.node.recent_events.within(seconds, min(most, EVENTS_MAX))
+    return admin.node.records.events.within(seconds, min(most, EVENTS_MAX))

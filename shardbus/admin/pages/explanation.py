@@ -98,8 +98,8 @@ def _entity_place(
 ) -> EntityPlace:
     node, home = admin.node, region.router.region.home_of(shard)
     at = home.node if home is not None else None
-    since = node.ages.unreachable.get(at) if at is not None else None
-    phis = node.watching.overview.phis if node.watching is not None else {}
+    since = node.members.ages.unreachable.get(at) if at is not None else None
+    phis = node.membership.runner.overview.phis if node.membership.runner is not None else {}
     downing = node.settings.cluster.downing
     return EntityPlace(
         home=str(at) if at is not None else "",

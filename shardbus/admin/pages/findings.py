@@ -55,7 +55,7 @@ async def _examine(admin: Administration) -> Json:
         ready={name: asdict(check) for name, check in readiness(admin).items()},
         cluster=facts,
         nodes={"nodes": rows},
-        gossip=await gossip(admin) if node.watching is not None else {},
+        gossip=await gossip(admin) if node.membership.runner is not None else {},
         checkup=reports,
         slow=slow_handlers,
         outboxes=outboxes,

@@ -29,7 +29,7 @@ async def livez(admin: Administration) -> Checks:
     The probes have `status`, and `checks` (name to `ok` and `detail`); 200 or 503. `?verbose`
     formats them for people.
     """
-    stopped, lag = admin.node.stopped, admin.node.lag
+    stopped, lag = admin.node.membership.stopped, admin.node.membership.lag
     ended = stopped.done()
     return {
         "loop": Check(lag < STALLED_S, f"{lag:.3f} s late"),
@@ -81,11 +81,11 @@ def _own_checks(admin: Administration) -> dict[str, Check]:
     node = admin.node
     status = node.view.status if node.view is not None else None
     phase = node.phases.current
-    detail = phase or node.describe_joining() or admin.status
+    detail = phase or node.membership.describe_joining() or admin.status
     checks = {"membership": Check(status is Status.UP and not phase, detail)}
     if suspended := node.gate.describe():
         checks["suspension"] = Check(False, suspended)
-    if rival := node.membership_store.rival:  # the data in memory works beside it
+    if rival := node.membership.requests.rival:  # the data in memory works beside it
         checks["cluster"] = Check(True, rival)
     if failed := node.failed_tasks:
         text = f"{counted(failed, 'task')} of this node failed: see its log"

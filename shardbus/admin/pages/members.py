@@ -30,7 +30,7 @@ async def down(admin: Administration, node: NodeName, force: bool = False) -> Js
     if force and target == admin.node.me:
         raise Refused(f"{target} is this node: a node cannot remove itself")
     command = events.Remove(target) if force else events.Down(target, for_good=True)
-    admin.node.lost_nodes.decided([target], "an operator declared it dead")
+    admin.node.records.lost_nodes.decided([target], "an operator declared it dead")
     admin.node.cluster.post(command)
     return {"node": str(target), "down": True, "removed": force}
 
@@ -103,9 +103,9 @@ async def reload_keys(admin: Administration, node: str | None = None) -> Json:
 @question("leave")
 def answer_leave(admin: Administration) -> bool:
     """Begin to leave, as at a SIGTERM. False if this node cannot yet."""
-    if admin.node.on_leave is None:
+    if admin.node.phases.begin is None:
         return False
-    admin.node.on_leave()
+    admin.node.phases.begin()
     return True
 
 

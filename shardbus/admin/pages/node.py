@@ -37,7 +37,7 @@ async def downing(admin: Administration) -> Json:
         "node": str(admin.node.me),
         "strategy": settings.strategy,
         "stable_after": settings.stable_after,
-        "decisions": admin.node.decisions.page(),
+        "decisions": admin.node.records.decisions.page(),
     }
 
 

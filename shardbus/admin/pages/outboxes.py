@@ -117,7 +117,7 @@ async def drop_outbox(
     for one in dropped.first:
         kind, entity_id, method, payload = one.message
         sender = f"outbox {name}"
-        admin.node.letters.undelivered(kind, DROPPED, entity_id, method, payload, sender)
+        admin.node.records.letters.undelivered(kind, DROPPED, entity_id, method, payload, sender)
     if dropped.number:
         text = f"{counted(dropped.number, 'message')} of {name!r:.100}, by {operator:.100}"
         admin.node.note(OUTBOX_TYPE, Note("outbox_dropped", text, dropped.number))
@@ -146,7 +146,7 @@ async def retry_outbox(admin: Administration, name: OutboxName, operator: Operat
 
     owner = f"{admin.node.me}/{token_hex(4)}"
     opened = ClientOutbox(name, owner, ask, sender_of, patience=0.0, pages=RETRY_PAGES)
-    opened.counts.keep = admin.node.letters.undelivered
+    opened.counts.keep = admin.node.records.letters.undelivered
     try:
         await opened.__aenter__()
     except LookupError as unknown:

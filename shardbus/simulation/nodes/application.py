@@ -316,7 +316,7 @@ class SimSender:
         if isinstance(home, SimClient):
             return home.client is not None
         assert isinstance(home, SimNode)
-        return home.node.is_up and not home.process.leaving
+        return home.node.members.is_up and not home.process.leaving
 
     async def _send(self, kind: str, entity_id: str, ref: Any, asks: float, handler: str) -> None:
         asked = self._dice.random() < asks

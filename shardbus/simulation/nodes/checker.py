@@ -389,7 +389,7 @@ class DeliveryChecker:
         silent = [one for one in self._open.values() if not one.handled and not one.outcome]
         there = self._unaccounted()
         excused = sum(self._excused(message) for message in there)
-        notes = (sim_node.node.notes for sim_node in self.world.all_nodes())
+        notes = (sim_node.node.records.notes for sim_node in self.world.all_nodes())
         return {
             "letters": self.sent,
             "handled": self.handled,

@@ -172,7 +172,7 @@ class SimDeliverer:
         """Return the maker of references in the home, None while it cannot send."""
         home: Any = self._home
         if home.hosts:
-            ready = home.node.is_up and not home.process.leaving
+            ready = home.node.members.is_up and not home.process.leaving
             return (lambda entity_id: home.node.ref(self._cls, entity_id)) if ready else None
         client = home.client
         return None if client is None else (lambda entity_id: client.ref(self._cls, entity_id))

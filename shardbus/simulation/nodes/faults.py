@@ -94,7 +94,7 @@ class NodeFaults:
 
     def _working(self) -> list[SimNode]:
         sim_nodes = self.world.sim_nodes.values()
-        return [r for r in sim_nodes if r.ended_at is None and r.node.is_up]
+        return [r for r in sim_nodes if r.ended_at is None and r.node.members.is_up]
 
     # ---- the store
 

@@ -197,7 +197,7 @@ class MoveKills:
 
     def _working(self) -> list[SimNode]:
         sim_nodes = self._world.sim_nodes.values()
-        return [r for r in sim_nodes if r.ended_at is None and r.node.is_up]
+        return [r for r in sim_nodes if r.ended_at is None and r.node.members.is_up]
 
     # ---- causes of moves
 

@@ -205,7 +205,7 @@ class SimNode(SimProcess):
     @property
     def refused_tells(self) -> int:
         own = sum(sum(kind.host.counts.dropped.values()) for kind in self.node.regions.values())
-        return own + sum(self.node.refused.counts.values())
+        return own + sum(self.node.records.refused.counts.values())
 
     def leave(self) -> None:
         """Let the node leave, as SIGTERM does."""
@@ -230,12 +230,13 @@ class SimNode(SimProcess):
         await node.start()
         self.on_listening()
         node.join(f"{self.name}:0")
-        told = asyncio.ensure_future(self._leave_requested.wait())
-        ends: set[asyncio.Future[Any]] = {told, node.stopped, node.cluster_stops}
+        leaves = asyncio.ensure_future(self._leave_requested.wait())
+        stopped = node.membership.stopped
+        ends: set[asyncio.Future[Any]] = {leaves, stopped, node.membership.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        in_order = node.stopped.done() and node.stopped.result() == LEFT
-        if not node.stopped.done():
+        leaves.cancel()
+        in_order = stopped.done() and stopped.result() == LEFT
+        if not stopped.done():
             in_order = await leave(node, lambda text: None)
         await self.on_end()
         await node.close()
@@ -343,7 +344,7 @@ class NodeWorld(World):
         """Let the node's application join by these seeds."""
         sim_node = self.sim_nodes[process.name]
         joins = [str(address_of(seed)) for seed in seeds]
-        sim_node.loop.call_soon(partial(sim_node.node.join_by, joins, founds=founds))
+        sim_node.loop.call_soon(partial(sim_node.node.membership.joins.by, joins, founds=founds))
 
     def leave(self, process: Process) -> None:
         process.leaving = True

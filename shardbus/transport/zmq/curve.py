@@ -122,6 +122,7 @@ class Keyring:
         """Who may connect, by public key; None if the secret decides."""
         self._users: Mapping[bytes, str] = {}
         self.reload()
+        self._in_use = self.state
 
     @classmethod
     def at(cls, path: str, key: str = "", allowed: str = "") -> Keyring | None:
@@ -155,6 +156,17 @@ class Keyring:
     def state(self) -> tuple[object, ...]:
         """Decides who may connect; another one after a change."""
         return self.keys, self.identities
+
+    def adopt(self) -> bool:
+        """Read the file again. Returns True if sockets must listen anew, since who may connect is
+        decided otherwise than at the last call. A failed handshake may have read it meanwhile.
+
+        Raises:
+            ConfigError: the file cannot be used. The keys stay as they were.
+        """
+        self.reload()
+        before, self._in_use = self._in_use, self.state
+        return self._in_use != before
 
     def reload(self) -> bool:
         """Read the file again. Returns True if the keys changed.

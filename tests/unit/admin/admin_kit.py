@@ -21,8 +21,8 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
 from shardbus.membership.vitals import Vitals
 from shardbus.node.lost_nodes import LostNodes
+from shardbus.node.members import ClusterMembers
 from shardbus.node.recent_drops import RecentDrops
-from shardbus.node.view_ages import ViewAges
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.messages import Home
@@ -117,7 +117,7 @@ class FakeNode:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.environment = SimpleNamespace(wall_clock=lambda: 1000.0)
-        self.me, self.cluster_name = ME, "shop"
+        self.me = ME
         self.rpc = Rpc()
         self.rpc.answers = {(ME, "stats"): {PAGE: {"1": 2}}, (PEER, "stats"): {PAGE: {"2": 5}}}
         self.settings = Settings(
@@ -125,7 +125,8 @@ class FakeNode:
             store=StoreSettings(url="redis://u:hunter2@h/0"),
             cluster=ClusterSettings(suspend_after=7.0),
         )
-        self.view: MembershipView | None = MembershipView(
+        self.members = ClusterMembers(ME, self.loop)
+        self.view = MembershipView(
             ME,
             (
                 member(ME, Status.UP, "web", http="a:8558", version="1.2"),
@@ -140,22 +141,25 @@ class FakeNode:
         self.gate = SimpleNamespace(describe=lambda: self.suspended)
         self.suspended = ""
         self.rejoining = ""
-        self.membership_store: Any = SimpleNamespace(other_clusters=(), rival="")
-        self.phases = SimpleNamespace(current="")
-        self.stopped: asyncio.Future[str] = self.loop.create_future()
-        self.lag, self.failed_tasks = 0.001, 0
-        self.vitals = SimpleNamespace(vitals=Vitals(busy=0.25, rate=9.0))
-        self.watching: Any = None
-        self.ages = ViewAges(self.loop.time())
-        self.lost_nodes = LostNodes()
-        self.recent_drops = RecentDrops(dict)
-        self.joining, self.is_up = True, True
+        self.phases: Any = SimpleNamespace(current="", begin=lambda: self.posted.append("leave"))
         self.joined: list[tuple[str, ...]] = []
+        self.membership: Any = SimpleNamespace(
+            cluster_name="shop",
+            requests=SimpleNamespace(other_clusters=(), rival=""),
+            stopped=self.loop.create_future(),
+            lag=0.001,
+            runner=None,
+            joins=SimpleNamespace(began=True, by=self._join_by),
+            describe_joining=lambda: self.rejoining,
+        )
+        self.failed_tasks = 0
+        vitals = SimpleNamespace(vitals=Vitals(busy=0.25, rate=9.0))
+        self.reports = SimpleNamespace(vitals=vitals)
+        self.records = SimpleNamespace(lost_nodes=LostNodes(), recent_drops=RecentDrops(dict))
         self.posted: list[object] = []
         self.cluster = SimpleNamespace(post=self.posted.append)
         self.states = SimpleNamespace(silent_ago=None, silent_because="", backlog=(7, 0.5))
         self.store: Any = SimpleNamespace(problems=("maxmemory-policy evicts",), clock_offset=-0.5)
-        self.on_leave: Any = lambda: self.posted.append("leave")
         self.keyring: Any = None
         self.rekey: Any = lambda: False
         self.region = self._region()
@@ -188,10 +192,15 @@ class FakeNode:
         lacking = role and self.view is not None and self.view.oldest(role) is None
         return f"none is up with role {role!r}" if lacking else ""
 
-    def describe_joining(self) -> str:
-        return self.rejoining
+    @property
+    def view(self) -> MembershipView | None:
+        return self.members.view
 
-    def join_by(self, seeds: Any) -> None:
+    @view.setter
+    def view(self, view: MembershipView | None) -> None:
+        self.members.view = view
+
+    def _join_by(self, seeds: Any) -> None:
         self.joined.append(tuple(seeds))
 
     def _region(self) -> Any:

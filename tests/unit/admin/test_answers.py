@@ -173,8 +173,8 @@ async def test_failures_and_losses_leave_the_node_as_ages(node: FakeNode, answer
     assert rest == ["x", "ValueError", "no", "ValueError: no"]
     [(entity_id, [age, times, error])] = found["failed_starts"].items()
     assert (entity_id, times, error) == ("x", 1, "ValueError: broken")
-    node.lost_nodes.decided([LOST], "keep-majority: 2 of 3")
-    node.lost_nodes.gone(LOST, now - 5.0)
+    node.records.lost_nodes.decided([LOST], "keep-majority: 2 of 3")
+    node.records.lost_nodes.gone(LOST, now - 5.0)
     node.coordinator.history = SimpleNamespace(freed=lambda n: (4, 3) if n == LOST else (0, 0))
     [[name, age, why, shards]] = answer_losses(answers)
     assert (name, why, shards) == (str(LOST), "keep-majority: 2 of 3", {PAGE: [4, 3]})
@@ -187,7 +187,7 @@ async def test_leaving_and_shutting_a_region_down_begin_at_once(
     assert answer_leave(answers)
     assert answer_shutdown_region(answers, PAGE) == 1
     assert node.posted == ["leave", "shutdown"]
-    node.on_leave = None
+    node.phases.begin = None
     assert not answer_leave(answers)
     assert node.posted == ["leave", "shutdown"]
 

@@ -168,15 +168,17 @@ def test_a_brief_counts_what_the_node_counts() -> None:
     node: Any = SimpleNamespace(
         regions={PAGE: region},
         gate=SimpleNamespace(describe=lambda: "suspended"),
-        vitals=SimpleNamespace(vitals=SimpleNamespace(_asdict=lambda: {"busy": 0.5})),
-        slow=SimpleNamespace(counts={(PAGE, "waited"): 1}),
+        reports=SimpleNamespace(
+            vitals=SimpleNamespace(vitals=SimpleNamespace(_asdict=lambda: {"busy": 0.5}))
+        ),
+        records=SimpleNamespace(slow=SimpleNamespace(counts={(PAGE, "waited"): 1})),
         endpoint=SimpleNamespace(
             asks_timed_out=2,
             send_buffer_limit=SimpleNamespace(refused={PAGE: 4}),
             dropped_frames={"malformed": 1},
         ),
         states=SimpleNamespace(durations={(PAGE, "load"): times.handled}, errors=0),
-        watching=SimpleNamespace(dropped_frames={"late": 6}),
+        membership=SimpleNamespace(runner=SimpleNamespace(dropped_frames={"late": 6})),
     )
     brief = brief_of(node)
     assert brief["types"][PAGE] == {

@@ -88,7 +88,7 @@ async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: 
         "other_clusters": [],
         "rival": None,
     }
-    node.membership_store.other_clusters = (OtherCluster(PEER.address, PEER),)
+    node.membership.requests.other_clusters = (OtherCluster(PEER.address, PEER),)
     page = await cluster_pages.cluster(pages)
     assert page["other_clusters"] == [{"seed": str(PEER.address), "node": str(PEER), "reason": ""}]
     node.view, node.suspended, node.region.coordinator = None, "suspended: no contact to b", None
@@ -292,10 +292,10 @@ async def test_N21_a_home_that_does_not_answer_is_told_by_what_membership_knows(
 ) -> None:
     page = await explanations.explain(pages, PAGE, "z")
     assert page["causes"][0]["cause"] == "silent"  # type: ignore[index]
-    node.watching = SimpleNamespace(overview=SimpleNamespace(phis={PEER: 0.3}))
+    node.membership.runner = SimpleNamespace(overview=SimpleNamespace(phis={PEER: 0.3}))
     page = await explanations.explain(pages, PAGE, "z")
     assert page["causes"][0]["cause"] == "blocked_loop"  # type: ignore[index]
-    node.ages.unreachable = {PEER: node.loop.time() - 4.0}
+    node.members.ages.unreachable = {PEER: node.loop.time() - 4.0}
     page = await explanations.explain(pages, PAGE, "z")
     [cause] = page["causes"]  # type: ignore[misc]
     assert (cause["cause"], cause["seconds"]) == ("unreachable", None)
@@ -341,9 +341,9 @@ async def test_liveness_depends_on_the_loop_and_on_membership_alone(
     assert all(check.ok for check in (await health.livez(pages)).values())
     node.view, node.region.coordinator = None, None
     assert all(check.ok for check in (await health.livez(pages)).values())
-    node.lag = STALLED_S
+    node.membership.lag = STALLED_S
     assert not (await health.livez(pages))["loop"].ok
-    node.stopped.set_result("downed")
+    node.membership.stopped.set_result("downed")
     ended = (await health.livez(pages))["membership"]
     assert (ended.ok, ended.detail) == (False, "downed")
 
@@ -620,7 +620,7 @@ async def test_a_region_is_shut_down_on_the_named_node(node: FakeNode, pages: An
 async def test_a_node_joins_once_and_only_if_it_waits_for_it(node: FakeNode, pages: Any) -> None:
     with pytest.raises(Refused, match="has joined already"):
         await cluster_pages.join(pages, ("c:1",))
-    node.joining = False
+    node.membership.joins.began = False
     await cluster_pages.join(pages, ("c:1",))
     assert node.joined == [("c:1",)]
 
@@ -628,7 +628,7 @@ async def test_a_node_joins_once_and_only_if_it_waits_for_it(node: FakeNode, pag
 async def test_only_a_member_that_is_up_stops_the_cluster(node: FakeNode, pages: Any) -> None:
     await cluster_pages.shut_down(pages)
     assert node.posted == [cluster.PrepareForShutdown()]
-    node.is_up = False
+    node.view = MembershipView(ME)
     with pytest.raises(Refused, match="ask one that is up"):
         await cluster_pages.shut_down(pages)
 

@@ -49,7 +49,8 @@ class Process:
         self.deadline = Deadline(self.said)
 
     def node(self, **values: Any) -> None:
-        node = SimpleNamespace(phases=SimpleNamespace(current=""), lag=0.0, **values)
+        phases, membership = SimpleNamespace(current=""), SimpleNamespace(lag=0.0)
+        node = SimpleNamespace(phases=phases, membership=membership, **values)
         self.deadline.node = cast("Any", node)
 
     def code(self) -> int:
@@ -149,7 +150,7 @@ def test_it_reports_what_the_node_waits_for_and_for_how_long(
         note = process.said.notes.get(timeout=PATIENCE_S)
         assert note.startswith("shardbus: this node waits for 2 shards of 'cart', ")
         assert note.endswith(" s more at most; a second Ctrl-C stops it at once")
-    cast("Any", process.deadline.node).lag = 2.0
+    cast("Any", process.deadline.node).membership.lag = 2.0
     while "which is blocked at " not in note:
         note = process.said.notes.get(timeout=PATIENCE_S)
 

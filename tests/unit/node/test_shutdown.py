@@ -46,6 +46,13 @@ class Region:
         return self.stopped_here
 
 
+class Hosting(tuple[NodeId, ...]):
+    """The members, all of which host shards."""
+
+    def hosting(self) -> tuple[NodeId, ...]:
+        return self
+
+
 class Leaving:
     """A node that leaves. By default every wait ends at once; `log` is what was done."""
 
@@ -56,15 +63,17 @@ class Leaving:
         self.phases = Phases(ShutdownSettings())
         self.stopped: asyncio.Future[str] = self.loop.create_future()
         self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
+        self.membership = SimpleNamespace(
+            stopped=self.stopped, cluster_stops=self.cluster_stops, post=self._post
+        )
+        self.members: Any = Hosting((ME, OTHER))
         self.region = Region(self)
         self.region.drained.set_result(None)
         self.regions = {"page": self.region}
         self.singleton = SimpleNamespace(ending=False)
         self.singletons = {"page": self.singleton}
-        self.hosting: tuple[NodeId, ...] = (ME, OTHER)
         self.leaves_at_once = True
         self.sessions: list[Any] = []
-        self.cluster: Any = SimpleNamespace(post=self._post)
         self.endpoint: Any = SimpleNamespace(
             clients=0,
             announce_leaving=lambda: self.log.append("announce"),
@@ -74,6 +83,7 @@ class Leaving:
         self.drops: Any = SimpleNamespace(
             prompt=False, report=lambda tick, last: self.log.append("report")
         )
+        self.records = SimpleNamespace(drops=self.drops)
         outbox = SimpleNamespace(flush=lambda: self.log.append("flush"))
         self.dispatcher: Any = SimpleNamespace(clients={STRANGER: SimpleNamespace(outbox=outbox)})
         for phase in PHASES:
@@ -84,12 +94,6 @@ class Leaving:
         self.log.append("leave")
         if self.leaves_at_once:
             self.stopped.set_result(LEFT)
-
-    def hosting_members(self) -> tuple[NodeId, ...]:
-        return self.hosting
-
-    def is_member(self, node: NodeId) -> bool:
-        return node in self.hosting
 
     async def leave(self) -> bool:
         return await leave(self, self.said.append)  # type: ignore[arg-type]
@@ -175,7 +179,7 @@ async def test_messages_that_wait_for_a_home_keep_the_node_while_another_hosts()
 async def test_messages_that_no_other_node_can_take_keep_nobody() -> None:
     node = Leaving()
     node.region.router.region.buffered[0] = 1
-    node.hosting = (ME,)
+    node.members = Hosting((ME,))
     assert await node.leaving() == (True, about(0.0))
 
 
@@ -190,7 +194,7 @@ async def test_messages_without_a_home_keep_the_node_for_one_move_at_most() -> N
 async def test_reports_of_messages_that_found_no_home_are_waited_for() -> None:
     """The socket of a session may have no room for the report yet."""
     node = Leaving()
-    node.hosting = (ME,)
+    node.members = Hosting((ME,))
     node.region.router.region.buffered = [1]
     session = SimpleNamespace(lost=None, tag=ME, busy=False)
 
@@ -239,7 +243,7 @@ async def test_clients_that_stay_keep_the_node_for_a_bounded_time() -> None:
 async def test_clients_of_the_only_host_leave_after_the_member() -> None:
     """Without another host no home can be found for what they send."""
     node = Leaving()
-    node.hosting = (ME,)
+    node.members = Hosting((ME,))
     assert await node.leave()
     own = [entry for entry in node.log if entry not in PHASES]
     assert own == ["hand off", "leave", "report", "announce", "flush"]
