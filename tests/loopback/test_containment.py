@@ -16,7 +16,7 @@ from shardbus import Entity, EntityFailed, RequestError, SchemaError, ShardBus, 
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.node.node import Node
 from shardbus.shells.message_account import account_of
-from tests.loopback.nodes import Nodes, http
+from tests.loopback.nodes import PATIENCE_S, Nodes, http
 from tests.message_accounts import missing
 from tests.odd_exceptions import ODD
 from tests.waiting import until
@@ -194,8 +194,8 @@ async def outcome(call: Any) -> Any:
 async def in_one_turn(client: AsyncClient, kind: str, bad: str, method: str, how: str) -> list[Any]:
     """Ask many entities at once; the one in the middle fails. Returns its answer first."""
     ids = [f"{bad}-{method}-{n}" for n in range(OTHERS)]
-    calls = [client.call(kind, i, method, "", timeout=20.0) for i in ids]
-    calls.insert(OTHERS // 2, client.call(kind, bad, method, how, timeout=20.0))
+    calls = [client.call(kind, i, method, "", timeout=PATIENCE_S) for i in ids]
+    calls.insert(OTHERS // 2, client.call(kind, bad, method, how, timeout=PATIENCE_S))
     answers = await asyncio.gather(*map(outcome, calls))
     return [answers.pop(OTHERS // 2), *answers]
 

@@ -446,7 +446,7 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
         for node in trio[:2]:
             session = node.endpoint.session_to(deaf.me.address, deaf.me)
             session.outbox.ask(("$node", "stats"), "", b"\x90", 600_000, asyncio.Future(), bytes)
-        assert await asyncio.wait_for(deaf.stopped, PATIENCE_S) == "downed"
+        assert await asyncio.wait_for(deaf.membership.stopped, PATIENCE_S) == "downed"
         await collect(events, QuarantinedMember)
         await nodes.agree(2)
         assert not trio[0].membership.stopped.done()
