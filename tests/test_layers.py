@@ -146,11 +146,9 @@ ATTRIBUTES_MAX = 25
 SETTINGS = ("shardbus.config.settings", "shardbus.entities.entity_options")
 """Each attribute there is a documented setting or option."""
 MANY_ATTRIBUTES = {
-    "shardbus.admin.slowness.EntityFigures": 28,
     "shardbus.entities.host.Host": 33,
     "shardbus.membership.downing.resolver.Resolver": 31,
     "shardbus.membership.joining.Joiner": 30,
-    "shardbus.shells.cluster_thread.ClusterThread": 30,
     "shardbus.simulation.membership.options.Options": 39,
     "shardbus.simulation.nodes.options.NodeOptions": 46,
     "shardbus.simulation.nodes.world.NodeWorld": 32,
