@@ -13,12 +13,10 @@ from shardbus.ids import NodeId
 from shardbus.membership.downing.resolver import (
     CONSENT_GRACE_MAX,
     CONSENT_GRACE_PART,
-    LEASE_ANSWER_S,
-    LEASE_TTL_S,
-    DowningPlan,
     Resolver,
 )
 from shardbus.membership.downing.split import EPOCHS, DowningOutcome, lease_of
+from shardbus.membership.downing.split_lease import LEASE_ANSWER_S, LEASE_TTL_S, DowningPlan
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
