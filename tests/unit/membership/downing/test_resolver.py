@@ -539,9 +539,9 @@ def test_a_lease_that_comes_too_late_is_used_up_without_a_decision() -> None:
     ask = resolver.consider(split, True, 10.0 + STABLE).ask
     assert ask is not None
     assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan(epoch=8)
     assert resolver.on_lease_result(ask.name, None) == DowningPlan()
     assert resolver.on_lease_result(ask.name, False) == DowningPlan()
-    assert resolver.on_lease_result(ask.name, True) == DowningPlan(epoch=8)
     assert resolver.consider(under(THREE, 8), True, 11.1 + STABLE) == DowningPlan()
     assert resolver.on_lease_result(ask.name, True) == DowningPlan()
 
