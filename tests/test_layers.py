@@ -147,8 +147,6 @@ SETTINGS = ("shardbus.config.settings", "shardbus.entities.entity_options")
 """Each attribute there is a documented setting or option."""
 MANY_ATTRIBUTES = {
     "shardbus.entities.host.Host": 33,
-    "shardbus.membership.downing.resolver.Resolver": 31,
-    "shardbus.membership.joining.Joiner": 30,
     "shardbus.simulation.membership.options.Options": 39,
     "shardbus.simulation.nodes.options.NodeOptions": 46,
 }
