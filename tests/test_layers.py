@@ -105,16 +105,14 @@ ENTRY_POINTS = {
     "shardbus_cli.main",
     "shardbus_cli.dev.node_main",
     "shardbus_cli.template.app",
-    "shardbus.simulation.machines",
     "shardbus.simulation.replication.run",
     "shardbus.testing.store_suite",
     "shardbus.testing.allocation_suite",
     "shardbus.integrations.starlette",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the network that the tests of machines run on, the
-simulator of replicas,
-the suites that tests of users subclass, and what web applications import."""
+`shardbus dev`, the application of a new project, the simulator of replicas, the suites that tests
+of users subclass, and what web applications import."""
 
 SMALL_LINES = 40
 """A module below this size, with one importer, belongs into its importer."""
