@@ -39,8 +39,8 @@ class GuardedLog:
         for one in filters:
             self._logger.addFilter(one)
 
-    def debug(self, text: str, *args: object, extra: Mapping[str, object] | None = None) -> None:
-        self._log(logging.DEBUG, text, args, None, extra)
+    def debug(self, text: str, *args: object) -> None:
+        self._log(logging.DEBUG, text, args)
 
     def info(self, text: str, *args: object, extra: Mapping[str, object] | None = None) -> None:
         self._log(logging.INFO, text, args, None, extra)
@@ -63,11 +63,9 @@ class GuardedLog:
     ) -> None:
         self._log(logging.ERROR, text, args, exc_info, extra)
 
-    def exception(
-        self, text: str, *args: object, extra: Mapping[str, object] | None = None
-    ) -> None:
+    def exception(self, text: str, *args: object) -> None:
         """Log an error with the traceback of the exception that is being handled."""
-        self._log(logging.ERROR, text, args, sys.exc_info()[1], extra)
+        self._log(logging.ERROR, text, args, sys.exc_info()[1])
 
     def log(
         self, level: int, text: str, *args: object, extra: Mapping[str, object] | None = None
@@ -79,8 +77,8 @@ class GuardedLog:
         level: int,
         text: str,
         args: tuple[object, ...],
-        error: BaseException | None,
-        extra: Mapping[str, object] | None,
+        error: BaseException | None = None,
+        extra: Mapping[str, object] | None = None,
     ) -> None:
         logger = self._logger
         try:

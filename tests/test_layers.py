@@ -105,16 +105,14 @@ ENTRY_POINTS = {
     "shardbus_cli.main",
     "shardbus_cli.dev.node_main",
     "shardbus_cli.template.app",
-    "shardbus.simulation.machines",
     "shardbus.simulation.replication.run",
     "shardbus.testing.store_suite",
     "shardbus.testing.allocation_suite",
     "shardbus.integrations.starlette",
 }
 """Modules that are started or imported from outside: the command, the process of a node of
-`shardbus dev`, the application of a new project, the network that the tests of machines run on, the
-simulator of replicas,
-the suites that tests of users subclass, and what web applications import."""
+`shardbus dev`, the application of a new project, the simulator of replicas, the suites that tests
+of users subclass, and what web applications import."""
 
 SMALL_LINES = 40
 """A module below this size, with one importer, belongs into its importer."""
@@ -146,15 +144,9 @@ ATTRIBUTES_MAX = 25
 SETTINGS = ("shardbus.config.settings", "shardbus.entities.entity_options")
 """Each attribute there is a documented setting or option."""
 MANY_ATTRIBUTES = {
-    "shardbus.admin.slowness.EntityFigures": 28,
     "shardbus.entities.host.Host": 33,
-    "shardbus.membership.downing.resolver.Resolver": 31,
-    "shardbus.membership.joining.Joiner": 30,
-    "shardbus.shells.cluster_thread.ClusterThread": 30,
     "shardbus.simulation.membership.options.Options": 39,
     "shardbus.simulation.nodes.options.NodeOptions": 46,
-    "shardbus.simulation.nodes.world.NodeWorld": 32,
-    "shardbus.testing.world.ClusterWorld": 35,
 }
 """Classes with more attributes than ATTRIBUTES_MAX, and the most that each may have. A number here
 is only lowered, and a class leaves the table; none enters it."""

@@ -59,12 +59,12 @@ WATCHED = {
     "the test awaits them",
     "shardbus/testing/journal_suite.py JournalSuite"
     ".test_an_append_that_was_given_up_is_in_what_is_opened_or_never_applied": "it is given up",
-    "shardbus/testing/store_suite.py StoreSuite.test_a_cancelled_call_never_mixes_answers": ""
+    "shardbus/testing/store_suite.py CallTests.test_a_cancelled_call_never_mixes_answers": ""
     "`gather` takes the results",
     "shardbus/testing/store_suite.py"
-    " StoreSuite.test_a_load_comes_after_a_save_that_was_given_up": "it is given up",
+    " StateTests.test_a_load_comes_after_a_save_that_was_given_up": "it is given up",
     "shardbus/testing/store_suite.py"
-    " StoreSuite.test_a_save_comes_after_one_that_was_given_up_before_a_load": "it is given up",
+    " StateTests.test_a_save_comes_after_one_that_was_given_up_before_a_load": "it is given up",
     "shardbus/testing/virtual_time.py VirtualTime.begin": "the test awaits it; a failure that it"
     " did not await is raised when the cluster ends",
     "cli/shardbus_cli/bench.py _within": "it waits for what the caller reads afterwards",

@@ -12,7 +12,7 @@ import typer
 
 from shardbus_cli import node_flags, output
 from shardbus_cli.exit_codes import ExitCode
-from shardbus_cli.parameters import App, AppOption, Assignments, ConfigFile
+from shardbus_cli.parameters import App, AppOption, Assignments, ConfigFile, Json
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
@@ -118,7 +118,7 @@ def show(
     file: ConfigFile = None,
     assignments: Assignments = None,
     origin: Annotated[bool, typer.Option("--origin", help="Say who set each value.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show every setting as a node started here would have it."""
     from shardbus.admin.setting_rows import rows_of
@@ -148,7 +148,7 @@ def check(
     file: ConfigFile = None,
     store: node_flags.Store = None,
     assignments: Assignments = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check application, settings and store as a node does at its start. Starts nothing."""
     import asyncio

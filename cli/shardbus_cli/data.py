@@ -29,6 +29,7 @@ from shardbus_cli.parameters import (
     AppOfCluster,
     AppOption,
     ClusterName,
+    Json,
     NodeUrl,
     StoreUrl,
 )
@@ -59,7 +60,7 @@ def show(
     cluster: ClusterName = None,
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the stored shard tables of some types."""
     import asyncio
@@ -99,7 +100,7 @@ def repair(
         bool, typer.Option("--dry-run", help="Report, write nothing; exit code 5 if it would.")
     ] = False,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Repair epochs, fences and rows that no node can have written. The cluster must be stopped."""
     import asyncio
@@ -126,7 +127,7 @@ def migrate(
         bool, typer.Option("--dry-run", help="Count, write nothing; exit code 5 if it would.")
     ] = False,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Move stored states to where this release, or APP, looks for them. The cluster must be
     stopped."""

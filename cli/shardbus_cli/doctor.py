@@ -32,7 +32,7 @@ from shardbus_cli.data import opened
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.finding_lines import finding_line, lost_line
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, NodeUrl, duration
+from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, Json, NodeUrl, duration
 
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
@@ -57,7 +57,7 @@ def doctor(
     app: AppOfCluster = None,
     wait: Wait = WAIT_S,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Report what is wrong with the cluster and what to do; exit code 5 if anything is."""
     asked = NodeHttp(node)

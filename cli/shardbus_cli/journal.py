@@ -18,7 +18,7 @@ from shardbus_cli import output
 from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.data import opened, refuse_if_running
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, NodeUrl, StoreUrl
+from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, Json, NodeUrl, StoreUrl
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -46,7 +46,7 @@ def show(
     cluster: ClusterName = None,
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the stored events of one entity."""
     from shardbus.store.journal_transfer import shown_event

@@ -24,9 +24,12 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, Json, NodeUrl
 
 app = typer.Typer(help="The secret of a cluster.", no_args_is_help=True)
+IfMissing = Annotated[
+    bool, typer.Option("--if-missing", help="Keep a file that is there, if it can be used.")
+]
 
 SECRET_FILE = "cluster.secret"  # noqa: S105  (the name of a file)
 File = Annotated[
@@ -40,9 +43,7 @@ File = Annotated[
 @app.command()
 def new(
     file: File = Path(SECRET_FILE),
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Keep a file that is there, if it can be used.")
-    ] = False,
+    if_missing: IfMissing = False,
 ) -> None:
     """Make a secret. An existing file is never replaced."""
     from shardbus.transport.secret_file import (
@@ -63,9 +64,7 @@ def new(
 @app.command()
 def token(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File for the token.")],
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Keep a file that is there, if it can be used.")
-    ] = False,
+    if_missing: IfMissing = False,
 ) -> None:
     """Make a token for HTTP, for http.reader_token_file or http.token_file."""
     import secrets
@@ -83,7 +82,7 @@ def token(
 @app.command()
 def show(
     file: File = Path(SECRET_FILE),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the fingerprint and the public keys of each secret in the file."""
     rows = _rows(file)

@@ -16,6 +16,7 @@ NodeUrl = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the node.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file of settings.")
 ]

@@ -13,18 +13,16 @@ import typer
 
 from shardbus_cli import output
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
 
 app = typer.Typer(help="The reminders of entities, and their end.", no_args_is_help=True)
 
 LISTED = 100
-Kind = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
 
 
 @app.command("list")
 def list_(
-    kind: Kind,
+    kind: EntityType,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="At most this many.")] = LISTED,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
@@ -42,7 +40,9 @@ def list_(
 
 
 @app.command()
-def show(kind: Kind, entity_id: Id, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+def show(
+    kind: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
+) -> None:
     """Show the reminders of one entity."""
     asked = NodeHttp(node)
     text = asked.get("v1", "reminders", kind, entity_id)
@@ -55,8 +55,8 @@ def show(kind: Kind, entity_id: Id, node: NodeUrl = NODE_URL, as_json: AsJson = 
 
 @app.command()
 def cancel(
-    kind: Kind,
-    entity_id: Id,
+    kind: EntityType,
+    entity_id: EntityId,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Of the reminder; default: all.")
     ] = None,

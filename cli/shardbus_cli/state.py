@@ -28,6 +28,9 @@ from shardbus_cli.parameters import (
     AppOfCluster,
     AppOption,
     ClusterName,
+    EntityId,
+    EntityType,
+    Json,
     MaybeStore,
     NodeUrl,
     StoreUrl,
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from shardbus.app import ShardBus
-    from shardbus.entities.entity_type import EntityType
+    from shardbus.entities import entity_type
     from shardbus.store.protocol import StateStore
     from shardbus.wire.stored_state import StateCodec
 
@@ -53,13 +56,11 @@ NAMED_MAX = 20
 """States that a check names; it counts the others."""
 SHOWN = 80
 """Characters of a state in a list."""
-Type = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
 def list_(
-    kind: Type,
+    kind: EntityType,
     store: MaybeStore = None,
     shard: Annotated[str, typer.Option(help="Only this shard; not with --store.")] = "",
     prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
@@ -70,7 +71,7 @@ def list_(
     cluster: ClusterName = None,
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """List entities that have a stored state, in the order of the store: of a node the ids of one
     page, with --store the states, too."""
@@ -115,8 +116,8 @@ def list_(
 
 @app.command()
 def show(
-    kind: Type,
-    entity_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")],
+    kind: EntityType,
+    entity_id: EntityId,
     store: MaybeStore = None,
     cluster: ClusterName = None,
     app: AppOfCluster = None,
@@ -160,7 +161,7 @@ def check(
         typer.Option("--type", metavar="TYPE", help="Only this type; may be repeated."),
     ] = None,
     cluster: ClusterName = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Read every stored state by the classes of an application; exit code 5 if one cannot be."""
     import asyncio
@@ -194,7 +195,7 @@ def check(
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-async def _checked(listed: StateStore, kind: EntityType) -> dict[str, Any]:
+async def _checked(listed: StateStore, kind: entity_type.EntityType) -> dict[str, Any]:
     """Return how many states of a type can be read, and the first that cannot."""
     from shardbus.errors import StateUnreadable
     from shardbus.store.listing import stored_pages

@@ -22,7 +22,7 @@ from shardbus_cli.app_and_cluster import NamedCluster
 from shardbus_cli.data import opened, refuse_if_running
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, NodeUrl, StoreUrl
+from shardbus_cli.parameters import NODE_URL, AppOfCluster, ClusterName, Json, NodeUrl, StoreUrl
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -166,7 +166,7 @@ def import_(
     cluster: ClusterName = None,
     app: AppOfCluster = None,
     node: NodeUrl = NODE_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Write the lines of an export into a store. No node may run. It may be repeated."""
     import asyncio

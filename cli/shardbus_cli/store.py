@@ -24,12 +24,12 @@ from shardbus_cli.parameters import (
     Assignments,
     ClusterName,
     ConfigFile,
+    Json,
     NodeUrl,
     duration,
 )
 from shardbus_cli.store_settings import (
     ANSWER_S,
-    AsJson,
     DiskPath,
     Port,
     network_of,
@@ -133,7 +133,7 @@ def status(
     store: node_flags.Store = None,
     assignments: Assignments = None,
     node: NodeUrl = NODE_URL,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show the replicas: whether each serves, its ring, rows, log, and why it waits."""
     import asyncio

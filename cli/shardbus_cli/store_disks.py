@@ -21,12 +21,12 @@ from shardbus_cli.parameters import (
     Assignments,
     ClusterName,
     ConfigFile,
+    Json,
     NodeUrl,
     duration,
 )
 from shardbus_cli.store_settings import (
     ANSWER_S,
-    AsJson,
     DiskPath,
     Port,
     network_of,
@@ -69,7 +69,7 @@ def verify(
     assignments: Assignments = None,
     node: NodeUrl = NODE_URL,
     wait: Wait = WAIT_S,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Compare the rows of all replicas, and have each read its log. Nothing is changed.
 

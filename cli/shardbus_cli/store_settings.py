@@ -23,7 +23,6 @@ Port = Annotated[str | None, typer.Option(metavar="PORT", help="Port of the repl
 DiskPath = Annotated[
     str | None, typer.Option(metavar="DIR", help="Directory of its disk (store.path).")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ANSWER_S = 2.0
 """Seconds for the replicas to answer."""
 

@@ -215,6 +215,11 @@ def moment(age: float, now: datetime | None = None) -> str:
     return at.isoformat(timespec="milliseconds")
 
 
+def moment_of(milliseconds: int) -> str:
+    """Return a time that is stored as milliseconds since 1970."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
 def text_of(value: object) -> str | None:
     """Return the text of a node, or None if there is none."""
     return str(value) if value is not None else None

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from shardbus.admin.slowness import STORE, THREAD, CallTimes, EntityFigures
+from shardbus.admin.slowness import STORE, THREAD, CallTimes, EntityFigures, StoreFigures
 from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.entity_type import run_in_thread
 from shardbus.entities.host import Host
@@ -141,12 +141,14 @@ async def watch(node: Node, region: RegionShell, shard: str, id: str) -> EntityF
         rate=vitals.rate,
         node_busy=vitals.busy,
         lag=vitals.lag,
-        saves=_calls("save", states.recent(region.name, SAVE)),
-        loads=_calls("load", states.recent(region.name, LOAD)),
-        store=_calls("all", states.recent_of_all()),
-        save_under_way=states.longest_save,
-        store_failed_ago=states.silent_ago,
-        store_error=states.silent_because,
+        store=StoreFigures(
+            saves=_calls("save", states.recent(region.name, SAVE)),
+            loads=_calls("load", states.recent(region.name, LOAD)),
+            all=_calls("all", states.recent_of_all()),
+            save_under_way=states.longest_save,
+            failed_ago=states.silent_ago,
+            error=states.silent_because,
+        ),
         blocked=[
             report.text
             for report in node.records.slow.reports()

@@ -93,6 +93,24 @@ class CallTimes:
     p99: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """The figures of an entity's home about the store.
+
+    Attributes:
+        saves, loads: calls of the entity's type; `all`: of all types.
+        save_under_way: seconds for which the oldest save of the node has had no answer.
+        failed_ago, error: its last failure.
+    """
+
+    saves: CallTimes = CallTimes()
+    loads: CallTimes = CallTimes()
+    all: CallTimes = CallTimes()
+    save_under_way: float = 0.0
+    failed_ago: float | None = None
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityFigures:
     """The figures of an entity's home about it, and about itself.
@@ -113,9 +131,7 @@ class EntityFigures:
         entity_part: of its shard's messages that are for this entity.
         rate, node_busy, lag: messages a second of the node, the part of its time that its loop is
             busy, and the seconds by which it is late.
-        saves, loads: calls of its type to the store; `store`: of all types.
-        save_under_way: seconds for which the oldest save of the node has had no answer.
-        store_failed_ago, store_error: the last failure of the store.
+        store: about the store (`StoreFigures`).
         blocked: reports of the last minute about handlers that blocked the loop.
     """
 
@@ -140,12 +156,7 @@ class EntityFigures:
     rate: float = 0.0
     node_busy: float = 0.0
     lag: float = 0.0
-    saves: CallTimes = CallTimes()
-    loads: CallTimes = CallTimes()
-    store: CallTimes = CallTimes()
-    save_under_way: float = 0.0
-    store_failed_ago: float | None = None
-    store_error: str = ""
+    store: StoreFigures = StoreFigures()
     blocked: list[str] = field(default_factory=list)
 
     def part_of(self, what: str) -> float:
@@ -336,17 +347,18 @@ def _waiting(seen: EntityFigures) -> str:
 
 
 def _store(seen: EntityFigures) -> Iterator[Cause]:
-    calls = max(seen.saves, seen.loads, key=lambda one: one.mean)
+    store = seen.store
+    calls = max(store.saves, store.loads, key=lambda one: one.mean)
     waits = seen.part_of(STORE)
     late = seen.running_for if waits >= HOT_PART and not seen.moved else 0.0
-    late = max(late, seen.save_under_way if calls.count or waits else 0.0)
-    failed = seen.store_failed_ago is not None and seen.store_failed_ago < STORE_FAILED_S
+    late = max(late, store.save_under_way if calls.count or waits else 0.0)
+    failed = store.failed_ago is not None and store.failed_ago < STORE_FAILED_S
     if calls.p99 < SLOW_S and late < SLOW_S and not failed:
         return
     each = calls.mean * (seen.ahead if waits else 1)
     text = f"a {calls.about} takes {span(calls.p99)} (p99): the store is slow"
-    if seen.store.count:
-        text += f" (node-wide p99 {span(seen.store.p99)})"
+    if store.all.count:
+        text += f" (node-wide p99 {span(store.all.p99)})"
     if late > calls.p99:
         text = f"the store has not answered for {span(late)}"
         if calls.count:
@@ -354,8 +366,8 @@ def _store(seen: EntityFigures) -> Iterator[Cause]:
     if waits:
         looks = counted(seen.busy, "look")
         text += f"; its handler waited for it at {seen.waits[STORE]} of {looks}"
-    if failed and seen.store_failed_ago is not None:
-        text += f"; it gave no answer {span(seen.store_failed_ago)} ago: {seen.store_error}"
+    if failed and store.failed_ago is not None:
+        text += f"; it gave no answer {span(store.failed_ago)} ago: {store.error}"
     yield Cause(
         "slow_store",
         max(each, late, SLOW_S if failed else 0.0),
@@ -389,7 +401,7 @@ def _handler(seen: EntityFigures) -> Iterator[Cause]:
     elsewhere = sum(times for what, times in seen.waits.items() if what != THREAD)
     own = 1.0 - min(1.0, elsewhere / seen.busy) if seen.busy else 1.0
     if not seen.busy and slowest.mean:  # it rests now: the store's own figures have its time
-        own = max(0.0, 1.0 - (seen.saves.mean + seen.loads.mean) / slowest.mean)
+        own = max(0.0, 1.0 - (seen.store.saves.mean + seen.store.loads.mean) / slowest.mean)
     ahead = seen.ahead if seen.sampled or seen.busy else 1
     seconds = slowest.mean * ahead * own
     if own < HOT_PART or (seconds < SLOW_S and slowest.p99 * own < SLOW_S):

@@ -143,11 +143,11 @@ class ClientRegion:
 
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
         """Count a message that was not sent."""
-        self.dropped(reason, 1)
+        self.dropped(reason)
 
-    def dropped(self, reason: str, count: int) -> None:
-        """Count messages that were not sent."""
-        self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
+    def dropped(self, reason: str) -> None:
+        """Count a message that was not sent."""
+        self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + 1
 
 
 class ClientRegions:

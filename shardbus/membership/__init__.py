@@ -5,7 +5,7 @@
     exchange            one round each second with one partner, three while fewer than half of the
                         members have seen the version; `gossip_targets` chooses them
     joining, admission  the two sides of a join: seeds, InitAck with its cookie, Join; the greetings
-                        that both compare
+                        that both compare; `join_contacts` has the seeds and their answers
     trials              before a node is a member, messages and gossip must go both ways between it
                         and its seed, and a member beyond that seed
     founding            who may found a cluster: the first of fixed seeds, or any node with contacts

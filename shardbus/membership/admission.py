@@ -155,7 +155,7 @@ class Admission:
     @property
     def in_no_cluster(self) -> Collection[Address]:
         """The addresses at which processes have answered that they are in no cluster."""
-        return self._joiner.nacked if self._joiner else ()
+        return self._joiner.contacts.nacked if self._joiner else ()
 
     def is_lost(self, now: float) -> bool:
         """True if this node's seeds are of no use, so that it looks for members in the store."""

@@ -40,8 +40,9 @@ from shardbus.membership.admission import Admission, sharing_address
 from shardbus.membership.claim_record import ClaimRecord, named
 from shardbus.membership.commands import Command, apply_command, downed
 from shardbus.membership.diagnostics import Overview, diagnose
-from shardbus.membership.downing.resolver import DowningPlan, Resolver
+from shardbus.membership.downing.resolver import Resolver
 from shardbus.membership.downing.split import EPOCHS, first_epoch
+from shardbus.membership.downing.split_lease import DowningPlan
 from shardbus.membership.exchange import GossipExchange
 from shardbus.membership.failure.confirmed_death import DeathWatch, ProbeOutcome
 from shardbus.membership.failure.heartbeat import Heartbeats

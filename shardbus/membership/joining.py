@@ -8,7 +8,8 @@
 
 - The node sends InitJoin to every seed, and repeats it until one acknowledges. It is tried by the
   first seed that does, and by a member beyond it (`trials`), and sends Join once it has passed.
-- A seed that turns out to be this node itself, by another name, is taken for its own address.
+- A seed that turns out to be this node itself, by another name, is taken for its own address
+  (`join_contacts`).
 - A node that rejoins after it was downed founds no cluster: its seeds are members of its former
   view, which it perhaps cannot reach. It asks less and less often, every `ASK_REJOINING_MAX`
   seconds at last, and stops with a reason after the time that it was given. Of other nodes, only
@@ -51,6 +52,7 @@ from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import Effect, SendControl
 from shardbus.membership.gossip import Gossip
+from shardbus.membership.join_contacts import ASKED_MAX, JoinContacts
 from shardbus.membership.member import Member
 from shardbus.membership.messages import (
     Greeting,
@@ -70,8 +72,6 @@ ASK_REJOINING_MAX = 5.0
 """Seconds between two InitJoins of a node that rejoins, at most."""
 TRY_AGAIN_MAX = 2.0
 """Seconds between two Trials to the same member, at most."""
-ASKED_MAX = 20
-"""Contacts that get InitJoin at a time."""
 NO_ANSWER = "no answer"
 NO_MEMBER = "that node is in no cluster yet"
 DIFFERENCES_NAMED, LINKS_NAMED = 5, 3
@@ -206,32 +206,22 @@ class Joiner:
         self.trials = Trials(me, set() if tried is None else tried)
         self.greeting = greeting
         self.settings = settings
-        self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
+        self.contacts = JoinContacts(me.node.address, seeds)
         self._first_named = seeds[0] if seeds else None
         self._may_be_first = founds and settings.new_cluster and not discovers
         named_first = self._may_be_first and self._first_named == me.node.address
         self.first = named_first or (founds and not seeds and not discovers)
         self.rejoins, self.within = not founds, within
         self.discovers, self.claims = discovers, claims
-        self._named: list[Address] = []
-        """Members that the store names."""
         self._is_due = False
         """True once only the store's claim keeps this node from founding."""
-        self._looked = False
-        """True once contacts have been looked up."""
-        self._asked_since: dict[Address, float] = {}
-        self._turn = 0
         self.phase = JoinPhase.CONTACTING
         self.target: NodeId | None = None
         self._target_at: Address | None = None
-        self.nacked: dict[Address, None] = {}
-        self.acked: dict[Address, NodeId] = {}
         self._cookie = 0
         self._joined: dict[NodeId, None] = {}
         self._beyond: dict[Address, None] = {}
         """Members beyond the target that got a request for a trial."""
-        self._own_names: dict[Address, None] = {}
-        """Addresses at which this node has found itself."""
         self._began_at = 0.0
         self._phase_at = 0.0
         self._ask_at = 0.0
@@ -278,40 +268,21 @@ class Joiner:
             return JoinProgress((SendControl(self.target, join),))
         if self.phase is JoinPhase.TRYING:
             return JoinProgress((*self.trials.ask(now), *self._ask_beyond()))
-        step = self._found() if self.first and not self.others else JoinStep.NONE
-        turn = [*self._next_turn(now), *self._named]
-        asks = tuple(SendControl(seed, InitJoin(self.greeting)) for seed in turn)
-        return JoinProgress(asks, step)
-
-    def _next_turn(self, now: float) -> list[Address]:
-        """The contacts to ask now."""
-        everyone = self.others
-        if not self.discovers:
-            return everyone
-        start = self._turn % len(everyone) if len(everyone) > ASKED_MAX else 0
-        turn = (everyone[start:] + everyone[:start])[:ASKED_MAX]
-        self._turn = start + len(turn)
-        for contact in turn:
-            self._asked_since.setdefault(contact, now)
-        return turn
+        contacts = self.contacts
+        step = self._found() if self.first and not contacts.addresses else JoinStep.NONE
+        turn = contacts.next_turn(now) if self.discovers else contacts.addresses
+        asks = (SendControl(one, InitJoin(self.greeting)) for one in (*turn, *contacts.named))
+        return JoinProgress(tuple(asks), step)
 
     def on_contacts(self, contacts: Sequence[Address], now: float) -> JoinProgress:
         """Take over the contacts that a look-up has found. New ones are asked at once."""
-        before, self._looked = self.others, True
-        own = (self.me.node.address, *self._own_names)
-        self.others = [one for one in dict.fromkeys(contacts) if one not in own]
-        gone = self._asked_since.keys() - set(self.others)
-        for contact in gone:
-            del self._asked_since[contact]
-        if self.phase is JoinPhase.CONTACTING and not set(self.others) <= set(before):
+        if self.contacts.replace(contacts) and self.phase is JoinPhase.CONTACTING:
             self._ask_at = now
         return self.tick(now)
 
     def on_members_named(self, members: Sequence[Address], now: float) -> JoinProgress:
         """Contact these members, too, which the store names. They keep no node from founding."""
-        before, mine = self._named, (self.me.node.address, *self.others)
-        self._named = [one for one in members if one not in mine][:ASKED_MAX]
-        if self.phase is JoinPhase.CONTACTING and not set(self._named) <= set(before):
+        if self.contacts.replace_named(members) and self.phase is JoinPhase.CONTACTING:
             self._ask_at = now
             return self.tick(now)
         return JoinProgress()
@@ -333,21 +304,18 @@ class Joiner:
         """True if no contact is in the way of founding by the store's claim."""
         if self.claims:
             return self._is_due and self.phase is JoinPhase.CONTACTING
-        enough = len(self.others) + 1 >= self.settings.required_contacts
-        contacts = self.phase is JoinPhase.CONTACTING
-        if not (self.discovers and self._looked and enough and contacts):
+        contacts = self.contacts
+        enough = len(contacts.addresses) + 1 >= self.settings.required_contacts
+        if not (self.discovers and contacts.looked_up and enough):
             return False
-        silence = self.settings.founding_claim
-        return all(
-            one in self.nacked or now - self._asked_since.get(one, now) >= silence
-            for one in self.others
-        )
+        quiet = contacts.all_quiet(self.settings.founding_claim, now)
+        return quiet and self.phase is JoinPhase.CONTACTING
 
     def has_asked(self, address: Address) -> bool:
         """True if this address belongs to a seed, to the target of the Join, or to another member
         that tries this node."""
-        known = (*self.others, *self._named)
-        return address in known or address == self._target_at or address in self._beyond
+        contacts = (*self.contacts.addresses, *self.contacts.named)
+        return address in contacts or address == self._target_at or address in self._beyond
 
     def may_welcome(self, node: NodeId) -> bool:
         """True if this node has sent Join to that one."""
@@ -361,7 +329,7 @@ class Joiner:
         if why := disagreement(self.greeting, ack.greeting):
             return JoinProgress((), JoinStep.REFUSED, why)
         at = at or sender.address
-        self.acked[at] = sender
+        self.contacts.on_ack(at, sender)
         if self.phase is JoinPhase.JOINING:
             return JoinProgress()
         if ack.greeting.gossip is None:
@@ -421,11 +389,10 @@ class Joiner:
         if self.phase is JoinPhase.JOINING and self._target_at is not None:
             why = "has not answered the request to join"
             return (BrokenLink(self._target_at, "messages", why, None, self._phase_at),)
-        silent = [one for one in self.others if one not in self.nacked]
-        waits = [one for one in self.others if one in self.nacked]
-        return (
-            *(BrokenLink(one, "messages", NO_ANSWER, None, since) for one in silent),
-            *(BrokenLink(one, "messages", NO_MEMBER, None, since) for one in waits),
+        nacked = self.contacts.nacked
+        return tuple(
+            BrokenLink(one, "messages", NO_MEMBER if one in nacked else NO_ANSWER, None, since)
+            for one in sorted(self.contacts.addresses, key=nacked.__contains__)
         )
 
     def _ask_beyond(self) -> list[Effect]:
@@ -456,23 +423,19 @@ class Joiner:
         if self.phase is not JoinPhase.CONTACTING and sender == self.target:
             self._advance(JoinTrigger.TURNED_AWAY)
             ended = self._contact(now)
-        if self.acked.get(at) != sender:
-            self.nacked[at] = None
-            self._asked_since.pop(at, None)
+        self.contacts.on_nack(at, sender)
         return JoinProgress(tuple(ended), self._founds_now())
 
     def _founds_now(self) -> JoinStep:
         """Found the cluster if this is the first seed and no other is in one."""
-        everyone = all(seed in self.nacked for seed in self.others)
-        if self.first and self.phase is JoinPhase.CONTACTING and everyone:
+        contacting = self.phase is JoinPhase.CONTACTING
+        if self.first and contacting and self.contacts.all_nacked():
             return self._found()
         return JoinStep.NONE
 
     def _on_own_answer(self, at: Address) -> JoinProgress:
         """This seed is the node itself, by another name."""
-        self._own_names[at] = None
-        self.others = [seed for seed in self.others if seed != at]
-        self._asked_since.pop(at, None)
+        self.contacts.remove(at)
         self.first = self.first or (self._may_be_first and at == self._first_named)
         return JoinProgress((), self._founds_now())
 
@@ -494,7 +457,8 @@ class Joiner:
 
     def _contact(self, now: float) -> list[Effect]:
         """Begin anew with the seeds. Returns the effects that end the trials."""
-        self.target, self.nacked, self._beyond = None, {}, {}
+        self.target, self._beyond = None, {}
+        self.contacts.forget_nacks()
         self._phase_at = self._ask_at = now
         return self.trials.end()
 
@@ -514,7 +478,7 @@ class Joiner:
         return limits
 
     def _timeout_reason(self, now: float) -> str:
-        tried = ", ".join(map(str, self.others[:ASKED_MAX])) or "none"
+        tried = ", ".join(map(str, self.contacts.addresses[:ASKED_MAX])) or "none"
         who = "member that it knew has taken" if self.rejoins else "seed took"
         found = self.broken(now)[:LINKS_NAMED] if self.phase is not JoinPhase.CONTACTING else ()
         links = "".join(f"; {link.describe()}" for link in found)

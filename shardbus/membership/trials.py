@@ -217,10 +217,6 @@ class Trials:
         self._examiners, self.target = {}, None
         return ended
 
-    def heard_from_target_at(self) -> float:
-        """Return when the target answered last."""
-        return self._examiners[self.target].result_at if self.target is not None else -inf
-
     def _others(self) -> tuple[Address, ...]:
         target = self._examiners.get(self.target) if self.target is not None else None
         return target.result.others if target is not None and target.result is not None else ()

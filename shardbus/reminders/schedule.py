@@ -135,11 +135,6 @@ class ReminderSchedule:
         """True if every entry of the shard is in the window."""
         return self._horizon == END and self._touched is None
 
-    @property
-    def is_loading(self) -> bool:
-        """True if a read is under way."""
-        return self._touched is not None
-
     def may_have(self, entity_id: str) -> bool:
         """True unless it is known that the entity has no reminders."""
         return not self.is_complete or entity_id in self._due

@@ -29,7 +29,6 @@ from shardbus.replication.log import (
     FRAME_BYTES,
     HEADER_BYTES,
     Segment,
-    SegmentEnd,
     damage_of,
     read_segment,
 )
@@ -53,8 +52,6 @@ class DiskCopy:
     state: DiskState = field(default_factory=DiskState)
     findings: list[str] = field(default_factory=list)
     """Each damage, with its place; empty if a start would take the whole disk."""
-    torn: int = 0
-    """Bytes at the end that a crash cut: they were never acknowledged."""
     segments: int = 0
     bytes: int = 0
 
@@ -106,10 +103,7 @@ def _read(path: Path) -> DiskCopy:
         number = int(name.name.removeprefix(PREFIX))
         segment = read_segment(name.read_bytes())
         compacted = max(compacted, copy.take(segment, f"segment {number}"))
-        size = name.stat().st_size
-        copy.bytes += size
-        if segment.end is SegmentEnd.TORN:
-            copy.torn += size - segment.length
+        copy.bytes += name.stat().st_size
         segments[number] = Segment(segment.header, (), segment.length, segment.end)
     if not segments:
         raise ConfigError(f"{str(path)!r} has no log of a replica")

@@ -122,10 +122,6 @@ class ShowBucket(NamedTuple):
     bucket: int
 
 
-class ShowDisk(NamedTuple):
-    """Show the disk's place in its ring. Answer: DiskStatus."""
-
-
 class PartitionDigests(NamedTuple):
     """The digests of a partition's buckets. `source`: the disk voted in the ring before."""
 

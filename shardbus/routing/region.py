@@ -59,7 +59,7 @@ class Owner(Protocol):
     @property
     def sender(self) -> Sender: ...
 
-    def dropped(self, reason: str, count: int) -> None: ...
+    def dropped(self, reason: str) -> None: ...
 
 
 class Region:
@@ -113,7 +113,7 @@ class Region:
         except Exception as e:
             raise self._unknown(owner, message, f": {described(e)}") from e
         except BaseException:  # the sender gets it
-            owner.dropped("unhandled", 1)
+            owner.dropped("unhandled")
             raise
         if found is None:
             raise self._unknown(owner, message)
@@ -122,7 +122,7 @@ class Region:
         return self._checked(found), message
 
     def _unknown(self, owner: Owner, message: object, why: str = "") -> Unhandled:
-        owner.dropped("unhandled", 1)
+        owner.dropped("unhandled")
         name, kind = self._interface.name, type_name(message)
         return Unhandled(f"extract_entity_id of {name!r} knows no such {kind}{why}")
 

@@ -39,6 +39,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from enum import Enum, auto
 from typing import Protocol, assert_never
 
 from shardbus.config.settings import ClusterSettings
@@ -54,6 +55,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.shells.prober import Prober
 from shardbus.task_set import TaskSet, failed_tasks
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.machine_timer import MachineTimer
 from shardbus.transport.suspend_clock import SuspendAwareLoop
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.pubsub import PubSubSockets
@@ -101,6 +103,46 @@ class MembershipRunner(Protocol):
     async def close(self) -> None: ...
 
 
+class StallStep(Enum):
+    """The consequences of a stall of the application."""
+
+    YIELD = auto()
+    """The node becomes the youngest, so that coordinators run where a loop turns."""
+    YIELD_AGAIN = auto()
+    """The same after another `coordinator_stall`: the node may have got them back."""
+    DOWN = auto()
+
+
+class Watchdog:
+    """Counts the ticks in which the application's loop has not turned. `due`: when the next tick
+    is; `stalled`: seconds, by ticks, since the loop has turned."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self._settings = settings
+        self._yield_at = settings.coordinator_stall
+        self._gave_up = False
+        self.app_seen = True
+        self.stalled = self.due = 0.0
+
+    def tick(self, now: float) -> list[StallStep]:
+        """Count a tick, and return its consequences."""
+        self.due = now + TICK
+        self.stalled = 0.0 if self.app_seen else self.stalled + TICK
+        self.app_seen = False
+        steps = []
+        patience = self._settings.coordinator_stall
+        if not patience or self.stalled < patience:
+            self._yield_at = patience
+        elif self.stalled >= self._yield_at:
+            first = self._yield_at == patience
+            steps.append(StallStep.YIELD if first else StallStep.YIELD_AGAIN)
+            self._yield_at = self.stalled + patience
+        if self.stalled >= self._settings.app_stall_timeout and not self._gave_up:
+            self._gave_up = True
+            steps.append(StallStep.DOWN)
+        return steps
+
+
 class ClusterThread:
     """Runs one `ClusterMembership`. `bind_port` is the port to bind, 0 for any free one; without
     it, `me.gossip_port`, to which others connect."""
@@ -144,15 +186,10 @@ class ClusterThread:
         self._ended = asyncio.Event()
         self._failure: ConfigError | None = None
         self._machine: ClusterMembership | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        self._tick_due = 0.0
+        self._timer = MachineTimer(self._deadline, self._tick)
         self._ticks = 0
         self._probes = TaskSet()
-        self._app_seen = True
-        self._stalled = 0.0
-        self._gave_up = False
-        self._yield_at = settings.coordinator_stall
+        self._watchdog = Watchdog(settings)
 
     # ---- in the application's thread
 
@@ -192,12 +229,12 @@ class ClusterThread:
 
     def app_alive(self) -> None:
         """Record that the application's loop turns."""
-        self._app_seen = True
+        self._watchdog.app_seen = True
 
     @property
     def lag(self) -> float:
         """Seconds since the application's last `app_alive`."""
-        return self._stalled
+        return self._watchdog.stalled
 
     @property
     def dropped_frames(self) -> dict[str, int]:
@@ -225,7 +262,7 @@ class ClusterThread:
 
     def on_frames(self, sender: bytes, payload: bytes) -> None:
         """Handle a message published to this node."""
-        waited = max(0.0, self._loop.time() - self._tick_due)
+        waited = max(0.0, self._loop.time() - self._watchdog.due)
         try:
             node = NodeId.parse(sender.decode())
             message = decode(payload)
@@ -274,47 +311,38 @@ class ClusterThread:
         self._machine = ClusterMembership(
             self.me, self.cluster, self.settings, self.fingerprint, rng, secret
         )
-        self._tick_due = self._loop.time()
         self._watch()
 
     def _watch(self) -> None:
         """One tick of the watchdog."""
-        self._tick_due = self._loop.time() + TICK
         self._ticks += 1
         if self._ticks % TICKS_PER_OVERVIEW == 0 and self._machine is not None:
             self.overview = self._machine.overview(self._loop.time())
-        self._stalled = 0.0 if self._app_seen else self._stalled + TICK
-        self._app_seen = False
-        self._on_stalled(self._stalled)
-        self._yield_coordinators()
-        if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
-            self._gave_up = True
-            self._handle(ev.Down(self.me.node))  # before the line: a handler of the log may wait
-            log.error("the application has not turned its loop for %.1f s: down", self._stalled)
-        self._loop.call_at(self._tick_due, self._watch)
-
-    def _yield_coordinators(self) -> None:
-        """Make this node the youngest each time its application has been stalled for another
-        `coordinator_stall`, so that coordinators run where a loop turns."""
-        patience = self.settings.coordinator_stall
-        if not patience or self._stalled < patience:
-            self._yield_at = patience
-        elif self._stalled >= self._yield_at:
-            first, self._yield_at = self._yield_at == patience, self._stalled + patience
-            self._handle(ev.YieldSeniority())
-            log.log(
-                logging.WARNING if first else logging.DEBUG,
-                "the application has not turned its loop for %.1f s: "
-                "the next oldest node takes over its coordinators",
-                self._stalled,
-            )
+        watchdog = self._watchdog
+        steps = watchdog.tick(self._loop.time())
+        self._on_stalled(stalled := watchdog.stalled)
+        for step in steps:
+            if step is StallStep.DOWN:
+                self._handle(ev.Down(self.me.node))  # before the line: a log's handler may wait
+                log.error("the application has not turned its loop for %.1f s: down", stalled)
+            else:
+                self._handle(ev.YieldSeniority())
+                log.log(
+                    logging.WARNING if step is StallStep.YIELD else logging.DEBUG,
+                    "the application has not turned its loop for %.1f s: "
+                    "the next oldest node takes over its coordinators",
+                    stalled,
+                )
+        self._loop.call_at(watchdog.due, self._watch)
 
     def _handle(self, event: ev.Event) -> None:
         if self._machine is not None:
             self._apply(self._machine.handle(event, self._loop.time()))
 
+    def _deadline(self) -> float | None:
+        return self._machine.deadline() if self._machine is not None else None
+
     def _tick(self) -> None:
-        self._timer = None
         if self._machine is not None:
             self._apply(self._machine.tick(self._loop.time()))
 
@@ -349,17 +377,7 @@ class ClusterThread:
                     self.notify(effect)
                 case _:
                     assert_never(effect)
-        self._arm()
-
-    def _arm(self) -> None:
-        at = self._machine.deadline() if self._machine else None
-        if self._timer is not None:
-            if at is not None and self._timer_at == at:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer, self._timer_at = self._loop.call_at(at, self._tick), at
+        self._timer.arm()
 
     async def _probe(self, node: NodeId) -> None:
         outcome = await self._prober.probe(node)

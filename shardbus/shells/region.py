@@ -586,12 +586,11 @@ class RegionShell:
         """Log a note of the leases."""
         self._node.note(self.name, note)
 
-    def dropped(self, reason: str, count: int) -> None:
-        """Count messages of this node that name no entity, and of which the senders know."""
-        self.host.counts.drop(reason, count, via=Origin.OWN)
+    def dropped(self, reason: str) -> None:
+        """Count a message of this node that names no entity, and of which the sender knows."""
+        self.host.counts.drop(reason, via=Origin.OWN)
         if self.host.counts.keep_letter is not None:
-            for _ in range(count):
-                self.host.counts.keep_letter(reason, "", "", None, Origin.OWN, answered=True)
+            self.host.counts.keep_letter(reason, "", "", None, Origin.OWN, answered=True)
 
     def lost(self, pending: PendingMessage, reason: str, *, answered: bool) -> None:
         """Count a message that the router could not send."""

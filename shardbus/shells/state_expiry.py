@@ -131,7 +131,7 @@ class StateExpiry:
         here: list[str] = []
         there: defaultdict[NodeId, list[str]] = defaultdict(list)
         for entity_id in ids:
-            home = homes.get(_shard_of(region, entity_id) or "")
+            home = homes.get(shard_of_stored(region, entity_id) or "")
             (here if home is None else there[home.node]).append(entity_id)
         await self.expire(region.name, here)
         for node, named in there.items():
@@ -140,7 +140,7 @@ class StateExpiry:
 
     def _is_idle(self, region: RegionShell, entity_id: str) -> bool:
         """True if this node decides about the entity, and it does not run."""
-        shard = _shard_of(region, entity_id)
+        shard = shard_of_stored(region, entity_id)
         if shard is None:
             return False
         hosted = region.host.shards.get(shard)
@@ -150,7 +150,7 @@ class StateExpiry:
         return hosted.stopping is None and region.host.find(entity_id, shard) is None
 
 
-def _shard_of(region: RegionShell, entity_id: str) -> str | None:
+def shard_of_stored(region: RegionShell, entity_id: str) -> str | None:
     """Return the shard of a stored id, None if the type's function of shards has none for it."""
     try:
         return region.router.shard_of(entity_id)

@@ -34,8 +34,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from shardbus.errors import StoreError
 from shardbus.store.protocol import StateStore
 
-NUMBER_MAX = 2**53 - 1
-"""The highest number of an entry."""
 PAGE_BYTES = 1024 * 1024
 """Bytes of entries after which a page ends."""
 TRIM_STEP = 10_000

@@ -75,7 +75,7 @@ class TestNode:
     @property
     def paused(self) -> bool:
         """True while its process is paused."""
-        return self._process.world.is_held(self._process.process)
+        return self._process.process.held is not None
 
     @property
     def members(self) -> list[str]:

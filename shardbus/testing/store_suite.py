@@ -108,38 +108,8 @@ async def stored(store: StateStore, prefix: str = "", limit: int = 100) -> list[
     return list(found)
 
 
-class StoreSuite:
-    """The tests. Subclass it, and give it a `store_factory`."""
-
-    pytestmark = pytest.mark.asyncio
-
-    @pytest.fixture
-    def store_factory(self) -> StoreFactory:
-        """Return a function that makes a store. A subclass gives its own."""
-        raise NotImplementedError("give the suite a fixture store_factory")
-
-    @pytest.fixture
-    def pass_time(self) -> Callable[[float], None]:
-        """Return a function that moves the clock of the leases by that many seconds."""
-        return lambda seconds: None
-
-    @pytest_asyncio.fixture
-    async def store(self, store_factory: StoreFactory) -> AsyncIterator[StateStore]:
-        """Return a started store."""
-        store = store_factory()
-        await store.start()
-        yield store
-        await store.close()
-
-    @pytest_asyncio.fixture
-    async def other(self, store_factory: StoreFactory) -> AsyncIterator[StateStore]:
-        """Return another one with the same data."""
-        store = store_factory()
-        await store.start()
-        yield store
-        await store.close()
-
-    # Tables
+class TableTests:
+    """Tests of tables: identity, epochs, homes, layouts."""
 
     async def test_an_identity_is_written_once_and_read_by_all(
         self, store: StateStore, other: StateStore
@@ -260,7 +230,9 @@ class StoreSuite:
             )
             assert sum(isinstance(claim, StaleEpoch) for claim in claims) == 1
 
-    # Leases
+
+class LeaseTests:
+    """Tests of leases."""
 
     async def test_a_lease_has_one_owner(self, store: StateStore, other: StateStore) -> None:
         held = await store.acquire_lease("sbr", "a", 3600.0)
@@ -343,7 +315,9 @@ class StoreSuite:
         assert len({lease.owner for lease in held}) == 1
         assert len({lease.counter for lease in held}) == 1
 
-    # Entities' state
+
+class StateTests:
+    """Tests of entities' states and fences."""
 
     async def test_state_comes_back_as_it_was_saved(
         self, store: StateStore, other: StateStore
@@ -501,7 +475,9 @@ class StoreSuite:
         assert found.pop("e-5") is None
         assert found == {name: name.encode() for name in found}
 
-    # Stored data
+
+class StoredDataTests:
+    """Tests of lists, reads without a fence, and expiry."""
 
     @pytest.mark.parametrize("limit", [1, 7, 100])
     async def test_stored_ids_come_in_pages(
@@ -596,7 +572,9 @@ class StoreSuite:
         assert await store.expire_states("counter", ["a"], 1000, 900) == []
         assert await store.expire_states("counter", ["a"], 1100, 1000) == ["a"]
 
-    # Remembered entities
+
+class RememberedTests:
+    """Tests of remembered entities."""
 
     async def test_remembered_entities_are_kept_per_shard(
         self, store: StateStore, other: StateStore
@@ -652,7 +630,9 @@ class StoreSuite:
         await store.add_remembered("counter", "7", sorted(ids), 1)
         assert await remembered(store, limit=limit) == ids
 
-    # Reminders, if the store keeps them
+
+class ReminderTests:
+    """Tests of reminders, if the store keeps them."""
 
     async def test_reminders_are_saved_with_the_state(
         self, store: StateStore, other: StateStore
@@ -745,7 +725,9 @@ class StoreSuite:
         assert await other.save_states([first]) == [None]
         assert await due_in(keeps) == [(10, "a")]
 
-    # Names, races, cancellation, the end
+
+class CallTests:
+    """Tests of names, races, cancelled calls and the end."""
 
     async def test_ids_are_values(self, store: StateStore) -> None:
         for number, name in enumerate(NASTY_IDS, start=1):
@@ -814,4 +796,38 @@ class StoreSuite:
             await store.load_table("counter")
         await store.start()
         await store.load_table("counter")
+        await store.close()
+
+
+class StoreSuite(
+    CallTests, ReminderTests, RememberedTests, StoredDataTests, StateTests, LeaseTests, TableTests
+):
+    """All of these tests. Subclass it, and give it a `store_factory`."""
+
+    pytestmark = pytest.mark.asyncio
+
+    @pytest.fixture
+    def store_factory(self) -> StoreFactory:
+        """Return a function that makes a store. A subclass gives its own."""
+        raise NotImplementedError("give the suite a fixture store_factory")
+
+    @pytest.fixture
+    def pass_time(self) -> Callable[[float], None]:
+        """Return a function that moves the clock of the leases by that many seconds."""
+        return lambda seconds: None
+
+    @pytest_asyncio.fixture
+    async def store(self, store_factory: StoreFactory) -> AsyncIterator[StateStore]:
+        """Return a started store."""
+        store = store_factory()
+        await store.start()
+        yield store
+        await store.close()
+
+    @pytest_asyncio.fixture
+    async def other(self, store_factory: StoreFactory) -> AsyncIterator[StateStore]:
+        """Return another one with the same data."""
+        store = store_factory()
+        await store.start()
+        yield store
         await store.close()

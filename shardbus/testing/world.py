@@ -24,7 +24,6 @@ from shardbus.config.settings import Settings
 from shardbus.entities.activation import Activation
 from shardbus.entities.entity_type import EntityType
 from shardbus.errors import LocalProtocolError
-from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.node.node import Node
 from shardbus.node.served_node import CALLBACKS_S
@@ -130,7 +129,7 @@ class AppNode(SimNode):
 
 
 class ClusterWorld(NodeWorld):
-    """The world of a test cluster. `applications` are those that a node has run."""
+    """The world of a test cluster."""
 
     def __init__(self, seed: int, settings: Settings, cluster: str) -> None:
         super().__init__(f"test {seed}", settings.cluster, settings.sharding, {}, cluster)
@@ -138,9 +137,6 @@ class ClusterWorld(NodeWorld):
         self.store: WatchedStore = WatchedStore(self, Random(f"store {seed}"))
         self.answers = WeakSet()
         self.here = NodeHere()
-        self.applications: dict[ShardBus, None] = {}
-        self._held: dict[NodeId, list[ev.Event]] = {}
-        """The events that wait for paused processes."""
 
     def wall_clock(self) -> float:
         """Return the time of day of the cluster, as seconds since 1970."""
@@ -154,11 +150,10 @@ class ClusterWorld(NodeWorld):
         Raises:
             ConfigError: the settings do not fit the application.
         """
-        running = [p.name for p in self.running() if p.id not in self._held]
+        running = [p.name for p in self.running() if p.held is None]
         if name in self.sim_nodes:
             self.former.append(self.sim_nodes[name])
         own = replace(settings.node, host=name, port=PORT, join="manual")
-        self.applications[bus] = None
         self.trace.mark(self.now, name, "starts")
         node = AppNode(self, replace(settings, node=own), bus, types)
         if node.life.done():
@@ -171,29 +166,25 @@ class ClusterWorld(NodeWorld):
 
     def hold(self, name: str) -> None:
         """Pause the process until it is released."""
-        self._held.setdefault(self.nodes[name].id, [])
+        process = self.nodes[name]
+        process.held = process.held or []
         self.pause(name, FOREVER_S)
 
     def release(self, name: str) -> None:
         """Let a paused process continue. Delayed events happen now."""
         process, node = self.nodes[name], self.sim_nodes[name]
-        held = self._held.pop(process.id, [])
+        held, process.held = process.held or [], None
         process.paused_until = self.now
         node.loop.resume()
         self._arm(process, process.due_at)
         for event in held:
             self.deliver(process, event)
 
-    def is_held(self, process: Process) -> bool:
-        """True if the process is paused."""
-        return process.id in self._held
-
     def deliver(self, process: Process, event: ev.Event) -> None:
-        held = self._held.get(process.id)
-        if held is None:
+        if process.held is None:
             super().deliver(process, event)
         elif process.running:
-            held.append(event)
+            process.held.append(event)
 
     # ---- the end
 
@@ -202,7 +193,7 @@ class ClusterWorld(NodeWorld):
         self.close()
         for node in self.all_nodes():
             node.loop.discard()
-        for bus in self.applications:
-            bus.attach(None)
+        for node in self.all_nodes():
+            cast("AppNode", node).bus.attach(None)
         for answer in list(self.answers or ()):
             answer.warn_at_end()

@@ -171,11 +171,6 @@ class Inbox(Generic[P]):
         self._watch_rests()
         return target not in self._full
 
-    @property
-    def any_full(self) -> bool:
-        """True if some entity has no room."""
-        return bool(self._full.entities)
-
     def unlist(self, leaves: Callable[[Target], bool]) -> None:
         """Hand out the rests of these entities, room or not, and withhold nothing for them until
         they are full again."""
@@ -218,13 +213,13 @@ class Inbox(Generic[P]):
         """Hand out everything that is held, because the session ends: it goes before anything that
         a new session of the same peer can bring."""
         self._pauses, self._rests_pause = 0, False
-        self._force_rests(owed=True)
+        self._force_rests()
         self._full.clear()
         while self._held:
             self._force()
 
-    def _force_rests(self, *, owed: bool) -> None:
-        self.forced, self.owed = True, owed
+    def _force_rests(self) -> None:
+        self.forced = self.owed = True
         try:
             for run in self._full.all_rests(self._clock.tick):
                 self._pass(run)
@@ -240,7 +235,7 @@ class Inbox(Generic[P]):
 
     def _force(self) -> None:
         if self._full.entities:
-            self._force_rests(owed=True)  # they are older
+            self._force_rests()  # they are older
         self.forced = True
         try:
             self._hand_out_first()

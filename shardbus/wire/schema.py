@@ -299,15 +299,6 @@ def _form_of(cls: type) -> MessageForm:
     return MessageForm(method, shape.check, pack, encoder(f"a {class_name(cls)}", pack))
 
 
-def method_of(message: object) -> str:
-    """Return the method for `message`: "" for a plain value, ":Name" for an object.
-
-    Raises:
-        SchemaError: the message cannot be sent.
-    """
-    return form_of(message).method
-
-
 def encode_message(message: object) -> bytes:
     """Encode a message for `receive`.
 

@@ -95,7 +95,7 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
         idle = await seen(node, "idle")
         assert (idle.life, idle.busy, idle.looks, idle.moved) == ("running", 0, LOOKS, False)
         assert (idle.handlers[0].about, idle.sampled, idle.shard_part) == ("get", 1, 1.0)
-        assert idle.loads.count == 1
+        assert idle.store.loads.count == 1
 
         asked = [
             node.ref(Page, "own").wait(),
@@ -112,14 +112,14 @@ async def test_N21_a_home_sees_what_a_handler_waits_for() -> None:
             assert (own.mailbox, own.mailbox_max) == (1, node.regions["page"].settings.mailbox)
             assert (asks.method, asks.waits) == ("reach", {"page 'own'": LOOKS})
             assert (saves.method, saves.waits) == ("add", {"store": LOOKS})
-            assert saves.save_under_way > 0.0
+            assert saves.store.save_under_way > 0.0
             assert (thread.method, thread.waits) == ("block", {"thread": LOOKS})
         finally:  # a thread that waits would keep this process from ending
             for gate in (Page.gate, HeldStore.gate, Page.thread_gate):
                 gate.set()
         await asyncio.gather(*asked)
         after = await seen(node, "saves")
-        assert (after.busy, after.saves.count, after.save_under_way) == (0, 1, 0.0)
+        assert (after.busy, after.store.saves.count, after.store.save_under_way) == (0, 1, 0.0)
         assert [one.about for one in after.handlers] == ["add"]
-        assert (after.saves.count, after.loads.count) == (1, 5)
-        assert after.store.count >= 6
+        assert (after.store.saves.count, after.store.loads.count) == (1, 5)
+        assert after.store.all.count >= 6

@@ -99,13 +99,13 @@ class Stage(Net):
         self._shown: dict[NodeId, Gossip] = {}
         self._news: list[str] = []
         self._said = 0
-        check = self.on_step
+        check = self.hooks.on_step
 
         def after(process: Node) -> None:
             check(process)
             self._after(process)
 
-        self.on_step = after
+        self.hooks.on_step = after
 
     def add(self, name: str, **options: Any) -> Node:
         process = super().add(name, **options)

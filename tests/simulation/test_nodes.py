@@ -177,7 +177,7 @@ def test_a_machine_that_was_not_told_to_join_yet_waits_for_nothing_and_may() -> 
     application = SimApplication(load)
     world = NodeWorld("x", ClusterSettings(), load.sharding(), application.bus.types)
     application.checker = DeliveryChecker(world)
-    world.on_step = Checks(world).after
+    world.hooks.on_step = Checks(world).after
     world.add("n1")
     process = world.add("n2")
     world.run(0.1)

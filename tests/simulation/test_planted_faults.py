@@ -15,7 +15,7 @@ from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership import admission, cluster, gossip, leader
 from shardbus.membership import events as ev
-from shardbus.membership.downing import resolver, strategies
+from shardbus.membership.downing import resolver, split_lease, strategies
 from shardbus.membership.downing import split as splits
 from shardbus.membership.downing.split import Decision, DowningOutcome, Split
 from shardbus.membership.failure.confirmed_death import DeathWatch, ProbeOutcome
@@ -146,7 +146,7 @@ def a_minority_stays(patch: Patch) -> None:
 def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
     on_lease_result = resolver.Resolver.on_lease_result
 
-    def bold(self: resolver.Resolver, name: str, granted: bool | None) -> resolver.DowningPlan:
+    def bold(self: resolver.Resolver, name: str, granted: bool | None) -> split_lease.DowningPlan:
         return on_lease_result(self, name, True)
 
     patch.setattr(resolver.Resolver, "on_lease_result", bold)
@@ -238,13 +238,13 @@ def each_side_has_a_lease_of_its_own(patch: Patch) -> None:
         before = self._checked
         update(self, gossip, now)
         if gossip is not before:
-            self._epoch += self.me.uid % 1000
+            self._lease.epoch += self.me.uid % 1000
 
     patch.setattr(resolver.Resolver, "_update_picture", own)
 
 
 def a_lease_runs_out(patch: Patch) -> None:
-    patch.setattr(resolver, "LEASE_TTL_S", 20.0)
+    patch.setattr(split_lease, "LEASE_TTL_S", 20.0)
 
 
 def a_lease_won_for_one_split_decides_about_the_next(patch: Patch) -> None:
@@ -252,9 +252,9 @@ def a_lease_won_for_one_split_decides_about_the_next(patch: Patch) -> None:
     update = resolver.Resolver._update_picture
 
     def keeps(self: resolver.Resolver, gossip: Gossip, now: float) -> None:
-        granted = self._granted
+        granted = self._lease._granted
         update(self, gossip, now)
-        self._granted = granted
+        self._lease._granted = granted
 
     patch.setattr(resolver.Resolver, "_update_picture", keeps)
 

@@ -10,7 +10,8 @@ import pytest
 
 from shardbus.ids import NodeId
 from shardbus.membership.downing.links import BadLinks
-from shardbus.membership.downing.resolver import DowningPlan, Resolver
+from shardbus.membership.downing.resolver import Resolver
+from shardbus.membership.downing.split_lease import DowningPlan
 from shardbus.membership.downing.strategies import unstable
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.suspension import Suspension
@@ -87,7 +88,7 @@ def bad_links_are_left_as_they_are(patch: Patch) -> None:
 
 def all_go_where_flags_come_and_go(patch: Patch) -> None:
     def rash(self: Resolver, decide: object, now: float) -> DowningPlan:
-        if self._instability is None or now < self._instability.since + 1.0:
+        if self._flapping.since is None or now < self._flapping.since + 1.0:
             return DowningPlan()
         return DowningPlan(decision=unstable(self._split, "any", 1.0))
 

@@ -192,7 +192,7 @@ def test_a_slow_process_handles_its_events_one_after_the_other() -> None:
     world.run(2.0)
     world.slow_down("n1", 1000.0)
     handled: list[float] = []
-    world.on_step = lambda process: handled.append(world.now)
+    world.hooks.on_step = lambda process: handled.append(world.now)
     for number in range(5):
         world.deliver(process, ev.SetMeta("a", b"%d" % number))
     world.run(20 * 1000 * EVENT_S)

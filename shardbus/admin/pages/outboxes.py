@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Annotated, Any
 
-from shardbus.admin.administration import Administration
+from shardbus.admin.administration import Administration, moment_of
 from shardbus.admin.questions import question, refusing
 from shardbus.client.outbox import ClientOutbox
 from shardbus.errors import ConfigError, Refused, StoreError
@@ -234,9 +233,9 @@ def outbox_row(row: OutboxSummary, now: float, is_open: bool | None) -> Json:
         "name": row.name,
         "producer": row.register.producer,
         "open": is_open,
-        "opened": _written(row.register.opened),
+        "opened": moment_of(row.register.opened),
         "pending": row.pending,
-        "oldest": _written(oldest.taken) if oldest else None,
+        "oldest": moment_of(oldest.taken) if oldest else None,
         "age": round(max(0.0, now - oldest.taken / 1000), 3) if oldest else 0.0,
         "type": kind,
         "id": entity_id,
@@ -253,11 +252,7 @@ def message_rows(messages: Iterable[StoredMessage]) -> list[Json]:
             "id": one.message.entity_id,
             "method": one.message.method,
             "bytes": len(one.message.payload),
-            "taken": _written(one.taken),
+            "taken": moment_of(one.taken),
         }
         for one in messages
     ]
-
-
-def _written(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

@@ -9,10 +9,9 @@ Source: docs/how-to/reminders.md; B.119.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
-from shardbus.admin.administration import Administration
+from shardbus.admin.administration import Administration, moment_of
 from shardbus.admin.questions import question, refusing
 from shardbus.admin.shard_control import agreed
 from shardbus.errors import ConfigError
@@ -40,7 +39,7 @@ async def reminders(
         {
             "id": entity_id,
             "shard": shard,
-            "due": _written(due),
+            "due": moment_of(due),
             "late": round(max(0.0, now - due) / 1000, 3),
         }
         for (due, entity_id), shard in entries[:limit]
@@ -109,16 +108,12 @@ def _store_of(admin: Administration, type: str) -> ReminderStore:
     return store
 
 
-def _written(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
-
-
 def _row(entry: Entry) -> Json:
     rule = entry.rule
     return {
         "name": entry.name,
         "handler": entry.handler,
-        "due": _written(entry.due),
+        "due": moment_of(entry.due),
         "number": entry.number,
         "delivery": entry.delivery,
         "every": rule.every_ms / 1000,

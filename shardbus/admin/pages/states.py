@@ -22,7 +22,7 @@ from shardbus.http.page import (
 )
 from shardbus.quantities import counted
 from shardbus.sharding.events import Note
-from shardbus.shells.region import RegionShell
+from shardbus.shells.state_expiry import shard_of_stored
 from shardbus.transport.permissions import LIST_STORED
 from shardbus.wire.plain_json import from_json
 from shardbus.wire.schema import decode_value, encode_value
@@ -51,16 +51,10 @@ async def stored(
     ids, following = await admin.node.rpc.ask(
         admin.node.me, LIST_STORED, type, shard or "", prefix, cursor or "", limit
     )
-    rows = [{"id": entity_id, "shard": shard or _shard_of(region, entity_id)} for entity_id in ids]
+    rows = [
+        {"id": entity_id, "shard": shard or shard_of_stored(region, entity_id)} for entity_id in ids
+    ]
     return {"type": type, "stored": rows, "next": following}
-
-
-def _shard_of(region: RegionShell, entity_id: str) -> str | None:
-    """The shard of a stored id; None for one that no entity of the type has."""
-    try:
-        return region.router.shard_of(entity_id)
-    except ConfigError:
-        return None
 
 
 @page("GET", "/v1/state/{type}/{id}", operators_only="stored states are for operators")
@@ -177,7 +171,7 @@ async def answer_stored(
         except StoreError as e:
             raise ConfigError(e.message, hint="begin the list anew, without a cursor") from None
     if shard:
-        ids = [entity_id for entity_id in ids if _shard_of(region, entity_id) == shard]
+        ids = [entity_id for entity_id in ids if shard_of_stored(region, entity_id) == shard]
     return ids, following
 
 

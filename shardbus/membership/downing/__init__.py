@@ -1,5 +1,6 @@
 """The downing of unreachable members: `split` counts the sides, `strategies` decides which side
-stays, `resolver` decides when and by which node, `auto_down` downs by timeout alone.
+stays, `resolver` decides when and by which node (with `split_lease`, `flapping`, `picture` and
+`lasting_faults`), `auto_down` downs by timeout alone.
 
 A strategy of a user's imports `Outcome` and `Split` from here (docs/downing.md).
 """

@@ -57,12 +57,8 @@ either may win.
 
 **Who acts.** The leader of a copy may be a member that must go. The speaker stands in for it.
 
-**The lease** of an epoch is acquired for good: no node renews or releases it. A lease that is
-refused is a lost split. If the store does not answer within `LEASE_ANSWER_S`, the next node of the
-side asks: one alone may have lost the store. Its turn comes when a decision by the one before would
-have been carried out and seen, for `LEASE_ANSWER_S`; after the last turn the side goes. A lease
-that is granted too late, because the picture has changed since the request, is not acted upon: its
-epoch is spread without any decision, so that a later request uses the next epoch.
+**The lease** of an epoch is requested once that is due, and acted upon later if it must
+(`split_lease`).
 
 **Removal margin.** With `down_removal_margin` the winning side downs the others that much later
 than the losing side downs itself: the losers' entities need time to stop before they start on the
@@ -75,11 +71,7 @@ longer answer, and then for `stable_after`. Nor does it go because flags came an
 **Unstable.** On a flapping network each node sees another picture, and two sides could both win. So
 a node that must go by its last picture goes if no picture has lasted within `stable_after` plus
 three quarters of it (at least 4 s), unless a member has been cut off for a moment only. Every node
-downs its side after twice that time. Flapping
-is that the members that would be left without bad links (`links.lasting`) have changed more than
-twice since the split began, and that one of them came back. Members that only become unreachable
-one after the other are no flapping, and neither are more observers of the same members, nor flags
-that come and go at one member, or go with it. The count begins anew when a member goes.
+downs its side after twice that time (`flapping`).
 
 Not here: which side stays (`split`, `strategies`), probes (`failure.confirmed_death`).
 
@@ -89,15 +81,15 @@ Source: S1.31, B.31-B.34, B.39; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
-from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
+from shardbus.membership.downing.flapping import Flapping
 from shardbus.membership.downing.lasting_faults import MOMENT_S, LastingFaults
-from shardbus.membership.downing.links import Flags, lasting
+from shardbus.membership.downing.links import Flags
 from shardbus.membership.downing.picture import Change, SplitPicture, picture_of
 from shardbus.membership.downing.split import (
     EPOCHS,
@@ -106,19 +98,14 @@ from shardbus.membership.downing.split import (
     DowningOutcome,
     Preference,
     Split,
-    lease_of,
     survey,
 )
+from shardbus.membership.downing.split_lease import DowningPlan, SplitLease
 from shardbus.membership.downing.strategies import Strategy, strategy_of, unstable
-from shardbus.membership.events import AcquireLease
 from shardbus.membership.failure.confirmed_death import ProbeOutcome, Sweep
-from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.gossip import VOTING, Gossip
 from shardbus.membership.leader import leader_of
 
-LEASE_ANSWER_S = 5.0
-"""Seconds within which the store must answer."""
-LEASE_TTL_S = 1e9
-"""Seconds for which the lease of an epoch is acquired: thirty years."""
 INSTABILITY_LEAST_S = 4.0
 """Seconds, at least, that are added to `stable_after` before an unstable side downs itself."""
 CONSENT_GRACE_PART, CONSENT_GRACE_MAX = 0.2, 1.0
@@ -129,56 +116,6 @@ SERIOUS_PART = 0.5
 off in another one's picture."""
 LAST_RESORT = 2
 """The patience, as many times as this, after which an unstable side downs itself as a whole."""
-TOLERATED_CHANGES = 2
-"""Changes of the members that would be left in a split that is still considered stable."""
-
-
-@dataclass(frozen=True, slots=True)
-class DowningPlan:
-    """The actions to take now. A decision is final: mark the members in its `down` as Down. `epoch`
-    ends with the decision, and is spread in the same version; 0 is none."""
-
-    probe: tuple[NodeId, ...] = ()
-    ask: AcquireLease | None = None
-    decision: Decision | None = None
-    epoch: int = 0
-
-
-@dataclass(slots=True)
-class LeaseRequest:
-    """A request for the lease of this epoch. If it is granted, the decision is carried out at
-    `act_at`."""
-
-    decision: Decision
-    epoch: int
-    ends_at: float
-    act_at: float
-
-
-@dataclass(slots=True)
-class LeaseTurn:
-    """This node's turn to request a lease. `since`: since when its side asks; `at`: when the turn
-    comes, or without one more turn the side gives up; `in_vain`: this node has asked, and the store
-    has not answered."""
-
-    since: float | None = None
-    at: float = 0.0
-    in_vain: bool = False
-
-
-@dataclass(slots=True)
-class Instability:
-    """Since when no picture has lasted, the number of changes since of the members that would be
-    left, and whether one of them has come back."""
-
-    since: float
-    changes: int = 1
-    came_back: bool = False
-
-    @property
-    def flaps(self) -> bool:
-        """True if that is flapping."""
-        return self.came_back and self.changes > TOLERATED_CHANGES
 
 
 class Resolver:
@@ -221,10 +158,6 @@ class Resolver:
         self._picture: SplitPicture | None = None
         self._flags: frozenset[tuple[NodeId, NodeId]] = frozenset()
         """Observer and subject of each flag of the picture."""
-        self._present: frozenset[NodeId] = frozenset()
-        self._lasting: frozenset[NodeId] = frozenset()
-        """The members of the picture that are not on their way out, and of these the members that
-        would be left without bad links."""
         self._split = Split()
         self._faults = LastingFaults()
         self._hearsay = False
@@ -234,13 +167,9 @@ class Resolver:
         self._aware: dict[NodeId, float] = {}
         """The nodes that have seen the picture, each with the time of this node's first notice of
         it."""
-        self._instability: Instability | None = None
+        self._flapping = Flapping(me)
         self._sweep: Sweep | None = None
-        self._requested: LeaseRequest | None = None
-        self._granted: LeaseRequest | None = None
-        self._turn = LeaseTurn()
-        self._epoch = 0
-        self._unused = 0
+        self._lease = SplitLease(me)
 
     def deadline(self) -> float | None:
         """Return when `consider` may return something new."""
@@ -258,13 +187,8 @@ class Resolver:
         times += [self._settled_at + at for at in later]
         if self._outnumbered:
             times += [self._settled_at + self._others_first + at for at in (0.0, *later)]
-        times.append(self._turn.at)
-        if self._requested:
-            times.append(self._requested.ends_at)
-        if self._granted:
-            times.append(self._granted.act_at)
-        if self._instability and self._instability.flaps:
-            since = self._instability.since
+        times += self._lease.deadlines()
+        if (since := self._flapping.flaps_since()) is not None:
             times += [since + self._patience, since + LAST_RESORT * self._patience]
         return min((t for t in times if t > self._considered_at), default=None)
 
@@ -276,34 +200,12 @@ class Resolver:
     def on_starved(self, doubt_until: float) -> None:
         """Distrust flags until that time: this node's own timer was late. It has no count of how
         they came and went."""
-        self._doubt_until, self._instability = doubt_until, None
+        self._doubt_until = doubt_until
+        self._flapping.end()
 
     def on_lease_result(self, name: str, granted: bool | None) -> DowningPlan:
         """Handle the store's answer. None: the store could not be reached."""
-        asked = self._requested
-        if asked is None or lease_of(asked.epoch) != name:
-            unused = granted and not self._granted and lease_of(self._epoch + 1) == name
-            return DowningPlan(epoch=self._epoch + 1) if unused else DowningPlan()
-        self._requested = None
-        before = asked.decision
-        if granted:
-            granted_request = f"{before.reason}; this side has the lease"
-            decision = replace(before, outcome=DowningOutcome.DOWN_OTHERS, reason=granted_request)
-            if asked.act_at > self._considered_at:
-                self._granted = replace(asked, decision=decision)
-                return DowningPlan()
-            return DowningPlan(decision=decision, epoch=asked.epoch)
-        if granted is None and len(before.split.askers) > 1:
-            self._turn.in_vain = True
-            return DowningPlan()  # the turn of the next one follows
-        why = "the store cannot be reached" if granted is None else "the other side has the lease"
-        return self._give_up(before, why)
-
-    def _give_up(self, decision: Decision, why: str) -> DowningPlan:
-        """Down this side, for that reason."""
-        outcome, side = DowningOutcome.DOWN_OURSELVES, decision.split.side
-        reason = f"{decision.reason}; {why}"
-        return DowningPlan(decision=replace(decision, outcome=outcome, down=side, reason=reason))
+        return self._lease.on_result(name, granted, self._considered_at)
 
     def consider(self, gossip: Gossip, leading: bool, now: float) -> DowningPlan:
         """Return the actions for this copy of the state."""
@@ -317,31 +219,21 @@ class Resolver:
         if self._faults.renewed(self.changed_at, now):
             self._begin(gossip, now)
             self._end_requests()
-        split = self._split
+        split, lease = self._split, self._lease
         leading = leading or self._stands_in(gossip)
-        if self._unused > self._epoch:
-            return DowningPlan(epoch=self._unused)
+        if lease.unused > lease.epoch:
+            return DowningPlan(epoch=lease.unused)
         if not split.cut and not split.broken:
             return DowningPlan()
-        if self._requested:
-            late = now >= self._requested.ends_at
-            return (
-                self.on_lease_result(lease_of(self._requested.epoch), None)
-                if late
-                else DowningPlan()
-            )
-        if self._granted:
-            granted_request = DowningPlan(
-                decision=self._granted.decision, epoch=self._granted.epoch
-            )
-            return granted_request if now >= self._granted.act_at else DowningPlan()
+        if (plan := lease.under_way(now)) is not None:
+            return plan
         if split.gone and (leading or split.speaker == self.me):
             plan = self._decide_deaths(decide, gossip, leading, now)
             if plan != DowningPlan():
                 return plan
         if now < self._settled_at:
             return self._check_instability(decide, now)
-        self._instability = None
+        self._flapping.end()
         decision, since = decide(split), self._settled_at
         if split.cut:
             plan = self._resolve(decide, decision, gossip, leading, now)
@@ -470,8 +362,8 @@ class Resolver:
         if gossip is self._checked:
             return
         self._checked = gossip
-        self._epoch = gossip.epochs.get(EPOCHS, 0)
-        picture = picture_of(gossip, self.me, self._preference.monitored_by, self._epoch)
+        epoch = self._lease.epoch = gossip.epochs.get(EPOCHS, 0)
+        picture = picture_of(gossip, self.me, self._preference.monitored_by, epoch)
         whole, split = not gossip.unreachable(), self._split
         self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
@@ -480,7 +372,9 @@ class Resolver:
         self._faults.follow(split, self._split, picture.group, now)
         change = self._change(before)
         if before is None or picture.flags != before.flags or change is not Change.NONE:
-            self._count(gossip, lasted, now)
+            self._flags = frozenset((one, subject) for one, subject, _ in gossip.records())
+            is_split = bool(self._split.cut or self._split.broken)
+            self._flapping.follow(gossip, split=is_split, lasted=lasted, now=now)
         if change is not Change.NEW:
             self._aware = {**dict.fromkeys(gossip.seen, now), **self._aware}
         if change is Change.NONE:
@@ -496,9 +390,8 @@ class Resolver:
         self._faults.begin(self._split, group, now)
 
     def _end_requests(self) -> None:
-        self._unused = self._granted.epoch if self._granted else 0
-        self._sweep = self._requested = self._granted = None
-        self._turn = LeaseTurn()
+        self._sweep = None
+        self._lease.end()
 
     def _change(self, before: SplitPicture | None) -> Change:
         """Return how the picture differs from the one before."""
@@ -525,37 +418,16 @@ class Resolver:
         found = sum(o in side and s in cut for o, s in flagged)
         self._hearsay = found < len(side) * len(cut)
 
-    def _count(self, gossip: Gossip, lasted: bool, now: float) -> None:
-        flags, before, known = gossip.records(), self._lasting, self._present
-        self._flags = frozenset((observer, subject) for observer, subject, _ in flags)
-        members = gossip.members.items()
-        present = frozenset(n for n, m in members if m.status not in ON_THE_WAY_OUT)
-        among = [flag for flag in flags if flag[0] in present and flag[1] in present]
-        self._present, self._lasting = present, lasting(self.me, present, among)
-        back = (self._lasting - before) & known
-        if not self._split.cut and not self._split.broken:
-            self._instability = None
-        elif self._instability is None or lasted or known - present:
-            self._instability = Instability(now)
-        elif back or before & present - self._lasting:
-            self._instability.changes += 1
-            self._instability.came_back |= bool(back)
-
     def _check_instability(self, decide: Strategy, now: float) -> DowningPlan:
         """Return the decision to go if no picture has lasted for too long."""
-        instability = self._instability
-        if (
-            instability is None
-            or not instability.flaps
-            or now < instability.since + self._patience
-            or not self.settings.down_all_when_unstable
-        ):
+        since, settings = self._flapping.flaps_since(), self.settings
+        if since is None or now < since + self._patience or not settings.down_all_when_unstable:
             return DowningPlan()
-        goes = unstable(self._split, self.settings.strategy, now - instability.since)
-        if now < instability.since + LAST_RESORT * self._patience:
+        goes = unstable(self._split, settings.strategy, now - since)
+        if now < since + LAST_RESORT * self._patience:
             decision = decide(self._split)
             serious = now - SERIOUS_PART * self.settings.stable_after
-            passing = any(since > serious for since in self._faults.cut_since.values())
+            passing = any(at > serious for at in self._faults.cut_since.values())
             asks = decision.outcome is DowningOutcome.ASK_LEASE
             if passing or asks or self.me not in decision.down:
                 return DowningPlan()
@@ -590,7 +462,7 @@ class Resolver:
         requested from `ask_at` on; others are downed from `act_at` on."""
         match decision.outcome:
             case DowningOutcome.ASK_LEASE:
-                return self._ask(decision, ask_at, act_at, now)
+                return self._lease.ask(decision, ask_at, act_at, now)
             case DowningOutcome.DOWN_OTHERS:
                 return (
                     DowningPlan(decision=decision) if leading and now >= act_at else DowningPlan()
@@ -601,23 +473,3 @@ class Resolver:
                 return DowningPlan()
             case _:
                 assert_never(decision.outcome)
-
-    def _ask(self, decision: Decision, ask_at: float, act_at: float, now: float) -> DowningPlan:
-        """Ask for the lease when it is this node's turn. The next one's begins when the decision of
-        the one before would have been carried out, and seen."""
-        if now < ask_at:
-            return DowningPlan()
-        askers, turn = decision.split.askers, self._turn
-        turn.since = now if turn.since is None else turn.since
-        mine = self.me in askers and not turn.in_vain
-        place = askers.index(self.me) if mine else len(askers)
-        turn.at = max(turn.since, act_at) + place * LEASE_ANSWER_S if place else ask_at
-        if now < turn.at:
-            return DowningPlan()
-        if not mine:
-            return self._give_up(decision, "the store has answered no node of this side")
-        epoch = self._epoch + 1
-        if epoch > EPOCH_MAX:
-            return self._give_up(decision, "the last epoch is used up")
-        self._requested = LeaseRequest(decision, epoch, now + LEASE_ANSWER_S, act_at)
-        return DowningPlan(ask=AcquireLease(lease_of(epoch), str(self.me), LEASE_TTL_S))

@@ -69,17 +69,17 @@ class Faults:
             self._run_unless_healed,
         )
         if options.rejoins:
-            world.on_stopped = self._rejoin
+            world.hooks.on_stopped = self._rejoin
         self._flaps = options.flaps
         if options.flaps:
-            world.on_lease_request = self._flap
+            world.hooks.on_lease_request = self._flap
 
     # -- the two phases ------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the nodes, and schedule the faults."""
         options, world = self.options, self.world
-        world.claims = options.claims
+        world.leases.claims = options.claims
         founders = 0 if options.discovery or options.claims else 1
         if founders:
             world.enter(self._new())

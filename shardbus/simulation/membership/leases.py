@@ -31,6 +31,10 @@ class SimLeases:
         self._forgotten: dict[str, tuple[str, float]] = {}
         self.record: ClaimRecord | None = None
         """Of the cluster that has the claim."""
+        self.claims = False
+        """True if the claim decides who founds, without discovery, too."""
+        self.beats: dict[str, float] = {}
+        """When each name registered itself last."""
 
     def calm(self) -> None:
         """Answer all requests from now on, quickly and correctly."""

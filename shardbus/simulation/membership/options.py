@@ -8,6 +8,7 @@ too: the downing strategy, which the caller may also choose, and the settings fo
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from random import Random
 
 from shardbus.config.settings import ClusterSettings, DowningSettings
@@ -140,6 +141,12 @@ class Options:
         )
 
 
+def draw_times(dice: Random, probability: float, most: int) -> int:
+    """Draw how many times a fault happens: not at all, or once to `most` times."""
+    value = dice.randint(1, most)
+    return value if dice.random() < probability else 0
+
+
 def draw(
     seed: int,
     nodes: int | None = None,
@@ -152,15 +159,11 @@ def draw(
     unfair = links == "unfair"
     seconds = seconds or (UNFAIR_SECONDS if unfair else SECONDS)
     dice = Random(f"options {seed}")
-    drawn = dice.randint(*NODES)
+    drawn, times = dice.randint(*NODES), partial(draw_times, dice)
 
     def part(probability: float, most: float) -> float:
         value = round(dice.uniform(0.0, most), 3)
         return value if dice.random() < probability else 0.0
-
-    def times(probability: float, most: int) -> int:
-        value = dice.randint(1, most)
-        return value if dice.random() < probability else 0
 
     walls = dice.random() < 0.6
     faults = Options(

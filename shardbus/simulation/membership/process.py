@@ -8,7 +8,7 @@ from math import inf
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.cluster import ClusterMembership
-from shardbus.membership.events import Effect
+from shardbus.membership.events import Effect, Event
 from shardbus.membership.view import DomainEvent
 from shardbus.simulation.timeline import ProcessClock
 
@@ -46,6 +46,8 @@ class Process:
     ticked: bool = False
     """True if the last event was its timer."""
     paused_until: float = 0.0
+    held: list[Event] | None = None
+    """The events that wait until a paused process is released; None if it is not held."""
     slow: float = 1.0
     """The factor by which it needs longer for everything."""
     busy_until: float = 0.0

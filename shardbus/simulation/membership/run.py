@@ -106,7 +106,7 @@ def simulate(options: Options, settings: ClusterSettings | None = None) -> RunOu
         checks.after(process)
         fairness.after(process)
 
-    world.on_step = after
+    world.hooks.on_step = after
     fairness.begin()
     began = world.now
     broken, settled = None, None
@@ -202,7 +202,7 @@ def members(world: World) -> list[Process]:
 
 def _may_hope(world: World, process: Process) -> bool:
     """True if one of the process's seeds is a member, or it finds those that are."""
-    if process.discovers or world.claims:
+    if process.discovers or world.leases.claims:
         return True
     seeds = (world.nodes.get(seed.host) for seed in process.seeds)
     return any(seed is not None and seed.member for seed in seeds)

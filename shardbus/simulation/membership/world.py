@@ -6,7 +6,7 @@ A process receives messages of another only if it has subscribed to it. The port
 refuses connections, unless its whole machine is gone. A paused process does nothing, and events
 wait for it.
 
-`on_step` is called after each event that a machine has handled; `checks` uses it.
+What a run adds is called by `Hooks`.
 
 Not here: which faults happen (`faults`), the invariants (`checks`).
 """
@@ -14,6 +14,7 @@ Not here: which faults happen (`faults`), the invariants (`checks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from random import Random
 from typing import assert_never
 
@@ -31,7 +32,6 @@ from shardbus.membership.messages import (
     GossipStatus,
     Heartbeat,
     HeartbeatReply,
-    Message,
 )
 from shardbus.simulation.membership.leases import SimLeases
 from shardbus.simulation.membership.network import Channel, SimPubSub, Wall
@@ -62,6 +62,18 @@ def address_of(name: str) -> Address:
     return Address(name, PORT)
 
 
+@dataclass(slots=True)
+class Hooks:
+    """The functions of a run that the world calls with a process."""
+
+    on_step: Callable[[Process], object] = lambda _: None
+    """After each event that its machine has handled."""
+    on_lease_request: Callable[[Process], object] = lambda _: None
+    """When it requests a lease."""
+    on_stopped: Callable[[Process], object] = lambda _: None
+    """When its machine has stopped."""
+
+
 class World(Timeline):
     """All processes, the network and the store. `nodes` holds the latest process of each name,
     `by_id` all of them."""
@@ -74,20 +86,11 @@ class World(Timeline):
         self.leases = SimLeases(self.rng)
         self.trace = Trace()
         self.events = 0
-        self.claims = False
-        """True if the store's claim decides who founds, without discovery, too."""
-        self.beats: dict[str, float] = {}
-        """When each name registered itself in the store last."""
         self.stops_within_s = 0.05
         """Seconds, at most, that a process needs to stop its work."""
         self.nodes: dict[str, Process] = {}
         self.by_id: dict[NodeId, Process] = {}
-        self.on_step: Callable[[Process], None] = lambda _: None
-        self.on_lease_request: Callable[[Process], None] = lambda _: None
-        self.on_stopped: Callable[[Process], None] = lambda _: None
-        """Called with each process that requests a lease."""
-        self.encode: Callable[[Message], bytes] = encode
-        self.decode: Callable[[bytes], Message] = decode
+        self.hooks = Hooks()
 
     # -- processes -----------------------------------------------------------------------------
 
@@ -127,8 +130,8 @@ class World(Timeline):
     def enter(self, process: Process, *seeds: str, founds: bool = True) -> None:
         """Let the process join by these seeds; without any it founds a cluster."""
         addresses = tuple(address_of(seed) for seed in seeds)
-        joins = ev.JoinSeeds(addresses, founds, claims=self.claims)
-        self.deliver(process, joins if seeds or self.claims else ev.JoinSelf())
+        joins = ev.JoinSeeds(addresses, founds, claims=self.leases.claims)
+        self.deliver(process, joins if seeds or self.leases.claims else ev.JoinSelf())
 
     def discover(self, process: Process) -> None:
         """Let the process join by the members registered in the store, and register itself."""
@@ -142,8 +145,9 @@ class World(Timeline):
             return
         settings = process.machine.settings
         if self.leases.reached_by(process.name) and self.now >= process.paused_until:
-            self.beats[process.name] = self.now
-            alive = [n for n, at in self.beats.items() if self.now - at < settings.founding_claim]
+            beats = self.leases.beats
+            beats[process.name] = self.now
+            alive = [name for name, at in beats.items() if self.now - at < settings.founding_claim]
             if not process.member:
                 found = ev.ContactsFound(tuple(address_of(name) for name in sorted(alive)))
                 self.later(self.leases.delay(), lambda: self.deliver(process, found))
@@ -259,7 +263,7 @@ class World(Timeline):
         for effect in effects:
             self._perform(process, effect)
         due = process.due = process.machine.deadline()
-        self.on_step(process)
+        self.hooks.on_step(process)
         process.due_at = None if due is None else due / process.own.rate
         self._arm(process, process.due_at)
 
@@ -267,10 +271,10 @@ class World(Timeline):
         data = b""
         match effect:
             case ev.Publish(to, message):
-                data = self.encode(message)
+                data = encode(message)
                 self._publish(process, to, type(message).__name__, data)
             case ev.SendControl(target, control):
-                data = self.encode(control)
+                data = encode(control)
                 self._send(process, target, type(control).__name__, data)
             case ev.Subscribe(member):
                 process.subscriptions[member.node] = None
@@ -282,7 +286,7 @@ class World(Timeline):
             case ev.AcquireLease(name, owner, ttl):
                 self.trace.mark(self.now, process.name, f"asks for {name}")
                 self._soon(lambda: self._acquire(process, name, owner, ttl))
-                self.on_lease_request(process)
+                self.hooks.on_lease_request(process)
             case ev.ReadClaim():
                 self._soon(lambda: self._read_claim(process))
             case ev.WriteClaim(record):
@@ -292,7 +296,7 @@ class World(Timeline):
             case ev.Stopped(reason):
                 process.stopped = reason
                 self.trace.mark(self.now, process.name, f"stopped: {reason}")
-                self.on_stopped(process)
+                self.hooks.on_stopped(process)
                 if process.notify is None:
                     self._soon(lambda: self._exit(process))
             case ev.CommandRefused(reason):
@@ -340,7 +344,7 @@ class World(Timeline):
         self.trace.arrow(self.now, process.name, to.host, what, fate)
         if target is None or fate:
             return
-        message = self.decode(data)
+        message = decode(data)
         assert isinstance(message, PUBLISHED)
         self.deliver(target, ev.PubSubReceived(process.id, message))
 
@@ -356,7 +360,7 @@ class World(Timeline):
             self.trace.arrow(self.now, process.name, to.host, what, fate)
             if target is None or fate:
                 return
-            message = self.decode(data)
+            message = decode(data)
             assert not isinstance(message, PUBLISHED)
             self.deliver(target, ev.ControlReceived(process.id, message))
 

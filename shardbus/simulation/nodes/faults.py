@@ -42,7 +42,7 @@ class NodeFaults:
         """Called with the name of a node that has left and must come back."""
         self._rolling: dict[SimNode, None] = {}
         self._splits = Splits(world, load, self._happen)
-        world.on_exited = self._on_exited
+        world.hooks.on_exited = self._on_exited
 
     def begin(self, membership: Sequence[float] = ()) -> None:
         """Schedule the faults. `membership`: when faults of membership happen, for pairs."""

@@ -13,11 +13,12 @@ Source: docs/simulation.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from random import Random
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.sharding.handoff_modes import MODES
-from shardbus.simulation.membership.options import Options, draw
+from shardbus.simulation.membership.options import Options, draw, draw_times
 
 STORES = {"sound": 4, "slow": 2, "failing": 3, "away": 2, "forgetful": 2, "rolled back": 2}
 """Each kind of store with its weight in the draw."""
@@ -207,11 +208,7 @@ def draw_node_options(
     other option; with a direct mode, shards move more often. With kills at phases, most runs have
     no other fault that ends, separates or stops nodes."""
     dice = Random(f"load {seed}")
-
-    def times(probability: float, most: int) -> int:
-        value = dice.randint(1, most)
-        return value if dice.random() < probability else 0
-
+    times = partial(draw_times, dice)
     moods, allocations = list(STORES), list(ALLOCATIONS)
     thin = NodeOptions(
         faults=draw(seed, nodes, seconds, strategy, links),
@@ -313,11 +310,7 @@ def _rough(calm: NodeOptions, dice: Random) -> NodeOptions:
     """Add the faults that operators, sockets and entities' own code may cause. Sockets are not
     small where deadlines are short: a late Flush counts as echoed, and order may be lost with
     it."""
-
-    def times(probability: float, most: int) -> int:
-        value = dice.randint(1, most)
-        return value if dice.random() < probability else 0
-
+    times = partial(draw_times, dice)
     return replace(
         calm,
         rolls=times(0.25, 3),

@@ -89,11 +89,11 @@ class NodeRun:
             dice = Random(f"effects {load.seed}")
             effects = EffectsChecker(self.world, self.checker.broken, dice)
             self.application.effects = effects
-        self.world.on_start = self._on_start
+        self.world.hooks.on_start = self._on_start
         self._checks = Checks(self.world, gentle=False)
         self.fairness = Fairness(self.world, load.faults)
         self._undisturbed = Undisturbed(self.world, self.fairness, load.faults.troubles)
-        self.world.on_step = self._after
+        self.world.hooks.on_step = self._after
         if load.faults.troubles and load.faults.strategy not in UNDECIDED:
             self.application.on_ask = self._undisturbed.on_ask
         self.senders: list[SimSender | SimDeliverer] = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -33,7 +33,7 @@ from shardbus.node.node import Node
 from shardbus.node.shutdown import leave
 from shardbus.simulation.membership.network import Wall
 from shardbus.simulation.membership.process import Process
-from shardbus.simulation.membership.world import PORT, World, address_of
+from shardbus.simulation.membership.world import PORT, Hooks, World, address_of
 from shardbus.simulation.nodes.network import SimExchange, SimNetwork
 from shardbus.simulation.nodes.stores import SimStore, StoreServer
 from shardbus.simulation.timeline import ProcessClock
@@ -289,6 +289,16 @@ class SimClient(SimProcess):
         self.client = await client.__aenter__()
 
 
+@dataclass(slots=True)
+class NodeHooks(Hooks):
+    """The functions of a run of whole nodes."""
+
+    on_start: Callable[[SimNode], object] = lambda _: None
+    """Called with each new node."""
+    on_exited: Callable[[SimNode], object] = lambda _: None
+    """Called with each node that has come to its own end."""
+
+
 class NodeWorld(World):
     """The world of whole nodes. `types`: the entity types of every node."""
 
@@ -312,10 +322,7 @@ class NodeWorld(World):
         """Exceptions that no code in a process caught."""
         self.downed_by_operators: dict[str, None] = {}
         """The ids of the nodes that an operator has downed while they ran."""
-        self.on_start: Callable[[SimNode], None] = lambda _: None
-        """Called with each new node."""
-        self.on_exited: Callable[[SimNode], None] = lambda _: None
-        """Called with each node that has come to its own end."""
+        self.hooks: NodeHooks = NodeHooks()
 
     def add(
         self, name: str, *, roles: tuple[str, ...] = (), rate: float = 1.0, **_: Any
@@ -326,7 +333,7 @@ class NodeWorld(World):
         own = NodeSettings(host=name, port=PORT, join="manual", roles=roles)
         settings = Settings(node=own, cluster=self.settings, sharding=self.sharding)
         sim_node = self.sim_nodes[name] = SimNode(self, name, rate, settings)
-        self.on_start(sim_node)
+        self.hooks.on_start(sim_node)
         return sim_node.process
 
     def close(self) -> None:
@@ -429,7 +436,7 @@ class NodeWorld(World):
             sim_node.end(badly=not in_order)
             self._exit(sim_node.process)
             self.exchange.ended(sim_node.name, silent=False)
-            self.on_exited(sim_node)
+            self.hooks.on_exited(sim_node)
 
     def _is_gone(self, name: str) -> bool:
         process = self.nodes.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from shardbus.admin.slowness import (
     CallTimes,
     EntityFigures,
     EntityPlace,
+    StoreFigures,
     causes,
     span,
 )
@@ -22,8 +24,11 @@ WELL = EntityFigures(
     life="running", mailbox_max=1000, looks=8, sampled=50,
     handlers=[CallTimes("add", 50, 0.001, 0.002)], waited_p99=0.001, shard_part=0.04,
     entity_part=0.5, rate=1000.0, node_busy=0.3, lag=0.01,
-    saves=CallTimes("save", 50, 0.001, 0.002), loads=CallTimes("load", 5, 0.001, 0.002),
-    store=CallTimes("all", 500, 0.001, 0.002),
+    store=StoreFigures(
+        CallTimes("save", 50, 0.001, 0.002),
+        CallTimes("load", 5, 0.001, 0.002),
+        CallTimes("all", 500, 0.001, 0.002),
+    ),
 )  # fmt: skip
 """An entity and a node of which nothing is slow."""
 SLOW_ADD = replace(
@@ -32,13 +37,20 @@ SLOW_ADD = replace(
 SLOW_SAVES = replace(
     SLOW_ADD,
     waits={"store": 7},
-    saves=CallTimes("save", 50, 0.19, 0.31),
-    store=CallTimes("all", 500, 0.2, 0.29),
+    store=replace(
+        WELL.store,
+        saves=CallTimes("save", 50, 0.19, 0.31),
+        all=CallTimes("all", 500, 0.2, 0.29),
+    ),
 )
 STUCK = replace(
     WELL, busy=8, mailbox=3, method="wait", running_for=12.0, stack=["app.py:7 in wait"]
 )
 HOT = replace(WELL, node_busy=0.98, lag=0.4, shard_part=0.71, entity_part=0.95)
+
+
+def with_store(figures: EntityFigures, **changes: Any) -> EntityFigures:
+    return replace(figures, store=replace(figures.store, **changes))
 
 
 def names(place: EntityPlace, figures: EntityFigures | None) -> list[str]:
@@ -80,10 +92,10 @@ def test_N21_what_keeps_messages_from_the_entity_stops_all(
         (SLOW_ADD, "slow_handler", "`add` takes 240 ms (p99), 31 messages wait"),
         (replace(SLOW_ADD, busy=0, mailbox=0), "slow_handler", "`add` takes 240 ms (p99)"),
         (SLOW_SAVES, "slow_store", "a save takes 310 ms (p99): the store is slow (node-wide p99 290 ms)"),  # noqa: E501
-        (replace(SLOW_SAVES, loads=CallTimes("load", 9, 2.0, 2.5)), "slow_store", "a load takes 2.5 s"),  # noqa: E501
+        (with_store(SLOW_SAVES, loads=CallTimes("load", 9, 2.0, 2.5)), "slow_store", "a load takes 2.5 s"),  # noqa: E501
         (replace(STUCK, waits={"store": 8}), "slow_store", "the store has not answered for 12.0 s"),
-        (replace(WELL, save_under_way=3.0), "slow_store", "the store has not answered for 3.0 s"),
-        (replace(WELL, store_failed_ago=4.0, store_error="refused"), "slow_store", "4.0 s ago: refused"),  # noqa: E501
+        (with_store(WELL, save_under_way=3.0), "slow_store", "the store has not answered for 3.0 s"),  # noqa: E501
+        (with_store(WELL, failed_ago=4.0, error="refused"), "slow_store", "4.0 s ago: refused"),
         (replace(SLOW_ADD, waits={"page 'c'": 6}), "slow_answer", "the answer of page 'c', at 6 of 8 looks"),  # noqa: E501
         (STUCK, "stuck_mailbox", "has not moved for 12.0 s: `wait` has run since, at app.py:7 in wait; 3 messages"),  # noqa: E501
         (replace(STUCK, waits={"thread": 8}), "stuck_mailbox", "in a worker thread"),

@@ -18,7 +18,7 @@ from shardbus.entities.runs import RunHandler, read_ahead
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.transport.asks import fail_of, failure
-from shardbus.wire.schema import decode_value, encode_value, method_of
+from shardbus.wire.schema import decode_value, encode_value, form_of
 from tests.waiting import until
 
 
@@ -259,7 +259,7 @@ class Bench:
         """Ask `receive`."""
         corr, future = self.asker.expect()
         rows = [(entity_id, encode_value(message), corr)]
-        self._deliver(method_of(message), rows, self.asker, 10_000)
+        self._deliver(form_of(message).method, rows, self.asker, 10_000)
         return future
 
     def tell(self, entity_id: str, method: str, *args: Any) -> None:

@@ -25,7 +25,7 @@ class Net(World):
     ) -> None:
         super().__init__(seed, settings)
         self.network.loss = loss
-        self.on_step = Checks(self).after
+        self.hooks.on_step = Checks(self).after
 
     def join(self, name: str, *seeds: str, **options: Any) -> Node:
         """Add a node and let it join by these seeds; without any it founds a cluster."""

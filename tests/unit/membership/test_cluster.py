@@ -17,7 +17,7 @@ from shardbus.membership import events as ev
 from shardbus.membership import view as seen
 from shardbus.membership.admission import cookie_of
 from shardbus.membership.cluster import ClusterMembership
-from shardbus.membership.downing.resolver import LEASE_ANSWER_S
+from shardbus.membership.downing.split_lease import LEASE_ANSWER_S
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (

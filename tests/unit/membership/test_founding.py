@@ -362,7 +362,7 @@ def test_a_statically_founded_cluster_gets_a_number_from_its_leader() -> None:
 
 def claiming(seed: int = 5) -> Net:
     net = Net(seed)
-    net.claims = True
+    net.leases.claims = True
     return net
 
 

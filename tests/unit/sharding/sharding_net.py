@@ -23,8 +23,8 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.messages import CarriedEntity, TableState
 from shardbus.sharding.table_state import unpack_homes
-from shardbus.simulation.machines import FaultyStore, MachineNetwork
 from shardbus.store.protocol import StoredTable
+from tests.machines import FaultyStore, MachineNetwork
 from tests.unit.sharding.sharding_process import Letter, Process
 
 SETTINGS = replace(

@@ -29,7 +29,7 @@ from shardbus.sharding.messages import (
     TableState,
 )
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.simulation.machines import DeadlineTimer
+from tests.machines import DeadlineTimer
 
 if TYPE_CHECKING:
     from tests.unit.sharding.sharding_net import Net

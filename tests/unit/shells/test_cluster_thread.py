@@ -43,7 +43,7 @@ class World:
             handle=self._handle, deadline=lambda: None, overview=lambda now: None
         )
         self.thread._machine = machine
-        self.thread._tick_due = self.now
+        self.thread._watchdog.due = self.now
 
     def _handle(self, event: Any, now: float) -> list[ev.Effect]:
         self.events.append(event)

@@ -508,7 +508,7 @@ class Model:
         assert not self.taker.expected
         assert not self.taker.early
         assert not a.session.outbox.held
-        assert not b.session.inbox.any_full
+        assert not b.session.inbox._full.entities
         assert all(waiter.done() for waiter in self.waiters)
 
 

@@ -22,10 +22,10 @@ from shardbus.wire.schema import (
     decode_value,
     decoder,
     encode_value,
+    form_of,
     is_message_class,
     message_decoders,
     method,
-    method_of,
     unreadable,
 )
 
@@ -251,12 +251,12 @@ def test_signatures_that_cannot_travel(function: Callable[..., Any], text: str) 
 
 def test_the_method_of_a_message() -> None:
     for plain in (None, True, 1, 1.5, "a", b"b", [1], (1,), {"a": 1}):
-        assert method_of(plain) == ""
-    assert method_of(Point(1)) == ":Point"
-    assert method_of(Move(Point(1))) == ":Move"
-    assert method_of(Order(item="tea")) == ":Order"
+        assert form_of(plain).method == ""
+    assert form_of(Point(1)).method == ":Point"
+    assert form_of(Move(Point(1))).method == ":Move"
+    assert form_of(Order(item="tea")).method == ":Order"
     with pytest.raises(SchemaError, match="a Opaque cannot travel"):
-        method_of(Opaque())
+        form_of(Opaque())
 
 
 def test_message_classes() -> None:

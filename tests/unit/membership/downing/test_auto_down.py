@@ -7,7 +7,8 @@ from dataclasses import replace
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
-from shardbus.membership.downing.resolver import DowningPlan, Resolver
+from shardbus.membership.downing.resolver import Resolver
+from shardbus.membership.downing.split_lease import DowningPlan
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability

@@ -11,8 +11,9 @@ from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.lasting_faults import MOMENT_S
 from shardbus.membership.downing.picture import Change, SplitPicture, picture_of
-from shardbus.membership.downing.resolver import DowningPlan, Resolver
+from shardbus.membership.downing.resolver import Resolver
 from shardbus.membership.downing.split import EPOCHS, MONITORED_BY, DowningOutcome
+from shardbus.membership.downing.split_lease import DowningPlan
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability

@@ -13,12 +13,10 @@ from shardbus.ids import NodeId
 from shardbus.membership.downing.resolver import (
     CONSENT_GRACE_MAX,
     CONSENT_GRACE_PART,
-    LEASE_ANSWER_S,
-    LEASE_TTL_S,
-    DowningPlan,
     Resolver,
 )
 from shardbus.membership.downing.split import EPOCHS, DowningOutcome, lease_of
+from shardbus.membership.downing.split_lease import LEASE_ANSWER_S, LEASE_TTL_S, DowningPlan
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
@@ -541,9 +539,9 @@ def test_a_lease_that_comes_too_late_is_used_up_without_a_decision() -> None:
     ask = resolver.consider(split, True, 10.0 + STABLE).ask
     assert ask is not None
     assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan(epoch=8)
     assert resolver.on_lease_result(ask.name, None) == DowningPlan()
     assert resolver.on_lease_result(ask.name, False) == DowningPlan()
-    assert resolver.on_lease_result(ask.name, True) == DowningPlan(epoch=8)
     assert resolver.consider(under(THREE, 8), True, 11.1 + STABLE) == DowningPlan()
     assert resolver.on_lease_result(ask.name, True) == DowningPlan()
 

@@ -20,7 +20,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as ho
 from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.membership.view import MembershipView
-from shardbus.simulation.machines import DeadlineTimer, FaultyStore, MachineNetwork
+from tests.machines import DeadlineTimer, FaultyStore, MachineNetwork
 
 
 @dataclass(frozen=True)
