@@ -118,21 +118,21 @@ EVENTS: Mapping[tuple[str, str], LogEvent] = {
         "file_descriptors_run_out", "used limit -"
     ),
     (
-        "node",
+        "store_upkeep",
         "the store has another server, which may have lost writes: fences are raised",
     ): _event("store_server_changed"),
     ("node", "listening under secret %s"): _event("secret_changed", "fingerprint"),
-    ("node", "dropped a message of membership that %s may not send"): _event(
+    ("membership_link", "dropped a message of membership that %s may not send"): _event(
         "message_not_allowed", "peer"
     ),
-    ("node", "%s answers heartbeats but acknowledges no message: quarantined"): _event(
+    ("membership_link", "%s answers heartbeats but acknowledges no message: quarantined"): _event(
         "peer_quarantined", "peer"
     ),
-    ("node", "%s"): _event("tells_refused"),
+    ("records", "%s"): _event("tells_refused"),
     ("join_attempts", "in no cluster after %.0f s: %s"): _event("join_waits", "seconds ways"),
     ("join_attempts", "%s"): _event("rejoin_waits"),
     ("node", "the cluster refuses: %s"): _event("command_refused", "reason"),
-    ("node", "the store may lack its identity and this node's address: %s"): _event(
+    ("store_upkeep", "the store may lack its identity and this node's address: %s"): _event(
         "registration_failed", "error"
     ),
     ("membership_store", "no answer about lease %s: %s"): _event("lease_unanswered", "lease error"),

@@ -18,7 +18,7 @@ METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "store_log", "frame_log", "output"}
 OTHERS = {"simulation", "testing"}
 """What runs in tests only."""
-NAMED = {("node", "%s: %s"), ("downing_log", "%s")}
+NAMED = {("records", "%s: %s"), ("downing_log", "%s")}
 """Notes of machines and events of membership name themselves by `extra`."""
 
 
