@@ -1,5 +1,5 @@
 """A cluster that exists only in its answers, behind the real HTTP interface of a node: routes,
-guard, tokens and page are those of every node. Tests change it and see what the page shows."""
+guard, tokens and page are the same as on every node. Tests change it and read the page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fleet(FakeNode):
         self.failed: dict[str, int] = {}
         """Failures of each node, by type."""
         self.found: list[Json] = []
-        """Findings beside those of the overview."""
+        """Findings in addition to the overview's."""
         self.rates: dict[str, dict[str, float]] = {}
         self.ended: list[Json] = []
         """Nodes of the hour that are members no more: `node`, and `ago`."""
@@ -70,7 +70,7 @@ class Fleet(FakeNode):
         self.failure_of_save: Exception | None = None
         self._events: set[asyncio.Queue[Json]] = set()
 
-    # ---- what tests do
+    # ---- actions of tests
 
     def move(self, shard: str, node: int, why: str = "rebalance") -> None:
         """Give a shard another home."""
@@ -121,7 +121,7 @@ class Fleet(FakeNode):
         where = {"node": self.names[0], "at": "2026-01-01T00:00:00Z", "entity": "cart-7"}
         return {**where, "error": "ValueError", "text": text, "stack": stack}
 
-    # ---- what the page asks for
+    # ---- requests of the page
 
     async def overview(self) -> Json:
         self.received = int((time.monotonic() - self.began) * self.grows_by / 2)

@@ -19,7 +19,7 @@ VIEWS = ("cluster", "handlers", "entities", "trouble", "events", "settings")
 
 
 async def violations(page: Any) -> list[str]:
-    """Return what axe finds."""
+    """Return axe's findings."""
     from axe_playwright_python.base import AXE_FILE_PATH
 
     await page.evaluate(AXE_FILE_PATH.read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ async def violations(page: Any) -> list[str]:
 
 
 async def stored_state(page: Any, fleet: Fleet) -> dict[str, list[str]]:
-    """Return what axe finds while a stored state is shown, edited, refused and removed."""
+    """Return axe's findings while a stored state is shown, edited, refused and removed."""
     fleet.saved = {one: encode_value({"items": {"tea": 2}}) for one in fleet.ids}
     await page.get_by_role("button", name="Token").click()
     await page.get_by_role("textbox", name="Token").fill(OPERATOR)
@@ -59,7 +59,7 @@ async def test_no_view_is_closed_to_anybody(
     windows: Windows, serve: Serve, scheme: str, width: int
 ) -> None:
     fleet = await serve(Fleet(nodes=3, shards=24), HttpSettings(write=True, token=OPERATOR))
-    # axe itself needs what the policy forbids; every other test runs under the policy.
+    # axe itself needs rights that the policy forbids; every other test runs under the policy.
     page = await windows.open(fleet.url, width=width, color_scheme=scheme, bypass_csp=True)
     await live(page)
     fleet.fleet.cut(2)

@@ -1,4 +1,4 @@
-"""What the page computes, called as functions: no element of the page takes part."""
+"""The page's computations, called as functions: no element of the page takes part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Model:
         self._page = page
 
     async def __call__(self, body: str, *values: Any) -> Any:
-        """Return what a function `(m, ...values) => body` returns; `m` has the functions."""
+        """Return the result of a function `(m, ...values) => body`; `m` has the
+        functions."""
         modules = "{...await import('/ui/model.js'), ...await import('/ui/format.js')}"
         text = f"async (v) => ((m, a, b, c) => ({body}))({modules}, ...v)"
         return await self._page.evaluate(text, list(values))
@@ -84,7 +85,7 @@ WRITTEN: dict[str, dict[float | None, str]] = {
         600: "10 min", 7199: "120 min", 7200: "2 h", 172800: "2 d", INF: "> 30 s", None: "–",
     },
 }  # fmt: skip
-"""What writes a value, and texts by values."""
+"""Functions that write a value, and texts by values."""
 PHRASES = {
     "m.count(0, 'node')": "no node",
     "m.count(1, 'node')": "1 node",
@@ -136,7 +137,7 @@ async def test_rates_quantiles_and_attention(windows: Windows, fleet: Served) ->
     assert half == pytest.approx(0.002), "within a bound as on a node"
     assert await m("m.quantile([], [], 0.5)") is None
 
-    # Attention is what the node has found, without what is not confirmed, then what was lost.
+    # Attention lists the node's confirmed findings, then losses.
     group = {"of": "members", "subjects": ["a:1#0"], "advice": "look", "confirmed": True}
     answer = {
         "findings": [
@@ -276,7 +277,7 @@ async def test_plots_show_the_hour_of_the_nodes_and_behind_it_what_the_page_has_
         points = [] if first is None else [{"at": first}]
         assert await m("m.spanOf(a, 5e6)", points) == span
 
-    # What is not known is a gap, and so is a time without points.
+    # An unknown value is a gap, and so is a time without points.
     points = [[0, 9], [900_000, 1], [910_000, 2], [920_000, None], [930_000, 0], [999_000, 1]]
     path = await m("m.plotPath(a, 1e6, 2e5, 100, 44)", points)
     assert path["top"] == 2, "what is older than the plot does not count"

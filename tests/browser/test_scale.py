@@ -1,4 +1,4 @@
-"""The page before 50 nodes with 1,000 shards each. What it takes is printed, and written down in
+"""The page before 50 nodes with 1,000 shards each. The durations are printed, and written down in
 docs/measurements.md; no assertion is on the clock."""
 
 from __future__ import annotations
