@@ -1,4 +1,4 @@
-"""What each node's process uses over a run, and the bounds that a leak exceeds.
+"""Resources that each node's process uses over a run, and the bounds that a leak exceeds.
 
 A process breaks the *ceiling* if one sample is above it, whatever its age. It *grows* if, once it
 has run for `AGE_S`, the median of its last third is above the median of its middle third by more
@@ -29,7 +29,7 @@ class Use(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a process used at an instant, in seconds."""
+    """Resources that a process used at an instant, in seconds."""
 
     at: float
     use: Use
@@ -41,7 +41,7 @@ ALLOWANCE = Use(descriptors=40, threads=8, mib=40, tasks=300)
 
 
 def exceeded(samples: Sequence[Sample]) -> list[str]:
-    """Return the ceilings that a process exceeded, and what grew."""
+    """Return the ceilings that a process exceeded, and the resources that grew."""
     found, peak = [], peaks(samples)
     for name, high, most in zip(Use._fields, peak, CEILING, strict=True):
         if high > most:
@@ -65,7 +65,8 @@ def peaks(samples: Sequence[Sample]) -> Use:
 
 
 def use_of(pid: int, folder: Path) -> Use | None:
-    """Return what a process uses now, None if it has ended. It writes its tasks itself."""
+    """Return the resources that a process uses now, None if it has ended. It writes its tasks
+    itself."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))

@@ -2,8 +2,8 @@
 
 Five nodes with a cluster's secret, each on a machine of its own (a network namespace), share a
 store: a Redis with a replica and three Sentinels, a Redis Cluster, or a PostgreSQL. Two clients
-send numbered messages to every page, and each page writes down what it handles. Senders add to
-accounts, whose states are saved. Meanwhile, one
+send numbered messages to every page, and each page writes down the messages that it handles.
+Senders add to accounts, whose states are saved. Meanwhile, one
 after the other, the faults of `tests.chaos.steps` happen. After each of them the store must become
 whole and the nodes must agree; a node that had to end starts again. In the end every page must
 answer. The rules are in

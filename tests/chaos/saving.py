@@ -32,7 +32,7 @@ PAUSE_S = 0.1
 
 
 class Answer(NamedTuple):
-    """A total, the instant at which the sender asked, and that of the answer, in seconds."""
+    """A total, the instant at which the sender asked, and the instant of the answer, in seconds."""
 
     total: int
     asked: float
@@ -48,7 +48,7 @@ class Gap(NamedTuple):
 
 @dataclass
 class Kept:
-    """What one sender was answered."""
+    """The answers that one sender got."""
 
     answers: list[Answer] = field(default_factory=list)
     doubts: int = 0
@@ -71,7 +71,7 @@ class Savers:
         self._tasks = [asyncio.create_task(self._send(name)) for name in self.accounts]
 
     async def end(self) -> None:
-        """Wait for what is under way, then stop."""
+        """Wait for the asks under way, then stop."""
         self._ends = True
         self._open.set()
         await asyncio.gather(*self._tasks)

@@ -1,4 +1,4 @@
-"""The judges of a run see each kind of wrong, and accept what is allowed."""
+"""The judges of a run see each kind of wrong, and accept all that is allowed."""
 
 from __future__ import annotations
 

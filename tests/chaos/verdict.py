@@ -1,4 +1,4 @@
-"""What a run of chaos showed, and the judge of its pages and asks.
+"""The records of a run of chaos, and the judge of its pages and asks.
 
 - no page handles a message twice, or a producer's messages in another order
 - of no page do two activations handle messages at once: once one has started, an earlier one
@@ -73,7 +73,7 @@ def judge_pages(ledger: Ledger) -> list[str]:
 
 
 def judge_asks(ledger: Ledger, outcomes: Mapping[tuple[int, int], str]) -> list[str]:
-    """Return the asks whose outcome differs from what was handled, ten at most."""
+    """Return the asks whose outcome differs from the handled messages, ten at most."""
     handled = {who: Counter(seqs) for who, seqs in ledger.handled.items()}
     wrong = []
     for (page, seq), outcome in outcomes.items():
@@ -86,7 +86,7 @@ def judge_asks(ledger: Ledger, outcomes: Mapping[tuple[int, int], str]) -> list[
 def ended_by_itself(
     name: str, code: int | None, log: str, *, faulted: bool, starved: bool
 ) -> tuple[str, str]:
-    """Judge a node that ended without a signal. Return what is wrong, and what to note.
+    """Judge a node that ended without a signal. Return the errors, and the notes.
 
     Its cluster removes a node that a fault has kept silent, and one that got no core for as long.
     """
