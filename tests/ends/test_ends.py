@@ -1,4 +1,5 @@
-"""Every shell of a store, every end of its first two calls, and what may happen meanwhile."""
+"""Every shell of a store, every end of its first two calls, and the events that may come
+meanwhile."""
 
 from __future__ import annotations
 

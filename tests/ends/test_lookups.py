@@ -1,5 +1,5 @@
-"""Look-ups of a name, each of which ends in any way, and what may come meanwhile: a caller has an
-outcome in time, and the resolver keeps nothing and begins nothing afterwards."""
+"""Look-ups of a name, each of which ends in any way, and the events that may come meanwhile: a
+caller has an outcome in time, and the resolver keeps nothing and begins nothing afterwards."""
 
 from __future__ import annotations
 
