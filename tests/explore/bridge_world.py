@@ -1,4 +1,4 @@
-"""The world of the queue from threads to the loop. What a thread does here does not block.
+"""The world of the queue from threads to the loop. Threads here do not block.
 
     tell x, ask x       a thread puts a message
     refuse, accept      the router has no room for tells; it has room again

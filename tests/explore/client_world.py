@@ -41,7 +41,7 @@ CALL_S, LATE_S, STEP_S = 1.5, 0.3, 0.1
 UNKNOWN_MAX = 2
 """Messages that wait for unknown types, at most."""
 REST_S = 2.5
-"""Longer than a client waits before it asks again what was refused."""
+"""Longer than a client waits before it repeats a refused ask."""
 TOO_LARGE = bytes(PAYLOAD_BYTES_MAX + 1)
 A, B = NodeId("a", 7355, 1), NodeId("b", 7355, 2)
 NODES = {"A": A, "B": B}
@@ -225,7 +225,7 @@ class ClientWorld:
             )
 
     def _send_many(self, entity: str) -> None:
-        """Begin a batch: what it cannot send yet is sent as soon as there is room."""
+        """Begin a batch: the rest leaves as soon as there is room."""
         names = [str(self.sent + n) for n in (1, 2)]
         self.sent += len(names)
         rows = [*((entity, int(name)) for name in names), (entity, TOO_LARGE)]

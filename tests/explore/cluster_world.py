@@ -2,11 +2,11 @@
 
     kill n2, stop n2     the process dies; it stands still for longer than it takes to be downed
     restart n2           another process starts at the address of a dead one
-    leave n2, down n2    n2 leaves; n1 is told that n2 is down
+    leave n2, down n2    n2 leaves; n1 downs n2
     cut n1, heal         nothing passes between n1 and the others; walls fall
     tick                 seconds pass
 
-Laws: those of the simulation, after every step of every machine. At rest, without walls, all that
+Laws: the simulation's laws, after every step of every machine. At rest, without walls, all that
 run agree, and each process that was removed has ended.
 """
 

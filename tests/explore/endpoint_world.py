@@ -11,8 +11,9 @@
     second, silence      one second passes; 20
 
 Laws: the node gets each message once and in order; an ask has one outcome; a session that was open
-ends only if its process has ended, is silent, or has forgotten it; the node lets a client send what
-its last decision allows, and knows it by one connection. At rest nothing is under way.
+ends only if its process has ended, is silent, or has forgotten it; the node lets a client send as
+many messages as its last decision allows, and knows it by one connection. At rest nothing is under
+way.
 
 `name`: the client dials the node by this name. When the name refuses, it goes on at the address
 that the node advertises, and has all the patience there again.
@@ -62,7 +63,7 @@ class DenyingNetwork(MemoryNetwork):
 
 
 class Sink:
-    """A receiver that keeps what it gets, and asks to be answered later."""
+    """A receiver that keeps its messages, and answers later."""
 
     def __init__(self) -> None:
         self.got: list[str] = []

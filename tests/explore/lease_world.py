@@ -1,15 +1,15 @@
 """The world of one lease: two owners, and a store that answers when the world says so.
 
-    1 wants, 1 drops       the first owner wants the lease, or gives it up; also 2
-    1 served               the store does what the first owner's oldest call asks
+    1 acquires, 1 drops the first owner requests the lease, or gives it up; also 2
+    1 served               the store does the first owner's oldest call
     1 answered, 1 unheard  the oldest answer arrives; its call has no answer, served or not
-    1 stops                what runs under a lost lease has stopped, before its time is over
-    1 sleeps, 1 wakes      its process stands still; what comes meanwhile waits
+    1 stops                the work under a lost lease has stopped, before its time is over
+    1 sleeps, 1 wakes      its process stands still; events meanwhile wait
     second, ttl            one second passes; the whole ttl
 
 Laws: two owners that are awake never work under the lease at once; an owner works only while the
-store would confirm the lease. At rest a lease that is wanted is held by one owner, and one that no
-owner wants is free in the store.
+store would confirm the lease. At rest a requested lease is held by one owner, and a lease that no
+owner requests is free in the store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LeaseStore:
 
 
 class LeaseOwner:
-    """One owner: its machine, its calls with their answers, and what runs under the lease."""
+    """One owner: its machine, its calls with their answers, and the work under the lease."""
 
     def __init__(self) -> None:
         self.machine = Leases(TTL, RETRY)
@@ -253,7 +253,7 @@ class LeaseWorld:
 
 
 def unheard(call: ls.Effect) -> ls.Event:
-    """Return what an owner is told of a call without an answer."""
+    """Return an owner's event for a call without an answer."""
     match call:
         case ls.AcquireCall(name, ticket):
             return ls.LeaseCallFailed(name, ticket)

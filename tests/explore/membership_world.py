@@ -12,9 +12,9 @@ started once; it is handed over at once only to a member that has asked. At rest
 
 Admission, a member with three former processes at the newcomer's address:
 
-    join                      the newcomer asks
+    join                      the newcomer requests to join
     flag old1                 an observer does not reach it
-    probe old1 refused | unknown | alive     what the probe that was asked for has found
+    probe old1 refused | unknown | alive     the result of the requested probe
 
 Law: once no former process answers, and each is flagged or proved dead, the newcomer is admitted.
 """
@@ -96,7 +96,7 @@ class SingletonWorld:
         self.machine.check()
 
     def _check_asked(self, after: str, why: str) -> None:
-        """Check that what is handed over on demand goes to a member."""
+        """Check that a hand-over on demand goes to a member."""
         if after == SingletonState.HANDING_OVER.value and why.startswith("asked"):
             machine: Any = self.machine
             there = [n for n in machine._requesters if NAMES[n] in self.statuses]

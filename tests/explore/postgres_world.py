@@ -39,7 +39,7 @@ class Running:
 
 
 class SlowServer:
-    """A connection to the server. `ran` has what it has written."""
+    """A connection to the server. `ran` has its statements."""
 
     def __init__(self) -> None:
         self.running: list[Running] = []

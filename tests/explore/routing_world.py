@@ -2,13 +2,13 @@
 
     tell x | ask x                 a message for an entity; also `x/1`, of a type that lives within
     home A | home B                the coordinator names the shard's next home
-    break A, mend A                the connection to A breaks: what is sent there waits
+    break A, mend A                the connection to A breaks: messages to it wait
     lose A                         the link to A is lost, A lives
     gone A                         A is dead
     leave A, back A                A leaves: nothing new goes there, its link stands; it is back
     refuse, refuse inner, admit    the type cannot be reached; it can be again
     answer A, cancel, second
-    give up                        the process ends: what waits counts as dropped
+    give up                        the process ends: waiting messages count as dropped
 
 With instances (`InstanceWorld`): `row 1 A`, `count 2`, and a verb with each choice, `tell hash`,
 `ask all`, `ask first`, ...
@@ -86,7 +86,7 @@ class Homes:
         link.a.session.tag = node
         return link
 
-    # ---- what a router's owner does
+    # ---- actions of a router's owner
 
     def out_for(self, node: NodeId) -> Any:
         return self.links[node].a.session.outbox
@@ -217,7 +217,7 @@ class Homes:
         self.collect()
 
     def collect(self) -> None:
-        """Take up what came to the homes."""
+        """Take up the messages that came to the homes."""
         for node, link in self.links.items():
             got = link.b.got
             for kind, entity, name in got[self._seen[node] :]:

@@ -1,4 +1,4 @@
-"""The explorer on a small world: what it visits, finds, and shows."""
+"""The explorer on a small world: its visits, findings and output."""
 
 from __future__ import annotations
 
