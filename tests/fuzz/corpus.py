@@ -1,7 +1,7 @@
 """The corpus: inputs that found a defect once, or that reach far into a decoder.
 
-`corpus/TARGET.hex` has one input per line in hexadecimal digits; a line with `#` says what the next
-one is.
+`corpus/TARGET.hex` has one input per line in hexadecimal digits; a line with `#` says the meaning
+of the next one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Feed inputs to targets: one after the other, or in rounds.
 
-A round has a seed and a process of its own, so that the peak of memory is that of the round. The
+A round has a seed and a process of its own, so that the peak of memory belongs to the round. The
 rounds that have ended stand in a file, one per line, so that a run that was ended goes on.
 """
 
@@ -30,7 +30,7 @@ PROGRESS_S = 30.0
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did: the inputs that were judged, and the findings as text."""
+    """The result of one round: the inputs that were judged, and the findings as text."""
 
     seed: int
     inputs: int
@@ -40,7 +40,7 @@ class Round:
 
 def fuzz(target: Target, inputs: int, seed: int, *, keep: bool) -> tuple[int, list[Finding]]:
     """Feed inputs to one target; print its line. Returns how many inputs were judged, which are
-    fewer after `FINDINGS_MAX` findings, and what was found."""
+    fewer after `FINDINGS_MAX` findings, and the findings."""
     mutator = Mutator(target, corpus.load(target.name), Random(f"{seed} {target.name}"))
     found: dict[str, Finding] = {}
     began = shown = time.monotonic()

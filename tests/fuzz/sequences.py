@@ -36,7 +36,7 @@ from tests.unit.transport.session_pair import Taker
 RECORDS_MAX = 64
 HEAD_BYTES_MAX = 2**18
 """A longer head of a request does not reach the application: the server reads at most so much at a
-time, and refuses what is incomplete then."""
+time, and refuses a head that is incomplete then."""
 HEAD = struct.Struct("<BQQH")
 """A frame of a session: type, number, acknowledged number, length of the body."""
 FRAME = struct.Struct(f"<B{batch.HEADER_BYTES}sH")

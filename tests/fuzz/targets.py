@@ -1,4 +1,4 @@
-"""What is fuzzed: each decoder of bytes or text that another process, a file or a store may send.
+"""The fuzzed code: each decoder of bytes or text that another process, a file or a store may send.
 
 A target takes any bytes. It may return, or raise one of the errors that its decoder declares.
 Anything else is a finding: another error, 50 ms of processor time, 32 MiB of memory. `seeds` are
@@ -229,7 +229,7 @@ _NODES = tuple(NodeId("10.0.0.1", 7355, uid) for uid in range(1, 4))
 
 
 def _tables() -> tuple[bytes, ...]:
-    """Tables as they travel, and what is compressed in them."""
+    """Tables as they travel, and the compressed parts in them."""
     numbered = [Home(str(n), _NODES[n % 3], (7 << 32) + n * 911) for n in range(40)]
     named = [Home(f"{n}~2", _NODES[n % 3], n + 1) for n in range(40)]
     packed = [pack_homes(homes, _NODES) for homes in ((), numbered[:1], numbered, named)]
