@@ -1,4 +1,4 @@
-"""anyio in handlers and beside the client: what its scopes promise for a task holds."""
+"""anyio in handlers and beside the client: the promises of its scopes for a task hold."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.guests.nodes import served
 from tests.postgres_server import PostgresServer
 
 bus = ShardBus("databases")
-# What the handlers use, made by each test in its own loop.
+# The handlers' connections, made by each test in its own loop.
 engines: list[AsyncEngine] = []
 sessions: list[async_scoped_session[AsyncSession]] = []
 addresses: dict[str, str] = {}

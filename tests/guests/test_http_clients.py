@@ -117,7 +117,7 @@ class WithAiohttp(Entity):
 
     @handler
     async def hello(self) -> str:
-        """aiohttp's own timeout asks for the current task, and cancels it."""
+        """aiohttp's own timeout reads the current task, and cancels it."""
         limit = aiohttp.ClientTimeout(total=PATIENCE_S)
         async with self.session.get(f"/hello/{self.context.entity_id}", timeout=limit) as answer:
             found: str = (await answer.json())["hello"]
