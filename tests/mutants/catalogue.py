@@ -5,7 +5,7 @@
     behaviour = "The behaviour in question, in one sentence."
     file = "shardbus/wire/batch.py"
     before = '''the snippet to replace; it stands exactly once in the file'''
-    after = '''what replaces it'''
+    after = '''its replacement'''
     tests = ["tests/unit/wire/test_batch.py::test_name", "tests/unit/wire/test_batch.py"]
 
 A mutant is **stale** if it cannot be planted any more: the code has changed, and so must the entry.

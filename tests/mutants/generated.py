@@ -25,11 +25,11 @@ from tests.mutants.operators import Change, changes
 TESTS_MAX = 60
 """Tests that one defect meets, at most."""
 STATEMENT_LINES = 6
-"""Lines of one statement, at most, above the one that is sought."""
+"""Lines of one statement, at most, above the sought one."""
 SUITE = ("tests/unit", "tests/loopback", "tests/scenarios", "tests/explore", "tests/simulation")
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
 CHANGED = "changed"
-"""In place of files: those of the product that differ from a commit, and of these the lines that
+"""In place of files: the product's files that differ from a commit, and of these the lines that
 do."""
 
 

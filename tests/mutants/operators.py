@@ -1,15 +1,15 @@
-"""Small defects of Python source, made by rules: what an author forgets, or gets wrong by one.
+"""Small defects of Python source, made by rules: omissions of an author, or gets wrong by one.
 
     a statement is left out             a guard, a count, a cancelled timer
-    two statements change places        what happens first
+    two statements change places        the order of effects
     a condition is the other one        `if x` becomes `if not x`
     a bound moves by one                `<` and `<=`, `>` and `>=`, a number and the next
     `and` becomes `or`, and the reverse
     True becomes False, and the reverse
-    what always runs runs at the end of what went well only   `finally`
+    a `finally` block runs at the end of a success only   `finally`
 
-Docstrings, annotations, `assert`, `raise` and what only speaks (logs, notes) are left alone: a
-changed text is no defect of behaviour. So are `__slots__`, imports and definitions.
+Docstrings, annotations, `assert`, `raise` and calls that only write text (logs, notes) are left
+alone: a changed text is no defect of behaviour. So are `__slots__`, imports and definitions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPPOSITES: dict[type[ast.cmpop], str] = {
     ast.NotIn: "in",
 }  # fmt: skip
 SPEAKS = ("log", "logger", "_log", "warnings")
-"""Names of what only writes."""
+"""Names of functions that only write text."""
 PLAIN = (ast.Expr, ast.Assign, ast.AugAssign, ast.Delete, ast.Return, ast.Continue, ast.Break)
 
 
