@@ -1,11 +1,11 @@
-"""The simulator's world with everything in it written down: who says what to whom, and what each
-node makes of it.
+"""The simulator's world with everything in it written down: each message with its sender and
+receiver, and the events at each node.
 
 Nothing is left to chance. Every message takes a hundredth of a second, the store two, a wall that
 rejects breaks connections after one second, and dice fall in turn; so a scene has one lane.
 
     1.03  n1 > n2    GossipState v4, seen n1     arrived; n1 knows that n1 has this version
-    1.03  n2         has v4: MemberUp n2         what is new to n2 in it
+    1.03  n2         has v4: MemberUp n2         the part of it that is new to n2
     1.04  n2 > n1    GossipSeen v4
     1.04  n1         makes v5: MemberExiting n2  a version that nobody had before
     2.00  n1 > n3    GossipState x wall          did not arrive
@@ -68,7 +68,7 @@ class Steady(Random):
 
 
 class Fates(Trace):
-    """Draws what does not arrive."""
+    """Draws the messages that do not arrive."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Stage(Net):
         self.unchanged = self.repeated = 0
 
     def counted(self) -> list[str]:
-        """What was not drawn."""
+        """The messages that were not drawn."""
         kinds = (self.unchanged, "that change nothing"), (self.repeated, "like one above")
         counts = [f"{count} {kind}" for count, kind in kinds if count]
         return [f"     ...  {', '.join(counts)}"] if counts else []

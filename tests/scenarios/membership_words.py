@@ -1,9 +1,9 @@
 """The words of a transcript: short names for incarnations, versions and leases, messages in a line,
-and what the nodes see as a table.
+and the nodes' views as a table.
 
     n3#2     the second process at n3's address
     v7       the seventh version that came into the world
-    L1       the first lease that was asked for
+    L1       the first lease that was requested
     up*      unreachable; `!` quarantined; `**` proved gone
 """
 
@@ -31,7 +31,7 @@ MARKS = {
 
 
 class Words:
-    """What things are called, in the order in which they came up. `makers`: who made a version."""
+    """The names of things, in the order in which they came up. `makers`: who made a version."""
 
     def __init__(self) -> None:
         self.makers: dict[str, NodeId] = {}
@@ -66,7 +66,7 @@ class Words:
         return name
 
     def clock(self, clock: VectorClock) -> str:
-        """The version with this clock. A clock does not say what was removed, so of several
+        """The version with this clock. A clock does not show the removals, so of several
         versions with one clock it names the last."""
         counters = tuple(sorted(clock.counters.items()))
         names = [name for (known, _), name in self._versions.items() if known == counters]
@@ -96,7 +96,7 @@ class Words:
         ]
 
     def table(self, processes: Iterable[Process]) -> list[str]:
-        """What each of them sees."""
+        """The view of each of them."""
         shown = sorted(processes, key=lambda process: process.id)
         everybody = sorted({n for p in shown if p.running for n in p.machine.gossip.members})
         head = ["", *map(self.label, everybody), "leader", "oldest", "converged"]
