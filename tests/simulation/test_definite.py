@@ -44,7 +44,7 @@ PASSING = (
 
 
 class Dice:
-    """What the application of a run draws from, and what it notes."""
+    """The dice of a run's application, and its notes."""
 
     random: ClassVar[Random]
     asks: ClassVar[int]
@@ -52,7 +52,7 @@ class Dice:
     """Stored states cannot be read at times."""
     begun: ClassVar[set[int]]
     outcomes: ClassVar[list[tuple[int, str, object]]]
-    """The number of each ask, what it was to do, and its outcome."""
+    """The number of each ask, its request, and its outcome."""
 
     @classmethod
     def begin(cls, seed: int) -> None:
@@ -92,7 +92,7 @@ class SoldOut(Rejection):
 
 
 async def outcome(n: int, what: str, call: Callable[[], Any]) -> object:
-    """Note and return what came of an ask: the answer or the error."""
+    """Note and return the outcome of an ask: the answer or the error."""
     try:
         found = await call()
     except (ShardBusError, TypeError) as error:
@@ -302,7 +302,7 @@ async def run(seed: int) -> list[tuple[int, str, object]]:
             await harm(cluster, dice)
         for sender in senders:
             await sender
-        await cluster.advance(30.0)  # what was refused must not begin later
+        await cluster.advance(30.0)  # a refused ask must not begin later
     return Dice.outcomes
 
 

@@ -1,5 +1,5 @@
-"""Processes that die at the phases of a move, in every mode of a hand-off: what the mode says
-holds. Dropped tells are accounted for.
+"""Processes that die at the phases of a move, in every mode of a hand-off: the promises of the mode
+hold. Dropped tells are accounted for.
 
 A failing seed prints the command that replays it.
 """
@@ -134,7 +134,7 @@ def test_drops_of_a_sender_that_has_left_are_counted_where_its_tells_were_forwar
 
 
 def kills_come_a_turn_late(patch: pytest.MonkeyPatch) -> None:
-    """Kill a turn after the one that entered the phase, at the same time."""
+    """Kill a turn after the turn that entered the phase, at the same time."""
     kill = MoveKills._kill
 
     def later(kills: MoveKills, sim_node: SimNode, seen: SeenMove) -> None:
@@ -215,7 +215,7 @@ def in_good_order(seed: int, mode: str) -> NodeOptions:
 @pytest.mark.parametrize(
     "seed",
     [
-        4,  # Another node had forwarded what was dropped.
+        4,  # Another node had forwarded the dropped message.
         9,  # A node left within a second of its last drop.
         pytest.param(1, marks=pytest.mark.long),  # A node left with messages without a home.
     ],

@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class Planted:
-    """A defect, the rules that find it, and what the runs are like in which it is sought."""
+    """A defect, the rules that find it, and the kind of runs that expose it."""
 
     seed: int
     """The first seed to try: it found the defect when this list was last brought up to date."""

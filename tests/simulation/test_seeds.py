@@ -75,8 +75,8 @@ def test_who_is_heard_but_does_not_hear_votes_for_one_side_only() -> None:
 
 @pytest.mark.long
 def test_the_last_of_a_side_does_not_wait_for_the_dead() -> None:
-    """n5 was to ask for the lease, and died. n1 had flagged it before, so nothing that n1 sees
-    changes."""
+    """n5 was to request the lease, and died. n1 had flagged it before, so n1's view does not
+    change."""
     check(draw(16323, nodes=6, seconds=60.0, strategy="lease-majority"))
 
 

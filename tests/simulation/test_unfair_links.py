@@ -1,4 +1,5 @@
-"""Unfair links: what each kind of trouble stops, that its rules can fail, and seeds that hold."""
+"""Unfair links: the effect of each kind of trouble, that its rules can fail, and seeds that
+hold."""
 
 from __future__ import annotations
 
@@ -213,7 +214,7 @@ def test_a_store_is_lost_by_one_node_alone(world: World) -> None:
     assert leases.acquire("a", "one", 9.0, world.now, by="n2") is False
 
 
-# ---- what is drawn
+# ---- drawn troubles
 
 
 @pytest.mark.parametrize("nodes", range(1, 10))
