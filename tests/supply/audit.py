@@ -63,7 +63,7 @@ def command(today: datetime.date, exceptions: list[Accepted]) -> list[str]:
 
 
 def verdict(code: int, said: str) -> int:
-    """Return the exit code for what the audit did and said. A package of which the data says
+    """Return the exit code for the audit's exit and output. A package of which the data says
     nothing was not checked."""
     if NOT_CHECKED in said or (code != 0 and any(word in said for word in UNREACHED)):
         return EXIT_UNREACHED

@@ -1,11 +1,11 @@
-"""What shardbus is made of: the locked packages, their licences, and the bill of materials.
+"""The parts of shardbus: the locked packages, their licences, and the bill of materials.
 
     python -m tests.supply.materials                    # writes docs/reference/licences.md
     python -m tests.supply.materials --bill FILE.json   # or: make bill
 
 `requirements.lock` names each package with its version and the hashes of its files; `make lock`
-writes it. The licence of a package is what its own metadata says, in the short form of SPDX. The
-bill is CycloneDX: what a node needs to run, with licences and hashes.
+writes it. The licence of a package comes from its own metadata, in the short form of SPDX. The
+bill is CycloneDX: the packages that a node needs to run, with licences and hashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardbus.version import VERSION
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
 DOCS_LOCK = ROOT / "requirements-docs.lock"
-"""What only `make docs` installs, into an environment of its own."""
+"""The packages that only `make docs` installs, into an environment of its own."""
 PAGE = ROOT / "docs" / "reference" / "licences.md"
 
 _LOCKED = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[^ ;\\]+)( ; (?P<marker>.*?))? \\")
@@ -63,10 +63,11 @@ ELSEWHERE = {
 
 PERMISSIVE = {"MIT", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "ISC", "PSF-2.0"}
 TOOLS = PERMISSIVE | {"MPL-2.0", "ZPL-2.1", "0BSD", "Zlib", "CC0-1.0"}
-"""Licences allowed for what only develops and tests, and is not distributed with shardbus."""
+"""Licences allowed for packages that only develop and test, and are not distributed with
+shardbus."""
 
 IN_ITS_FILES = {"axe-playwright-python": "MIT AND MPL-2.0"}
-"""Packages whose metadata names no licence: those of the files that they bring."""
+"""Packages whose metadata names no licence: the licences of the files that they bring."""
 
 HEAD = """# Licences
 
@@ -133,7 +134,7 @@ def _needed(name: str) -> Iterator[str]:
 
 
 def _requires(name: str) -> list[str]:
-    """Return what a package requires; nothing of one that this Python does not need."""
+    """Return the requirements of a package; nothing of one that this Python does not need."""
     try:
         return metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -192,8 +193,8 @@ def page() -> str:
 
 
 def bill() -> dict[str, Any]:
-    """Return the bill of materials of what a node needs to run. It depends on nothing but the lock
-    and the metadata, so that it can be compared."""
+    """Return the bill of materials of the packages that a node needs to run. It depends on nothing
+    but the lock and the metadata, so that it can be compared."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     run = [one for one in packages() if one.to_run]
     me = f"pkg:pypi/shardbus@{VERSION}"

@@ -1,4 +1,4 @@
-"""The runs on several Pythons: what the package says of itself, and what the runner reports."""
+"""The runs on several Pythons: the package's own declaration, and the runner's report."""
 
 from __future__ import annotations
 
