@@ -141,7 +141,7 @@ def blocking_client(node: Node, **own: Any) -> Client:
 
 
 def ready(node: Node) -> bool:
-    """What /readyz says."""
+    """The answer of /readyz."""
     return all(check.ok for check in health.readiness(Administration(node)).values())
 
 

@@ -25,7 +25,7 @@ BATCH = BATCH_WEIGHT_MAX // ENVELOPE_WEIGHT + 1
 
 
 class Application:
-    """Entities that wait for a gate, and what they were told."""
+    """Entities that wait for a gate, and the messages that they got."""
 
     def __init__(self) -> None:
         bus = self.bus = ShardBus("slow")
@@ -185,7 +185,7 @@ async def test_an_ask_waits_behind_the_tells_of_its_sender(nodes: Nodes) -> None
 
 
 async def test_a_sender_that_flushes_and_leaves_loses_nothing(nodes: Nodes) -> None:
-    """What was acknowledged is behind the mailbox when the client ends."""
+    """Acknowledged messages are behind the mailbox when the client ends."""
     app = Application()
     node, client = await started(nodes, app, mailbox_patience=60.0)
     app.gate.clear()

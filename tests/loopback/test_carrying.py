@@ -1,7 +1,7 @@
-"""Entities with a state in a real store that carry it when their shard moves, on real nodes: what
-is carried is what they had last, and where it is lost the store's state counts.
+"""Entities with a state in a real store that carry it when their shard moves, on real nodes: the
+carried state is their last state, and where it is lost the store's state counts.
 
-A move may lawfully lose what is carried. Then the entity starts by a message instead, which its
+A move may lawfully lose the carried state. Then the entity starts by a message instead, which its
 node counts, so that every comparison is exact."""
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ STILL = {"rebalance_interval": 3600.0, "retry_interval": 0.2}
 IDS = [str(n) for n in range(16)]
 SAVED, CHANGED, VIEWS = 10, 11, 3
 LAST = (CHANGED, VIEWS)
-"""What an entity has in memory: a state that it has not saved, and a number beside it."""
+"""The memory of an entity: a state that it has not saved, and a number beside it."""
 STORED = (SAVED, 0)
-"""What one has that starts from the store."""
+"""The memory of an entity that starts from the store."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Amount:
 
 
 class Tab(Entity):
-    """Stops when its gate opens. `stops`: those whose `on_stop` runs. `late`: what became of the
+    """Stops when its gate opens. `stops`: those whose `on_stop` runs. `late`: the outcome of the
     saves at its end."""
 
     state: Amount

@@ -39,7 +39,7 @@ from tests.waiting import PATIENCE_S
 
 @dataclass
 class Process:
-    """What a process has besides its cluster thread: a ROUTER port and a store."""
+    """The company of a cluster thread in its process: a ROUTER port and a store."""
 
     lab: Lab
     listener: socket.socket

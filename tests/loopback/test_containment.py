@@ -1,6 +1,6 @@
-"""Whatever code of an application raises on a real node, it costs its own message and at most its
+"""An error of an application on a real node costs its own message and at most its
 own entity: the neighbours of the same turn are answered, the asker gets an error, the entity takes
-its next message, a told message is counted and reported, and the account of messages is exact."""
+its next message, a failed tell is counted and reported, and the account of messages is exact."""
 
 from __future__ import annotations
 

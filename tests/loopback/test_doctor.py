@@ -1,4 +1,4 @@
-"""The doctor looks at real nodes over HTTP: it is silent, and finds what a test plants."""
+"""The doctor looks at real nodes over HTTP: it is silent, and finds each planted fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
 STARVED = {"late", "lagging"}
-"""Findings that tell how busy the machine is."""
+"""Findings that depend on how busy the machine is."""
 WAITING = 300
 
 
@@ -37,7 +37,7 @@ async def http_of(node: Node) -> AsyncIterator[NodeHttp]:
 
 
 async def found(asked: NodeHttp) -> dict[str, list[tuple[str, str]]]:
-    """What is wrong, by check: the groups and the subjects."""
+    """The faults, by check: the groups and the subjects."""
     picture = await asyncio.to_thread(doctor.look, asked, None)
     every = [*findings(picture), *warning_signs(picture)]
     checks = {one.check: None for one in every if one.check not in STARVED}

@@ -1,4 +1,4 @@
-"""`bus.run`: a node in the event loop of an application, which keeps what is its own."""
+"""`bus.run`: a node in the event loop of an application, which keeps its own loop and signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real node watches its entities for a moment: at work on what, and waiting for what."""
+"""A real node watches its entities for a moment: their work, and their waits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def seen(node: Node, entity_id: str) -> EntityFigures:
 
 
 async def still(node: Node, entity_id: str) -> EntityFigures:
-    """What is seen of an entity that has come to the place where it waits."""
+    """The look at an entity that has come to the place where it waits."""
     figures: list[EntityFigures] = []
 
     async def rests() -> bool:

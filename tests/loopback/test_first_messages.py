@@ -29,7 +29,7 @@ MESSAGES = 300
 
 
 class Application:
-    """Types whose entities note what they got; the numbers are handlers, too, for texts."""
+    """Types whose entities note their messages; the numbers are handlers, too, for texts."""
 
     def __init__(self) -> None:
         self.bus, self.gate = ShardBus("shop"), asyncio.Event()

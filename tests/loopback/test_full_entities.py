@@ -24,7 +24,7 @@ LANE = 1_000_000
 
 
 class Application:
-    """Slow entities, which wait for a gate, and what they were told by whom."""
+    """Slow entities, which wait for a gate, and their messages by sender."""
 
     def __init__(self, **slow: Any) -> None:
         bus = self.bus = ShardBus("full")
@@ -218,7 +218,7 @@ async def test_entities_tell_and_ask_past_a_full_one(nodes: Nodes) -> None:
 async def test_order_and_messages_are_kept_while_the_shard_of_a_full_entity_moves(
     nodes: Nodes, handoff: str, cut_off: bool
 ) -> None:
-    """Senders of three kinds have told it more than it has room for, and go on telling."""
+    """Senders of three kinds have sent it more than it has room for, and go on."""
     app = Application(handoff=handoff)
     timeout = 6.0 if cut_off else 60.0
     limits = {"mailbox": MAILBOX, "mailbox_patience": 60.0, "handoff_timeout": timeout}

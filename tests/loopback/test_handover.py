@@ -89,7 +89,7 @@ class Asking:
             await self._task
 
     async def stop(self) -> None:
-        """No more; raises what an ask raised."""
+        """No more; raises the error of an ask."""
         self._task.cancel()
         await asyncio.wait([self._task])
         if not self._task.cancelled():

@@ -43,7 +43,7 @@ READERS: list[Any] = []
 
 
 def application() -> tuple[ShardBus, Any]:
-    """Entities that log what they handle."""
+    """Entities that log their messages."""
     bus, world = ShardBus("shop"), SimpleNamespace()
     world.log = log = list[str]()
     world.gate = asyncio.Event()
@@ -146,7 +146,7 @@ def application() -> tuple[ShardBus, Any]:
 
 
 class Home:
-    """One node, and what its entities have seen."""
+    """One node, and the messages of its entities."""
 
     def __init__(self, node: Node, world: Any) -> None:
         self.node, self.log, self.gate, self.tasks = node, world.log, world.gate, world.tasks
@@ -155,7 +155,7 @@ class Home:
         return self.node.ref("one", entity_id)
 
     async def started(self, *ids: str) -> None:
-        """Start entities, and forget what they have seen."""
+        """Start entities, and forget their messages."""
         for entity_id in ids:
             await self.node.ref("other" if entity_id[0] == "o" else "one", entity_id).do("start")
         await asyncio.sleep(0)

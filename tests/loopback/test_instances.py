@@ -1,4 +1,4 @@
-"""Instances of entities: routers, `all`, `first`, references, clients, and what a node shows."""
+"""Instances of entities: routers, `all`, `first`, references, clients, and the pages of a node."""
 
 from __future__ import annotations
 

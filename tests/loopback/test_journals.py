@@ -1,5 +1,5 @@
-"""The journals of the stores against real servers: the whole suite, then what only a server and a
-network can do to them."""
+"""The journals of the stores against real servers: the whole suite, then faults that need a server
+and a network."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def hasty(
         yield store, journals
 
 
-# What a network does
+# Faults of a network
 
 
 async def test_a_step_whose_answer_was_lost_counts_once(proxy: RedisProxy, redis_url: str) -> None:
@@ -372,7 +372,7 @@ async def test_slots_move_under_appends_and_no_entry_is_lost_or_twice(
 
 
 async def test_the_end_is_reached(redis_url: str) -> None:
-    """What waits in a group when its store is closed fails."""
+    """A save that waits in a group when its store is closed fails."""
     async with opened(redis_url) as (store, _):
         writer = Journals(store.journals, 7)
         await store.close()

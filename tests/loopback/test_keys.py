@@ -1,5 +1,5 @@
 """Nodes and clients with a cluster's secret, over real sockets: who has it is served as before, who
-has another or none gets nowhere and learns why, and a secret is rotated under load."""
+has another or none gets nowhere and receives the reason, and a secret is rotated under load."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ async def test_a_node_without_a_secret_has_nothing_to_rotate() -> None:
 
 async def test_no_forged_attempt_gets_a_frame_through() -> None:
     found = await forgeries.run(160, 80, 3)
-    assert found["recorded"]["reached"] == {"frame": 1}  # what gets through is noticed
+    assert found["recorded"]["reached"] == {"frame": 1}  # a message that gets through is noticed
     assert forgeries.through(found) == 0, found
     assert found["counted"]["handshake_failed"] > 0
     assert found["counted"]["unknown_key"] > 0

@@ -58,7 +58,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 class Stranger:
-    """Somebody else who wants leases in the same store."""
+    """Another owner of leases in the same store."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._data = nodes.data

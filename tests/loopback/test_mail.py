@@ -1,5 +1,5 @@
-"""What entities have not handled when their shard moves: it is handled at the next home, before
-everything that was sent later."""
+"""Unhandled messages when their shard moves: the next home handles them, before all later
+messages."""
 
 from __future__ import annotations
 

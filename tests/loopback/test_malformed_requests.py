@@ -19,7 +19,7 @@ BEARER = (b"authorization", f"Bearer {TOKEN}".encode())
 CHANGES = 6
 """Changed requests of each page."""
 ENDS = (b"/shutdown", b"/down", b"/shutdown-region", b"/leave", b"/cordon", b"/join")
-"""Pages that end the node, or keep the others from what they do."""
+"""Pages that end the node, or keep the others from their work."""
 
 
 @dataclass

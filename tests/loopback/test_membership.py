@@ -111,7 +111,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 
 async def collect(events: Subscription, last: type) -> list[object]:
-    """What comes until an event of that kind has come."""
+    """The events until an event of that kind has come."""
     found: list[object] = []
     async with asyncio.timeout(PATIENCE_S):
         async for event in events:
@@ -339,7 +339,7 @@ async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
 
 
 async def test_TC17_large_messages_leave_heartbeats_alone(nodes: Nodes) -> None:
-    """Links that are full of large messages are not those of heartbeats."""
+    """Links that are full of large messages carry no heartbeats."""
     trio = await nodes.cluster(application(), 3)
     events = [node.subscriptions.subscribe() for node in trio]
     client = await nodes.client(*trio)

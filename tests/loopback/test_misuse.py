@@ -1,5 +1,5 @@
 """Clients that are used before they are entered or after they are closed, deadlines that are none,
-and a batch of which a part cannot be sent: each is told, and nobody waits for ever."""
+and a batch of which a part cannot be sent: each raises an error, and no call waits for ever."""
 
 from __future__ import annotations
 

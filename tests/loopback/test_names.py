@@ -55,7 +55,7 @@ def names() -> Iterator[Names]:
 
 
 class Door:
-    """A ROUTER that writes down what arrives."""
+    """A ROUTER that writes down arriving frames."""
 
     def __init__(self, host: str, port: int) -> None:
         self.received: list[bytes] = []
@@ -101,7 +101,7 @@ async def dialler(names: Names) -> AsyncIterator[Dialler]:
 
 
 async def arrives(connection: Connection, door: Door, frame: bytes) -> None:
-    """Send until the frame arrives: what a broken connection held is lost."""
+    """Send until the frame arrives: frames of a broken connection are lost."""
 
     def sent() -> bool:
         connection.send(frame, b"")

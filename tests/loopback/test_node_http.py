@@ -1,4 +1,4 @@
-"""What nodes say over HTTP: the shapes of the public JSON, probes and metrics."""
+"""The answers of nodes over HTTP: the shapes of the public JSON, probes and metrics."""
 
 from __future__ import annotations
 

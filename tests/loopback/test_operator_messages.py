@@ -1,4 +1,5 @@
-"""What an operator sees of handlers, and sends to entities: over HTTP, on real nodes."""
+"""The operator's view of handlers, and the operator's messages to entities: over HTTP, on real
+nodes."""
 
 from __future__ import annotations
 

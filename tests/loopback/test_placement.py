@@ -272,8 +272,8 @@ async def pace(node: Node) -> dict[str, object]:
 
 
 class Chosen:
-    """A strategy of the user's own: shards live at the node that is chosen at the moment, and of
-    those that live elsewhere the ones that are named move there."""
+    """A strategy of the user's own: shards live at the node that is chosen at the moment, and named
+    shards that live elsewhere move there."""
 
     def __init__(self) -> None:
         self.node: NodeId | None = None

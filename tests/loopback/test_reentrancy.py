@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S, until
 
 A, B, C = "page-0", "page-1", "page-2"
 WAYS = ["await", "later", "gather", "group", "wait", "wait_for", "shield", "timeout", "in_turn"]
-"""How a handler may wait for what it asks."""
+"""How a handler may wait for its own asks."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def application() -> tuple[ShardBus, Any]:
                 return await self._await(path)
 
         async def _in_turn(self, path: list[str]) -> Any:
-            """Two asks at a time; the one that closes the cycle is not awaited yet."""
+            """Two asks at a time; the ask that closes the cycle is not awaited yet."""
             harmless = self.other("page-59").wait()
             answer = self.other(path[0]).walk(path[1:])
             await harmless
@@ -127,7 +127,7 @@ def application() -> tuple[ShardBus, Any]:
 
         @handler
         def put_aside(self, path: list[str]) -> str:
-            """Answered at the second time; what it asks in the first is nobody's affair."""
+            """Answered at the second time; its asks in the first are ignored."""
             if self.kept:
                 return "second"
             self.kept.append(self.other(path[0]).walk(path[1:]))
@@ -251,7 +251,7 @@ async def test_an_ask_that_waited_for_a_home_keeps_its_chain(nodes: Nodes) -> No
     client = await nodes.client()
     assert await client.ref(stop, A).walk([]) == [A]
     with pytest.raises(EntityFailed, match="ReentrancyError"):
-        await client.ref(stop, A).walk([B, A])  # nobody has asked for B's shard
+        await client.ref(stop, A).walk([B, A])  # no message went to B's shard
 
 
 async def test_a_message_that_was_put_aside_keeps_its_chain(nodes: Nodes) -> None:
@@ -285,7 +285,7 @@ async def home_of(nodes: list[Node], entity_id: str) -> Node:
     return home
 
 
-# What is no cycle
+# Chains that are no cycle
 
 
 async def test_a_tell_closes_no_cycle(nodes: Nodes) -> None:

@@ -1,4 +1,4 @@
-"""What the two sides of a session say that they speak, and builds that say nothing."""
+"""The versions that the two sides of a session declare, and builds that declare none."""
 
 from __future__ import annotations
 

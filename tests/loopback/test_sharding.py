@@ -1,4 +1,4 @@
-"""What sharding must do while nodes come, go, die and lose each other, on real nodes."""
+"""The duties of sharding while nodes come, go, die and lose each other, on real nodes."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ async def test_S2_5_a_weakly_up_node_hosts_nothing_before_it_is_up() -> None:
 
 
 class Passage:
-    """A way to a port; what comes through it waits while it is closed."""
+    """A way to a port; bytes through it wait while it is closed."""
 
     def __init__(self, target: int) -> None:
         self.port, self.open = free_port(), asyncio.Event()
@@ -365,7 +365,7 @@ class Passage:
 
 
 async def test_TS2_a_black_hole_delays_and_loses_nothing(nodes: Nodes) -> None:
-    """What goes from the second node to the first, with the coordinator, is swallowed for a while;
+    """Frames from the second node to the first, with the coordinator, are swallowed for a while;
     gossip and heartbeats have sockets of their own."""
     bus, port = application(), free_port()
     passage = Passage(port)
@@ -518,7 +518,7 @@ async def test_TS15_a_shard_for_each_entity(nodes: Nodes) -> None:
     assert loads(trio[1:]) == [30] * 2
 
 
-# What is shown
+# Pages
 
 
 async def page(node: Node, path: str) -> Any:
@@ -574,7 +574,7 @@ async def test_TS16_TSU16_who_does_not_answer_is_not_shown_as_empty(
     assert shown["silent"] == [str(second.me)]
 
 
-# What is not there
+# Missing names
 
 
 async def test_TS17_a_type_that_the_oldest_node_does_not_have_is_unknown_there_only(

@@ -1,5 +1,5 @@
-"""A stored table with rows that cannot be true: the coordinator takes what is sound, says what was
-not, and gives those shards homes anew."""
+"""A stored table with rows that cannot be true: the coordinator takes the sound rows, reports the
+others, and gives those shards homes anew."""
 
 from __future__ import annotations
 

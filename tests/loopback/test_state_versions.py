@@ -1,5 +1,5 @@
-"""A class with a newer version reads what the older one has stored; what none can read is an error
-at once: over sockets, asked, told, relayed, and from entity to entity."""
+"""A class with a newer version reads the older one's state; a state that none can read is an error
+at once: over sockets, by ask, by tell, relayed, and from entity to entity."""
 
 from __future__ import annotations
 

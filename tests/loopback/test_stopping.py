@@ -21,7 +21,7 @@ def application() -> tuple[ShardBus, Any]:
 
     @bus.entity("page", shards=6, stop_message="stop")
     class Page(Entity):
-        """Stops one message after it was told to."""
+        """Stops one message after the request."""
 
         told: ClassVar[dict[str, list[Any]]] = {}
 

@@ -1,5 +1,5 @@
-"""Saves that go to a real Redis without a task (`group_commit.BeginSaves`), and what the server and
-the network do to them."""
+"""Saves that go to a real Redis without a task (`group_commit.BeginSaves`), under faults of the
+server and the network."""
 
 from __future__ import annotations
 

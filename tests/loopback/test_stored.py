@@ -1,4 +1,4 @@
-"""Clients list what is stored, page by page through the nodes, and call a handler of each."""
+"""Clients list stored ids, page by page through the nodes, and call a handler of each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Traces through a real cluster: from a client to an entity, with it to another node, to another
-entity, to the store; and what is sampled."""
+entity, to the store; and the sampling."""
 
 from __future__ import annotations
 
