@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.process.namespaces import Machine, inside
 
 FOLDER = Path("/etc/netns")
-"""What `ip netns exec` shows as /etc to the processes of a namespace."""
+"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 A, NAME_ERROR, ANSWER = 1, 3, 0x8580
 
 

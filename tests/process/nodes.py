@@ -254,7 +254,7 @@ class Processes:
         return AsyncClient(*addresses, cluster="lab", timeout=timeout, connect_timeout=PATIENCE_S)
 
     def logs(self) -> str:
-        """The end of what every node said."""
+        """The end of every node's output."""
         parts = []
         for node in self.all:
             state = "runs" if node.running else f"ended with {node.process.returncode}"

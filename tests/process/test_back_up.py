@@ -1,5 +1,5 @@
 """The commands of the page "Back up and restore", as they stand there: a backup beside a node that
-works, a later save, and a restore that brings back what there was at the backup."""
+works, a later save, and a restore that brings back the states of the backup."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Shop:
         return done.stdout
 
     def comes_back(self, back_up: str, restore: str, **places: str) -> None:
-        """Back up beside a node, save more, restore, and find what there was at the backup."""
+        """Back up beside a node, save more, restore, and find the states of the backup."""
         self.start()
         assert self.put(3) == 3
         self.run(back_up, **places)

@@ -1,4 +1,4 @@
-"""`shardbus bench`: what it prints can be read by a program, and nothing stays behind."""
+"""`shardbus bench`: a program can read its output, and nothing stays behind."""
 
 from __future__ import annotations
 

@@ -512,11 +512,11 @@ async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes
 
 
 STARVED = {"late", "lagging"}
-"""Findings that tell how busy the machine is."""
+"""Findings that depend on how busy the machine is."""
 
 
 async def doctor(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, dict[str, Any]]:
-    """What the doctor says: its exit code, and its findings by check, as on a machine that is not
+    """The doctor's result: its exit code, and its findings by check, as on a machine that is not
     busy."""
     url = f"http://127.0.0.1:{node.http_port}"
     asked = lab.run("doctor", "--node", url, "--json", *words)

@@ -31,7 +31,7 @@ async def test_a_thousand_cuts_lose_repeat_and_reorder_nothing() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", slow.KINDS)
 async def test_a_slow_receiver_takes_bounded_memory_and_loses_nothing(kind: str) -> None:
-    """Mailboxes hold 64 MiB, a link 8 MiB and what ZeroMQ keeps of that; twice that is allowed."""
+    """Mailboxes hold 64 MiB, a link 8 MiB and ZeroMQ's copy of that; twice that is allowed."""
     found = await slow.run(kind, 20.0)
     assert clean(found), found
     assert found["host_rss_mb"] < 160

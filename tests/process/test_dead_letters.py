@@ -35,7 +35,7 @@ class Shell:
         self._capsys = capsys
 
     def __call__(self, node: NodeProcess, *words: str, wanted: int = 0) -> Any:
-        """Return what was printed as JSON, or the error that goes with another exit code."""
+        """Return the JSON output, or the error that goes with another exit code."""
         url = f"http://127.0.0.1:{node.http_port}"
         code = run(["dead-letters", *words, "--json", "--node", url])
         written = self._capsys.readouterr()
@@ -111,7 +111,7 @@ async def test_B166_what_nodes_drop_is_listed_and_sent_again_once(
         await until(lambda: Ledger(lab.folder).total(LATE) == 10, "every message")
         assert shell.letters(first) == {k: n for k, n in wanted.items() if k[0] != "failed"}
 
-        # A node stands still and is killed: what was under way to it is not known to have arrived.
+        # A node stands still and is killed: the arrival of messages under way to it is unknown.
         home = next(name for name in pages if name.startswith(first.address))
         [away] = [pages[name] for name in pages if name != home]
         second.signal(signal.SIGSTOP)

@@ -85,7 +85,7 @@ async def test_each_deposit_and_each_payment_counts_once_under_kills(
 async def test_a_move_repeats_no_delivery_to_an_entity_without_state(
     lab: Processes, redis_url: str
 ) -> None:
-    """A node leaves: its entities lose what they had, and what they have had is not sent again."""
+    """A node leaves: its entities lose their memory, and handled messages are not sent again."""
     lab.store = redis_url
     nodes = await lab.cluster(2, app=APP)
     async with lab.client() as client:

@@ -33,7 +33,7 @@ def stop(*nodes: NodeProcess) -> None:
 
 
 async def resume_and_end(*nodes: NodeProcess) -> None:
-    """They learn what was decided without them, and end."""
+    """They receive the decision made without them, and end."""
     for node in nodes:
         node.signal(signal.SIGCONT)
     for node in nodes:

@@ -43,7 +43,7 @@ async def amounts(store_url: str, names: Iterable[str]) -> dict[str, list[int]]:
 
 
 async def shardbus(lab: Processes, *command: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     done = lab.run(*command)
     assert await done.ended() == 0, done.err.read_text()
     return done.out.read_text()

@@ -1,5 +1,5 @@
-"""What operators see of real nodes: nothing while all is well, and each fault by its name, the same
-in the page's data, in `doctor` and in `top`."""
+"""The operator's view of real nodes: nothing while all is well, and each fault by its name, the
+same in the page's data, in `doctor` and in `top`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until
 
 STARVED = {"late", "lagging"}
-"""Findings that tell how busy the machine is."""
+"""Findings that depend on how busy the machine is."""
 EVERY_S = 0.2
 FAILING = "tests.process.failing_app:bus"
 
@@ -57,7 +57,7 @@ class Watch:
 
 
 async def command(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, str]:
-    """Run a command that asks this node; returns its exit code and what it printed."""
+    """Run a command that asks this node; returns its exit code and its output."""
     asked = lab.run(*words, "--node", f"http://127.0.0.1:{node.http_port}")
     code = await asked.ended()
     lab.all.remove(asked)

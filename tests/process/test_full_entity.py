@@ -1,4 +1,4 @@
-"""Real nodes, one of which has an entity without room: the process that tells it asks others
+"""Real nodes, one of which has an entity without room: the process that sends to it asks others
 meanwhile, and waits no longer than the node lives."""
 
 from __future__ import annotations

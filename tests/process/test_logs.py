@@ -1,4 +1,4 @@
-"""A node whose standard error nobody reads, and what its lines have."""
+"""A node whose standard error nobody reads, and the fields of its lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parsed(line: str) -> dict[str, object]:
 
 
 LINES = 8000
-"""8 MB: what a pipe takes, and twice what may wait behind it."""
+"""8 MB: the room of a pipe, and twice the bound behind it."""
 
 
 async def test_B62_a_node_whose_log_nobody_reads_answers_and_tells_later_what_it_left_out(

@@ -22,7 +22,7 @@ from tests.process.nodes import MACHINE_PORTS, NodeProcess, Processes
 from tests.waiting import until
 
 FOLDER = Path("/etc/netns")
-"""What `ip netns exec` shows as /etc to the processes of a namespace."""
+"""The files that `ip netns exec` shows as /etc to the processes of a namespace."""
 
 
 class Names:

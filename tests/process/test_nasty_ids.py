@@ -1,5 +1,5 @@
 """Ids that would like to be something else: a line of a log, a path, a command of a terminal, a tag
-of a page. Through clients, logs, HTTP and the command line they stay what they are, or are refused
+of a page. Through clients, logs, HTTP and the command line they stay unchanged, or are refused
 before anything is sent."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FORBIDDEN = [
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run the command line against a node: the exit code, and what it wrote."""
+    """Run the command line against a node: the exit code, and its output."""
 
     def run_it(node: NodeProcess, *words: str) -> tuple[int, str, str]:
         code = run([*words, "--node", f"http://127.0.0.1:{node.http_port}"])
@@ -155,7 +155,7 @@ async def test_forbidden_ids_are_refused_here_and_by_a_node_that_gets_them_all_t
 
 
 def lines(node: NodeProcess) -> list[str]:
-    """What its log says, but for what tells how busy the machine is."""
+    """Its log, but for lines that depend on how busy the machine is."""
     return [line for line in node.err.read_text().splitlines() if "was starved" not in line]
 
 

@@ -1,6 +1,6 @@
-"""A real Prometheus reads real nodes, and its rules find what a test breaks.
+"""A real Prometheus reads real nodes, and its rules find each fault of a test.
 
-The rules and the queries are those of `deploy/`, made from the declarations of the metrics; only
+The rules and the queries come from `deploy/`, made from the declarations of the metrics; only
 the times for which an alert must hold are shorter here. Grafana itself does not run: its own types
 read the dashboard (`tests/unit/test_docs.py`), and Prometheus answers each of its queries.
 """
@@ -37,7 +37,7 @@ SMALL = (
 
 
 PLACEHOLDERS = {"$__rate_interval": "5s", "$instance": ".*", "$entity_type": ".*"}
-"""What Grafana fills in."""
+"""The variables that Grafana fills in."""
 
 
 class Prometheus:

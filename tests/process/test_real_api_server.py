@@ -2,7 +2,7 @@
 their pods and read their revisions with the rights of the components only.
 
 It needs the binaries `kube-apiserver`, `etcd` and `kubectl`, the first at the path in
-`KUBE_APISERVER`; so it runs only when it is asked for (`make test-kubernetes`). No kubelet and no
+`KUBE_APISERVER`; so it runs only on request (`make test-kubernetes`). No kubelet and no
 controller run: the test makes the ReplicaSet and the pods, and the nodes are processes beside them.
 """
 
@@ -121,7 +121,7 @@ def kustomization(folder: Path, *components: str, nodes: str = "base") -> Path:
 
 
 def make_pods(api: ApiServer, revision: str) -> None:
-    """What the controllers of Kubernetes make of a Deployment, as far as nodes see it."""
+    """The work of Kubernetes' controllers on a Deployment, as far as nodes see it."""
     [deployment] = api.find("deployments")["items"]
     spec = {key: deployment["spec"][key] for key in ("selector", "template")}
     replicas = {

@@ -1,4 +1,5 @@
-"""Reminders of real nodes: one is killed, then all of them; what operators see and cancel."""
+"""Reminders of real nodes: one is killed, then all of them; the operator's list and
+cancellation."""
 
 from __future__ import annotations
 

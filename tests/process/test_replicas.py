@@ -69,7 +69,7 @@ def trio(lab: Processes) -> Trio:
 
 
 async def add(trio: Trio, entity: str, acked: Counter[str], sent: Counter[str], times: int) -> None:
-    """Add 1 to an account, many times in a row. Counts what was sent, and what was answered."""
+    """Add 1 to an account, many times in a row. Counts sent and answered messages."""
     async with trio.lab.client(*trio.running, timeout=30.0) as client:
         for _ in range(times):
             sent[entity] += 1

@@ -30,7 +30,7 @@ VARIES = (
     (re.compile(r"\d+ messages? waits?"), "N messages wait"),
     (re.compile(r"\d[\d.]*"), "N"),
 )
-"""What differs between two runs of the same fault."""
+"""The parts that differ between two runs of the same fault."""
 
 
 def shape(text: str) -> str:
@@ -75,7 +75,7 @@ class Faults:
         self.left = {cause: (words, output) for words, cause, output in shown()}
 
     async def named(self, node: NodeProcess, cause: str, entity_id: str = "") -> None:
-        """Wait until the command prints for this node what the page shows for the cause."""
+        """Wait until the command prints for this node the page's cause."""
         words, wanted = self.left.pop(cause)
         command, entity_type, shown_id = words
         subject = (entity_type, entity_id or shown_id)

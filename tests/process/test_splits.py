@@ -1,8 +1,8 @@
 """Splits of real nodes, of several shapes, with producers on both sides. `benchmarks.splits` judges
-what the nodes have recorded.
+the nodes' records.
 
 A loaded machine may show a split that the drawn seed does not have, for example a node that is
-starved. What must hold does not depend on that.
+starved. The laws do not depend on that.
 """
 
 from __future__ import annotations

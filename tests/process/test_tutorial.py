@@ -62,7 +62,7 @@ def test_keys_are_made_and_shown_as_it_stands_there(terminal: Terminal, tmp_path
 
 
 def masked(lines: list[str]) -> list[str]:
-    """The lines without what is drawn by chance, and with one space for many."""
+    """The lines without parts drawn by chance, and with one space for many."""
     plain = (FINGERPRINT.sub("FINGERPRINT", KEY.sub("KEY", line)) for line in lines)
     return [" ".join(line.split()) for line in plain]
 

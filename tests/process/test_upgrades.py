@@ -2,9 +2,9 @@
 and downwards: every message is handled once, in order.
 
 There is no release yet that is older. The neighbour is this tree with a membership protocol one
-higher that still speaks this one, and without a feature: its decoder refuses what a build with the
-feature says to its like. Its greetings of sessions say neither versions nor features, and its nodes
-do not announce their entity types.
+higher that still speaks this one, and without a feature: its decoder refuses frames between builds
+with the feature. Its greetings of sessions say neither versions nor features, and its nodes do not
+announce their entity types.
 
 With a wheel in `NEIGHBOUR`, as `make test-upgrade` sets it, the neighbour is that wheel.
 """
@@ -103,7 +103,7 @@ CHANGES = (
 
 @pytest.fixture
 def neighbour(tmp_path: Path) -> str:
-    """What PYTHONPATH is for a node of the neighbouring version."""
+    """The value of PYTHONPATH for a node of the neighbouring version."""
     tree = tmp_path / "neighbour"
     if wheel := os.environ.get("NEIGHBOUR"):
         with zipfile.ZipFile(wheel) as packages:

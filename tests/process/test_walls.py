@@ -1,4 +1,5 @@
-"""Who stays and what heals, with real processes on machines of their own and real walls between.
+"""The nodes that stay and the partitions that heal, with real processes on machines of their own
+and real walls between.
 
 A wall that swallows is found by silence, one that rejects by refusals. In every picture: at most
 one side stays, whoever goes ends with exit code 1, and its machine's next process joins again.
@@ -79,7 +80,7 @@ async def peaceful(*nodes: NodeProcess) -> None:
 
 
 def cluster(node: NodeProcess) -> Any:
-    """What a node says of the cluster. It has not ended."""
+    """The cluster in a node's view. It has not ended."""
     assert node.running, node.err.read_text()[-2000:]
     return node.get("/v1/cluster") or {}
 
@@ -90,7 +91,7 @@ def statuses(node: NodeProcess) -> dict[str, str]:
 
 
 def decisions(*nodes: NodeProcess) -> list[str]:
-    """What the logs of these say was decided, without the lists of nodes."""
+    """The decisions in the logs of these nodes, without the lists of nodes."""
     return [
         line
         for node in nodes
@@ -195,7 +196,7 @@ async def test_TC38_down_all_keeps_nobody(walled: Processes) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("wall", Wall)
 async def test_a_node_that_is_heard_by_nobody_goes(walled: Processes, wall: Wall) -> None:
-    """What it sends is lost; what is sent to it arrives."""
+    """Its messages are lost; messages to it arrive."""
     nodes = await walled.together(3, settings=rules())
     net(walled).stop(machines(nodes[0]), machines(*nodes[1:]), wall)
     await gone(nodes[0])
@@ -282,7 +283,7 @@ async def test_TC46_who_sees_a_network_that_keeps_changing_goes(walled: Processe
     await until(settled, "one cluster of those that stay")
 
 
-# What heals in time
+# Partitions that heal in time
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ def begin(
     seeds: tuple[str, ...] = (),
     **environment: str,
 ) -> NodeProcess:
-    """Start a unit; does not wait. Its `port` is that of worker 0."""
+    """Start a unit; does not wait. Its `port` belongs to worker 0."""
     port, http = free_block(2 * WORKERS), free_block(WORKERS + 1)
     command = ["node", "start", app, "--workers", str(WORKERS)]
     command += ["--port", str(port), "--http-port", str(http), "--store", lab.store]
@@ -209,7 +209,7 @@ async def test_what_cannot_start_says_why_once_and_ends_at_once(
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [0, 2, 3])
 async def test_a_port_that_is_taken_ends_the_unit(lab: Processes, behind: int) -> None:
-    """That of worker 0, that of worker 1, and its gossip."""
+    """The ports of worker 0, of worker 1, and of its gossip."""
     with socket.socket() as taken:
         port = free_block(2 * WORKERS)
         taken.bind(("127.0.0.1", port + behind))

@@ -1,9 +1,9 @@
 """A failover by Sentinel, an empty Redis, and one that was restored from an older copy, under real
 nodes whose entities save all the time.
 
-None of them keeps every acknowledged save: that is how Redis replicates and restores. What must
-hold is that entities go on by themselves, and that from then on the store refuses former owners as
-if it had lost nothing.
+None of them keeps every acknowledged save: that is how Redis replicates and restores. Entities must
+go on by themselves, and that from then on the store refuses former owners as if it had lost
+nothing.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ async def test_an_owner_that_stood_still_saves_nothing_after_a_failover_that_los
 
 
 async def test_entities_go_on_after_the_store_was_emptied(lab: Processes, own: RedisServer) -> None:
-    """What is in memory is saved again by the next save of each entity."""
+    """The state in memory is saved again by the next save of each entity."""
     nodes = await lab.cluster(2, settings=QUICK_STORE)
     async with lab.client(*nodes) as client, Savers(client) as savers:
         with own.client() as admin:

@@ -123,7 +123,7 @@ async def test_a_migration_that_is_killed_goes_on_and_loses_nothing(
             key = f"shardbus:lab:{{account}}:entity:{name}"
             pipeline.hset(key, mapping={"v": v, "data": name.encode()})
         pipeline.execute()
-    # What it moves passes this process, so none goes on to its end unseen.
+    # Moved keys pass this process, so none goes on to its end unseen.
     proxy = Proxy(own.port)
     await proxy.start()
     passed = f"redis://127.0.0.1:{proxy.port}/0"
