@@ -66,7 +66,7 @@ def every_block() -> list[Block]:
 
 
 def setup(page: str) -> str:
-    """Return what a page's Python blocks take for granted."""
+    """Return the names that a page's Python blocks use without defining them."""
     found = SETUP.search(BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8")))
     return found[1] if found else ""
 

@@ -29,7 +29,7 @@ DRIP_S = 0.02
 
 class KubernetesApi:
     """Serves one namespace. `orders` has statuses that it answers with, one after the other, before
-    it does its work; `token` is the one that it accepts."""
+    it does its work; `token` is the only accepted token."""
 
     def __init__(self, folder: Path, namespace: str = "shop") -> None:
         self.certificates = Certificates(folder / "api")

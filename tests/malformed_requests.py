@@ -64,7 +64,7 @@ class PageAnswer:
 async def answer_to(
     app: Starlette, request: PageRequest, *headers: tuple[bytes, bytes]
 ) -> PageAnswer:
-    """Return the answer of an application; of a stream, what comes before it waits."""
+    """Return the answer of an application; of a stream, the chunks before its first wait."""
     scope = request.scope()
     scope["headers"] += headers
     parts, status = [], [0]
@@ -202,7 +202,7 @@ PIECES = (
     b"%F4%8F%BF%BF",
     b"x" * 300,
 )
-"""What is put into a path or a query."""
+"""Values for a path or a query."""
 BODIES = (
     b"",
     b"\xff",

@@ -148,7 +148,7 @@ class PostgresServer(StartedServer):
         await self.ask("SELECT pg_promote(true, 60)")
 
     def stop(self) -> None:
-        """End the server in order: it ends its connections, and writes down what it has."""
+        """End the server in order: it ends its connections, and writes its data to disk."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGINT)
@@ -172,7 +172,7 @@ class PostgresServer(StartedServer):
         self._copy_certificates()
 
     def _fill(self) -> None:
-        """Create the data, or copy those of the primary."""
+        """Create the data, or copy the primary's."""
         owner = unprivileged()
         if owner is not None:
             os.chown(self.folder, *owner)

@@ -2,8 +2,8 @@
 
 `docs/FEATURES.md` quotes requirements in the words of their source; its other columns are checked.
 
-Constructions that circle a thing instead of naming it are rare in every package: noun clauses with
-"what", "that of", "the one which", and machines that ask, learn or want like people.
+Constructions that circle a thing instead of naming it are rare in every package: `CONSTRUCTIONS`
+lists them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CONSTRUCTIONS = {
         re.IGNORECASE,
     ),
 }
-"""In docstrings and comments. A message is told or asked by the API, and `tells that` are those."""
+"""In docstrings and comments. By the API a program tells or asks a message: `tells that`."""
 PACKAGES = [
     "shardbus/*.py",
     "cli/**/*.py",

@@ -112,7 +112,7 @@ ENTRY_POINTS = {
 }
 """Modules that are started or imported from outside: the command, the process of a node of
 `shardbus dev`, the application of a new project, the simulator of replicas, the suites that tests
-of users subclass, and what web applications import."""
+of users subclass, and the modules that web applications import."""
 
 SMALL_LINES = 40
 """A module below this size, with one importer, belongs into its importer."""
@@ -120,7 +120,7 @@ SMALL_PROGRAMS = {"shardbus_cli.bench_app"}
 """Applications that are named in command lines."""
 
 LOADERS = {"shardbus_cli.commands"}
-"""Modules that import what the table of commands names."""
+"""Modules that import the modules named in the table of commands."""
 
 PURE = (
     "shardbus.membership",
