@@ -13,7 +13,7 @@ the rest, on a loop with virtual time:
 
     meanwhile  nothing, the same again, a pause of the process, a close
 
-After two calls with any ends the store is well. **What must hold:** a shell that was not closed has
+After two calls with any ends the store is well. **The law:** a shell that was not closed has
 reached its goal, once; a closed one has nothing left, and does nothing any more; no task has
 failed.
 """

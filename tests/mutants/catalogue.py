@@ -1,7 +1,7 @@
 """The planted defects of `tests/mutants/*.toml`: one table for each.
 
     [[mutant]]
-    id = "area-what-is-wrong"          # unique, kebab-case
+    id = "area-the-fault"          # unique, kebab-case
     behaviour = "The behaviour in question, in one sentence."
     file = "shardbus/wire/batch.py"
     before = '''the snippet to replace; it stands exactly once in the file'''

@@ -1,4 +1,4 @@
-"""A bus: its name, its types and messages, and what needs a running node."""
+"""A bus: its name, its types and messages, and the calls that need a running node."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ COLLECTOR = load(mounted("collector", of_option("collector", "--config")))
 
 
 def refused(file: Path) -> str:
-    """What the schema of the Compose specification has against a file; empty if it fits."""
+    """The objections of the Compose specification's schema to a file; empty if it fits."""
     words = ["--builtin-schema", "vendor.compose-spec", str(file)]
     done = CliRunner().invoke(check_jsonschema.main, words)
     assert (done.exit_code == 0) is done.output.startswith("ok"), done.output
@@ -135,7 +135,7 @@ def test_prometheus_reads_every_node_and_the_alerts() -> None:
 
 
 async def test_prometheus_has_the_token_that_the_pages_need(tmp_path: Path) -> None:
-    """Its user is that of the image, who alone may read the token's file."""
+    """It runs as the user of the image, who alone may read the token's file."""
     file = SCRAPE["authorization"]["credentials_file"]
     assert file == COMPOSE["x-node"]["environment"]["SHARDBUS_HTTP__READER_TOKEN_FILE"]
     assert mounts("prometheus")[str(Path(file).parent)] == mounts("node1")[str(Path(file).parent)]

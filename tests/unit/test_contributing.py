@@ -32,7 +32,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, command: str) -> tuple[int, str]:
-    """Run a command of the page in the copy; return its exit code and what it prints."""
+    """Run a command of the page in the copy; return its exit code and its output."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     own |= {"PYTHONPATH": f"{tree}:{tree / 'cli'}"}
     command = command.replace("make ", "make -o .venv/all.stamp ")

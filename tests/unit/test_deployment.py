@@ -40,7 +40,7 @@ TOKEN_FILE = "/etc/shardbus/reader.token"
 
 ANALYZE = shutil.which("systemd-analyze") or ""
 WORKERS_MORE_S = 10.0
-"""What a supervisor of workers takes more than one node."""
+"""The extra of a supervisor of workers over one node."""
 
 Started = list[tuple[str, Settings]]
 
@@ -218,7 +218,7 @@ def test_the_image_starts_a_node_and_asks_for_its_health(started, monkeypatch):
 
 
 def test_the_image_runs_as_a_user_that_is_named_by_number():
-    """Kubernetes cannot tell whether a name is root's, and runAsNonRoot then refuses the image."""
+    """Kubernetes does not see that a name is root's, and runAsNonRoot then refuses the image."""
     users = re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE)
     assert users == ["10001"]
     assert "--uid 10001" in DOCKERFILE
@@ -255,7 +255,7 @@ def test_the_unit_starts_a_node(started, tmp_path):
 
 @pytest.mark.skipif(not ANALYZE, reason="systemd-analyze is missing")
 def test_systemd_accepts_the_unit(tmp_path):
-    """Also what hardens it: an unknown word would be a line on standard error."""
+    """The hardening options too: an unknown word would be a line on standard error."""
     own = UNIT.replace("/opt/shardbus/bin/shardbus", "/bin/true").replace("/opt/shardbus", "/")
     (tmp_path / "shardbus@.service").write_text(own, encoding="utf-8")
     command = [ANALYZE, "verify", "--man=no", str(tmp_path / "shardbus@shop.service")]
@@ -268,7 +268,7 @@ def test_systemd_accepts_the_unit(tmp_path):
 
 
 def test_the_unit_permits_what_libzmq_does_in_any_process():
-    """It aborts if it may not set the scheduler of its threads, or ask for interfaces."""
+    """It aborts if it may not set the scheduler of its threads, or list interfaces."""
     [families] = re.findall(r"^RestrictAddressFamilies=(.+)$", UNIT, re.MULTILINE)
     assert {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"} == set(families.split())
     filters = re.findall(r"^SystemCallFilter=(.+)$", UNIT, re.MULTILINE)

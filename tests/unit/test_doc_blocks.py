@@ -47,7 +47,7 @@ FILES = {"docs/tutorial.md": ("stock.py", "client.py")}
 
 PRELUDE = "from dataclasses import dataclass\nfrom shardbus import *\n\nbus = ShardBus('shop')\n"
 FREE = ("no-redef", "no-untyped-def", "no-untyped-call", "empty-body", "no-any-return")
-"""What blocks of a page may do: define a class again, and leave out types."""
+"""Rights of a page's blocks: define a class again, and leave out types."""
 MYPY = f'# mypy: disable-error-code="{",".join(FREE)}"\n'
 
 
@@ -87,7 +87,7 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each in the names of those before it, with a bus of its own."""
     module = ModuleType("block_of_a_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    # What a process sets once, and the tests of traces set for theirs.
+    # Objects that a process sets once, and the tests of traces set for theirs.
     monkeypatch.setattr(trace, "set_tracer_provider", TracerProvider.shutdown)
     exec(PRELUDE + doc_blocks.setup(page), module.__dict__)
     for block in blocks(page):
@@ -165,7 +165,7 @@ def targets() -> set[str]:
 
 
 def problem(words: list[str]) -> str | None:
-    """Return what is wrong with a simple command, or None."""
+    """Return the fault of a simple command, or None."""
     program = words[0].rpartition("/")[2]
     if program == "make":
         names = [word for word in words[1:] if "=" not in word and not word.startswith("-")]

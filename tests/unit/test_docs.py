@@ -1,4 +1,4 @@
-"""The pages under `docs/`, against what they speak of: settings, commands, metrics, features."""
+"""The pages under `docs/`, against their subjects: settings, commands, metrics, features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECTIONS = {"S0": 39, "S1": 64, "S2": 90, "S3": 89, "S4": 42, "B": 166, "N": 25}
 """Features by section: their ids are `S0.1` to `S0.39`, and so on."""
 STATES = ("works", "partly", "not yet", "declined")
 ROW = re.compile(r"^\| ((?:S\d|B|N)\.\d+) \| (.+) \| ([a-z ]+) \| (.+) \| (.+) \|$", re.MULTILINE)
-"""Id, requirement, state, what differs here or is missing, and what shows it."""
+"""Id, requirement, state, the differences and gaps here, and the proof."""
 FILE = re.compile(r"`((?:tests|shardbus|examples|configs|docs|cli|benchmarks)/[\w./-]*\w)`")
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 MACHINE = re.compile(r"/(?:work|tmp|root|home/(?!you/))\b")
@@ -221,7 +221,7 @@ def test_grafanas_own_types_know_every_word_of_the_dashboard() -> None:
 
 
 def unknown_to_grafana(given: Any) -> Iterator[str]:
-    """What is lost or changed when Grafana's types read a dashboard. They add their defaults."""
+    """The parts lost or changed when Grafana's types read a dashboard. They add their defaults."""
     yield from lost(given, json.loads(JSONEncoder().encode(Dashboard.from_json(given))))
 
 

@@ -1,4 +1,4 @@
-"""What shardbus logs costs its caller nothing, whatever the application's logging does."""
+"""A log line of shardbus costs its caller nothing, even if the application's logging fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that cannot work are refused, with the class, the method, and what to write."""
+"""Handlers that cannot work are refused, with the class, the method, and the code to write."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def test_a_handler_has_any_number_of_names() -> None:
     assert set(declare(again).interface.methods) == {"add", "put", "push"}
 
 
-# ---- what is no method
+# ---- attributes that are no methods
 
 
 def generator(self: Any) -> Iterator[int]:
@@ -512,7 +512,7 @@ def test_functions_of_the_declaration_are_not_async(option: str) -> None:
         assert "is async: it would not be awaited" in refusal(Base, **{option: given})
 
 
-# ---- what works
+# ---- valid handlers
 
 
 async def ask_act(cls: type, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Histograms: where a value is counted, and what a weight does."""
+"""Histograms: where a value is counted, and the effect of a weight."""
 
 from __future__ import annotations
 

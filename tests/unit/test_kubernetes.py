@@ -71,7 +71,7 @@ RIGHTS = {
         {"apiGroups": ["apps"], "resources": ["replicasets"], "verbs": ["get"]},
     ],
 }
-"""The components, and what they permit the pods at the API."""
+"""The components, and the pods' permissions at the API."""
 
 
 def roles(component: str) -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ NO_SETTINGS = ("POD_NAME", "POD_NAMESPACE", "SHARDBUS_NODE_TOKEN_FILE")
 
 
 def settings_in(workload: dict[str, Any]) -> Settings:
-    """What a node in a pod of this Deployment or StatefulSet is told by variables. As in a pod, a
+    """The variables of a node in a pod of this Deployment or StatefulSet. As in a pod, a
     variable has the values of those that stand before it."""
     fields = {
         "metadata.name": "shardbus-2"
@@ -387,7 +387,7 @@ def test_new_shards_go_to_the_version_of_the_image() -> None:
 
 
 def test_the_example_fits_both_kinds_of_workload() -> None:
-    """Only the group says what it changes, so `../stateful` may stand in place of `../base`."""
+    """Only the group names its changes, so `../stateful` may stand in place of `../base`."""
     [replacement] = EXAMPLE["replacements"]
     chosen = [EXAMPLE["patches"][0]["target"], replacement["source"]]
     chosen += [target["select"] for target in replacement["targets"]]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 LOGGERS = {"log", "store_log", "frame_log", "output"}
 OTHERS = {"simulation", "testing"}
-"""What runs in tests only."""
+"""Code that runs in tests only."""
 NAMED = {("node", "%s: %s"), ("downing_log", "%s")}
 """Notes of machines and events of membership name themselves by `extra`."""
 

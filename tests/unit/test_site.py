@@ -1,4 +1,4 @@
-"""The site: its navigation holds every page, and what the hooks write leads to pages and sections.
+"""The site: its navigation holds every page, and the hooks' links lead to pages and sections.
 
 `make docs` builds it with mkdocs; these tests need no package.
 """

@@ -1,4 +1,4 @@
-"""What a node answers to the questions of others: its own state, its coordinators', and commands,
+"""A node's answers to the questions of others: its own state, its coordinators', and commands,
 whose refusals are answers."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def answers(node: FakeNode) -> Administration:
     return Administration(fake)
 
 
-# What runs here
+# Work on this node
 
 
 QUESTIONS = """
@@ -238,7 +238,7 @@ async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: Any) -> 
     assert answer_suspension(answers) == "suspended: no quorum"
 
 
-# What the coordinator knows
+# The coordinator's knowledge
 
 
 async def test_the_table_has_each_shard_with_home_fence_state_and_load(

@@ -1,5 +1,5 @@
-"""Findings: a healthy cluster has none, each fault has its own, and what is normal for a moment is
-one only if it lasts."""
+"""Findings: a healthy cluster has none, each fault has its own, and a state that is normal for a
+moment is a finding only if it lasts."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def head(p: Picture) -> Any:
 
 
 def forgotten_and_silent(p: Picture) -> None:
-    """What this node knows of the epoch may be old: it proves nothing about the store."""
+    """The epoch at this node may be old: it proves nothing about the store."""
     update(p.shards["page"], complete=False, epoch=2)
 
 
@@ -319,7 +319,7 @@ def test_every_finding_has_an_advice_and_every_advice_a_finding() -> None:
     assert named | {"unallocated", "moving", "starting"} == set(ADVICE)
 
 
-# What is normal for a moment
+# States that are normal for a moment
 
 
 def young(p: Picture, index: int, status: str, age: float) -> None:

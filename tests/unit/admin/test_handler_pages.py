@@ -1,4 +1,4 @@
-"""What the page of handlers shows of declarations and counters, and what a sent message answers."""
+"""The page of handlers shows declarations and counters; a sent message has an answer."""
 
 from __future__ import annotations
 

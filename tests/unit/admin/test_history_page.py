@@ -1,4 +1,4 @@
-"""Who keeps the hour of the cluster, and what a page shows of nodes that have ended."""
+"""The keeper of the cluster's last hour, and the page of nodes that have ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pages of a node: what they show of its own state, of answers that come, and of answers that
-do not; and which commands are refused."""
+"""The pages of a node: its own state, answers that come, and missing answers; and the commands that
+are refused."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ async def test_a_node_that_rejoins_is_not_ready_and_says_for_what_it_waits(
 async def test_readiness_shows_a_store_that_fails_and_stays_ready(
     node: FakeNode, pages: Any
 ) -> None:
-    """All nodes would go out of service at once, with what they have in memory."""
+    """All nodes would go out of service at once, with their memory."""
     assert "store" not in readiness(pages)
     node.states.silent_ago, node.states.silent_because = 3.2, "no answer"
     store = readiness(pages)["store"]

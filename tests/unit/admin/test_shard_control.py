@@ -1,4 +1,4 @@
-"""Commands to coordinators: what is asked, what is refused before, and refusals that come back."""
+"""Commands to coordinators: questions, early refusals, and refusals that come back."""
 
 from __future__ import annotations
 

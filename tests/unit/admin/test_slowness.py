@@ -1,4 +1,4 @@
-"""The truth table of causes: what is known about an entity, and what makes it slow."""
+"""The truth table of causes: facts about an entity, and the cause of its slowness."""
 
 from __future__ import annotations
 

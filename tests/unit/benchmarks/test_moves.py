@@ -1,4 +1,4 @@
-"""What `benchmarks.moves` counts, from rows whose answer is known."""
+"""The counts of `benchmarks.moves`, from rows whose answer is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def undisturbed(entities: int = 5, each: int = 20) -> list[counts.Told]:
 
 
 def handled(told: list[counts.Told]) -> list[counts.Handled]:
-    """All of it, in the order in which it was told."""
+    """All of it, in the order of its records."""
     return [(e, number, 1000 + i) for i, (e, number) in enumerate(told)]
 
 

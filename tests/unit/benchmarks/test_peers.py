@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` and `benchmarks.report` make of lines whose figures are known."""
+"""The results of `benchmarks.peers` and `benchmarks.report` for lines whose figures are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `benchmarks.splits` counts, from rows whose answer is known."""
+"""The counts of `benchmarks.splits`, from rows whose answer is known."""
 
 from __future__ import annotations
 

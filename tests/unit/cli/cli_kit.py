@@ -335,7 +335,7 @@ class FakeNode(PageDouble):
 
 
 class Shell:
-    """Runs commands in this process and keeps what they wrote."""
+    """Runs commands in this process and keeps their output."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys

@@ -27,7 +27,7 @@ TAKES_APP = {
     "state check": STORE,
     "data migrate": STORE,
 }
-"""Commands with an argument APP, and what else they need."""
+"""Commands with an argument APP, and their other needs."""
 BY_NODE = {
     "state list": ("counter", *STORE),
     "state show": ("counter", "a", *STORE),
@@ -93,15 +93,15 @@ def test_each_command_with_an_application_or_a_cluster_is_in_these_tables() -> N
 
 
 class Types(dict[str, Any]):
-    """Any type, if it is asked for."""
+    """Any type, on request."""
 
     def get(self, name: str, default: object = None) -> Any:
         return SimpleNamespace(states=SimpleNamespace(of_plain=lambda value: b""))
 
 
 class Used:
-    """What commands have used: the applications that they would load, and the clusters whose store
-    they would open. Nothing is loaded or opened."""
+    """The resources that commands have used: the applications that they would load, and the
+    clusters whose store they would open. Nothing is loaded or opened."""
 
     def __init__(self) -> None:
         self.app: str | None = None

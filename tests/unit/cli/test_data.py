@@ -1,4 +1,4 @@
-"""`data show`, `data remove`, `data repair` and `data migrate`: what no running node may lose."""
+"""`data show`, `data remove`, `data repair` and `data migrate`: no running node loses a row."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Cart(Entity):
 
 
 def version_1(redis_server: RedisServer, db: int, port: int) -> None:
-    """Write what an earlier release has left: a cart, and a node that listens at this port."""
+    """Write the rows of an earlier release: a cart, and a node that listens at this port."""
     v = b"%019d" % 7 + b"a" * 10 + b"0" * 15
     with redis_server.client(db) as client:
         client.hset("shardbus:shop:probe", "mark", "0123")
@@ -233,7 +233,7 @@ def test_a_store_without_places_has_nothing_to_move(shell, stored):
 
 
 def test_an_import_puts_states_where_nodes_look_for_them(shell, redis_url, tmp_path):
-    """Whatever shards the lines name, which may be those of another layout."""
+    """Whatever shards the lines name, which may belong to another layout."""
     app, lines = tmp_path / "carts.py", tmp_path / "carts.jsonl"
     app.write_text(APP)
     row = {"type": "cart", "id": "c-1", "shard": "999", "version": 1, "state": {"items": 3}}

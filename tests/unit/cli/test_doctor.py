@@ -1,4 +1,4 @@
-"""The doctor's command: it prints what a node has found, twice."""
+"""The doctor's command: it prints a node's findings, twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`events`: the last events in order of time, then what is new; it ends cleanly."""
+"""`events`: the last events in order of time, then new ones; it ends cleanly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def texts(rows: list[Any]) -> list[str]:
     return [row["text"] for row in rows]
 
 
-# What is new
+# New events
 
 
 def test_an_event_is_taken_once_however_often_it_is_answered() -> None:

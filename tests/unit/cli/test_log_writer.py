@@ -1,4 +1,5 @@
-"""The writer of logs: nothing waits for a reader that stands still, and what is dropped is told."""
+"""The writer of logs: nothing waits for a reader that stands still, and dropped lines are
+reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report: bounded, masked, and it says what is missing."""
+"""A report: bounded, masked, and it names missing parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`state list`, `state show` and `state check`: what entities have saved, from a real store."""
+"""`state list`, `state show` and `state check`: saved states, from a real store."""
 
 from __future__ import annotations
 

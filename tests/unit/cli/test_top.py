@@ -104,7 +104,7 @@ def test_on_a_terminal_it_draws_until_ctrl_c_and_gives_the_screen_back(url):
 
 
 def _read_until(terminal: int, text: str, times: int) -> str:
-    """What the terminal shows until this text has come so often."""
+    """The terminal's content until this text has come so often."""
     found = ""
     while found.count(text) < times:
         assert select.select([terminal], [], [], PATIENCE_S)[0], found

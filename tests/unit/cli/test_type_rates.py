@@ -1,4 +1,4 @@
-"""What the types do between two overviews, or since the start of the nodes."""
+"""The rates of the types between two overviews, or since the start of the nodes."""
 
 from __future__ import annotations
 

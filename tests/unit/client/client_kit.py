@@ -1,7 +1,7 @@
 """A client without sockets: an endpoint that plays the cluster, on a loop with virtual time.
 
-`World` says which nodes answer, what types there are and where shards live. It answers `Describe`
-and `GetShardHome` as a contact does, and records what every session is given.
+`World` says which nodes answer, the types and where shards live. It answers `Describe`
+and `GetShardHome` as a contact does, and records the messages of every session.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYOUT, SHARDS = "crc32/12", 12
 
 
 class FakeSession:
-    """A session that records what it is given. It acknowledges tells at once unless `deaf`."""
+    """A session that records its messages. It acknowledges tells at once unless `deaf`."""
 
     def __init__(self, endpoint: FakeEndpoint, address: Address, node: NodeId | None) -> None:
         self._endpoint, self.address = endpoint, address
@@ -40,12 +40,12 @@ class FakeSession:
         self.unconfirmed: dict[str, int] = {}
         self.sent: list[tuple[str, str]] = []
         self.values: list[object] = []
-        """What the payloads of these messages are."""
+        """The payloads of these messages."""
         self.controls: list[object] = []
         self.answers: list[Any] = []
         self.asks: list[Any] = []
         self._unsent: list[Control] = []
-        """What waits for the session to open."""
+        """Messages that wait for the session to open."""
         self._opening: list[asyncio.Future[None]] = []
         self._drained: list[asyncio.Future[None]] = []
 
@@ -151,7 +151,7 @@ class FakeSession:
 
 
 class FakeEndpoint:
-    """What a client needs of an endpoint."""
+    """The part of an endpoint that a client uses."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The contact of a client: which nodes are tried, which one is chosen, and what a refusal does."""
+"""The contact of a client: which nodes are tried, which one is chosen, and the effect of a
+refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of stored ids, and a call of each: what is definite, and the rate after a pause."""
+"""The list of stored ids, and a call of each: definite outcomes, and the rate after a pause."""
 
 from __future__ import annotations
 

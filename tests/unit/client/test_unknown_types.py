@@ -201,7 +201,7 @@ async def test_errors_that_no_caller_awaits_are_not_logged(
         assert told == []
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @virtual

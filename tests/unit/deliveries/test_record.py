@@ -1,4 +1,4 @@
-"""The record of an entity: its decisions as a table, its bounds, and what is stored of it."""
+"""The record of an entity: its decisions as a table, its bounds, and the stored part of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of an activation's life, and what an activation costs."""
+"""The table of an activation's life, and the cost of an activation."""
 
 from __future__ import annotations
 

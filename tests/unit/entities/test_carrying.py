@@ -1,4 +1,4 @@
-"""What entities carry out of one host and into another, without the store."""
+"""The states that entities carry out of one host and into another, without the store."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def carts(**options: Any) -> ShardBus:
 
 
 async def frozen(bench: Bench, reason: StopReason = StopReason.HANDOFF) -> tuple[Any, ...]:
-    """Stop the shard and return what its entities carry."""
+    """Stop the shard and return the states that its entities carry."""
     bench.stop(reason)
     await bench.stopped()
     assert bench.host.carrying is not None
@@ -83,7 +83,7 @@ async def frozen(bench: Bench, reason: StopReason = StopReason.HANDOFF) -> tuple
 
 
 def arriving(carried: tuple[Any, ...], fence: int = 9, start: int = 9) -> Bench:
-    """A host at which a shard starts under `start` with what was carried for `fence`."""
+    """A host at which a shard starts under `start` with the states carried for `fence`."""
     bench = Bench(carts())
     host = bench.host
     host.shards.clear()

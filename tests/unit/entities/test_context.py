@@ -172,7 +172,7 @@ ACTS: dict[str, Callable[[Any], Any]] = {
 
 
 async def attempt(act: Callable[[Any], Any], context: Any) -> None:
-    """Act, and await what comes of it. A coroutine that is never awaited is an error."""
+    """Act, and await the outcome. A coroutine that is never awaited is an error."""
     warnings.simplefilter("error")
     outcome = act(context)
     if outcome is not None:
@@ -296,7 +296,7 @@ async def test_saves_in_line_are_refused_and_those_sent_come_before_the_load(end
     await ending
     fresh = await b.ask("e", "read")
     await sent
-    # A save from `on_stop` is behind those of the handlers, which were begun before the end.
+    # A save from `on_stop` is behind the handlers' saves, which were begun before the end.
     assert fresh == {passivated: 103, failed: 2, replaced: 50}[end]
     if end is passivated:
         await in_line

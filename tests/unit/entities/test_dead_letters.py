@@ -1,4 +1,5 @@
-"""The rings of dead letters: their bounds, what a letter has, and that a replay sends it once."""
+"""The rings of dead letters: their bounds, the fields of a letter, and that a replay sends it
+once."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_the_clever_one_does_as_the_dumb_one(name: str, uses: list[str]) -> None
     assert memory.gone == wanted
 
 
-# What every policy promises
+# Promises of every policy
 
 EVERY: dict[str, Callable[[], EvictionPolicy]] = {
     **{name: pair[0] for name, pair in PAIRS.items()},

@@ -1,4 +1,5 @@
-"""Starts that fail: what supervision says of them, who is refused, and who does not stay."""
+"""Starts that fail: the decision of supervision, the refused senders, and the entities that do not
+stay."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def pausing(b: Bench) -> set[str]:
     return {i for i, a in b.host.active.items() if a.state is LifeState.PAUSING}
 
 
-# What supervision says
+# Decisions of supervision
 
 
 @ALL

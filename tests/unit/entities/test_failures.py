@@ -1,4 +1,4 @@
-"""What a type keeps of failures: counts and texts, within bounds, and never an exception."""
+"""A type's record of failures: counts and texts, within bounds, and never an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hosting: who is let in, how entities and shards end, and what waits for the next incarnation."""
+"""Hosting: admission, the ends of entities and shards, and messages that wait for the next
+incarnation."""
 
 from __future__ import annotations
 
@@ -246,7 +247,7 @@ async def test_a_shutdown_gives_its_reason() -> None:
 
 @pytest.mark.parametrize("method", ["passivate", "stop_later"])
 async def test_a_handoff_waits_for_a_passivation_that_has_begun(method: str) -> None:
-    """What waits for the next incarnation is handled by it, here, before the shard is given
+    """The next incarnation handles its waiting messages, here, before the shard is given
     away."""
     b = bench(log := Log())
     log.end_gate.clear()
@@ -510,7 +511,7 @@ async def test_a_passivation_in_a_closed_shard_is_found() -> None:
     assert b.host.entities == 0
 
 
-# What contexts may not do
+# Actions that contexts forbid
 
 
 async def test_stashing_without_a_message_is_refused() -> None:

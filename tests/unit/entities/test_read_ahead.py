@@ -25,7 +25,7 @@ class Note:
 
 
 class Book(Entity):
-    """Writes down what it gets."""
+    """Writes down its messages."""
 
     log: list[tuple[str, int]]
     gate: asyncio.Event

@@ -194,7 +194,7 @@ async def test_an_ask_whose_deadline_passed_in_the_mailbox_is_not_handled() -> N
     assert b.dropped == {"expired": 1}
 
 
-# What does not fit
+# Values that do not fit
 
 
 @pytest.mark.parametrize("payload", [b"\x90", b"\x93\x01\x02\x03", b"\x91\x05", b"\xc1", b""])

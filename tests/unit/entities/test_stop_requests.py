@@ -1,4 +1,4 @@
-"""Where ends meet what is put aside: stop messages and limits while an entity's work is under way,
+"""Where ends meet messages put aside: stop messages and limits while an entity's work is under way,
 and starts that fail while the shard is to move."""
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ async def test_a_handoff_waits_for_the_work_of_an_entity_that_holds_and_for_the_
 
 
 async def test_an_entity_that_holds_at_a_handoff_waits_only_for_its_work() -> None:
-    """It was told to stop by the runtime, and said itself with which message it wants to."""
+    """The runtime stops it, and it declared the message with which it stops."""
 
     class Closes(Order):
         async def receive(self, message: str) -> None:

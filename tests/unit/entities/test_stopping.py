@@ -1,5 +1,5 @@
-"""Stop messages: what an entity gets before it goes, what it may do then, and what if it does not
-go."""
+"""Stop messages: the message that an entity gets before it goes, its permitted actions then, and an
+entity that does not go."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def bench(log: Log, cls: type[Any] = Obedient, /, **options: Any) -> Bench:
     return Bench(bus, **options)
 
 
-# Who is told, and when
+# Receivers of the stop message, and the time
 
 
 async def test_S2_27_at_a_handoff_the_stop_message_comes_behind_the_mailbox() -> None:
@@ -548,7 +548,7 @@ ORDERS = [
 async def test_T_SU22_no_order_of_commands_recovery_and_stop_message_loses_a_command(
     order: tuple[str, ...], settled: bool
 ) -> None:
-    """What comes after the hand-off has begun goes to the next home, as senders would send it."""
+    """Messages after the begin of the hand-off go to the next home, as senders would send it."""
     bus = ShardBus("shop")
     bus.entity("account", stop_message="stop")(Account)
     Account.recovered, Account.done = asyncio.Event(), []

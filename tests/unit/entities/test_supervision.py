@@ -1,4 +1,4 @@
-"""Supervision: what happens to an entity that fails or stops; no other is affected."""
+"""Supervision: the fate of an entity that fails or stops; no other is affected."""
 
 from __future__ import annotations
 

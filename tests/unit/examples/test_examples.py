@@ -1,4 +1,5 @@
-"""What the examples promise, without nodes: their entities on a bench, their database on a file."""
+"""The promises of the examples, without nodes: their entities on a bench, their database on a
+file."""
 
 from __future__ import annotations
 
@@ -138,7 +139,7 @@ class Fake:
         return await future
 
     async def end(self, outcome: int | Exception | None = None) -> None:
-        """The oldest call ends so; a write, unless told otherwise, with what it wrote."""
+        """The oldest call ends so; a write, by default, with its written value."""
         await until(lambda: self.under_way, "a call")
         cents, future = self.under_way.pop(0)
         if isinstance(outcome, Exception):

@@ -1,4 +1,4 @@
-"""The pages: what each asks of the node, health that depends on little, and writes."""
+"""The pages: the request of each to the node, health that depends on little, and writes."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
 )
 @pytest.mark.parametrize("page", ["/livez", "/v1/nodes"])
 async def test_only_own_names_are_answered(node, bound, asked, status, page):
-    """Another name is that of a web page, rebound to this node's address."""
+    """Another name belongs to a web page, rebound to this node's address."""
     settings = HttpSettings(host=bound, allowed_hosts=("proxy.example",))
     transport = httpx.ASGITransport(create_app(node.pages, settings, "node1.shop:7355"))
     async with httpx.AsyncClient(transport=transport, base_url=asked) as client:

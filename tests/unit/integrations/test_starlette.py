@@ -1,4 +1,5 @@
-"""Errors of asks as answers of a web application, and what its lifespan opens and closes."""
+"""Errors of asks as answers of a web application, and the clients that its lifespan opens and
+closes."""
 
 from __future__ import annotations
 

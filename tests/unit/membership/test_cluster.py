@@ -512,7 +512,8 @@ def test_S1_49_weakly_up_can_be_turned_off() -> None:
 
 
 def test_S3_17_B17_the_leader_looks_though_nobody_gossips() -> None:
-    """Its own timer finds what no message brings: here that the patience with a split is over."""
+    """Its own timer finds events that no message brings: here that the patience with a split is
+    over."""
     net = Net(13, replace(DEFAULTS, downing=DowningSettings(strategy="none")))
     net.start(2)
     net.kill("n02", silent=True)
@@ -746,7 +747,7 @@ def machine_at(node: NodeId, gossip: Gossip) -> ClusterMembership:
 
 
 def test_B14_who_finds_itself_down_tells_a_few_others() -> None:
-    """Else they would hear of it from nobody, if the one who said so dies."""
+    """Else they would hear of it from nobody, if the reporter dies."""
     machine = machine_at(A, state("bcde", a=U, b=U, c=U, d=U, e=U))
     effects = machine.handle(ev.Down(A), 1.0)
     told = [e for e in effects if isinstance(e, ev.Publish) and isinstance(e.message, GossipState)]
@@ -768,7 +769,7 @@ def test_S153_who_is_exiting_goes_on_until_everybody_knows() -> None:
     assert machine.stopped == "left"
 
 
-# -- what feeds the detector, and what is dropped -----------------------------------------------
+# -- input of the detector, and dropped messages -----------------------------------------------
 
 
 def test_S1_39_gossip_that_waited_for_too_long_in_this_process_is_dropped() -> None:

@@ -150,7 +150,7 @@ def test_members_out_of_reach_renew_nothing_so_others_do() -> None:
 def refused(
     seeds: tuple[Address, ...] = (), *, discovers: bool = False, joins_any: bool = False
 ) -> FoundingClaim:
-    """A node that has asked for the claim at 100, and did not get it."""
+    """A node that has requested the claim at 100, and did not get it."""
     mine = FoundingClaim(ME, SETTINGS)
     mine.start(seeds, discovers=discovers, joins_any=joins_any)
     mine.ask(Gossip(), 100.0)

@@ -86,7 +86,7 @@ def test_merge_laws(a: Gossip, b: Gossip, c: Gossip) -> None:
 
 
 def losses(part: Gossip, whole: Gossip) -> list[str]:
-    """What the part says and the whole does not, though it was not buried."""
+    """The content of the part that the whole lacks, though it was not buried."""
     dead = whole.tombstones
     found = [f"tombstone {n}" for n in part.tombstones if n not in dead]
     found += [f"counter {n}" for n, c in part.clock.counters.items()
@@ -126,7 +126,8 @@ EASY = ("joining", "epochs", "meta")
 
 @pytest.mark.parametrize("trait", [*EASY, *soak_only(*sorted(RICH.keys() - EASY))])
 def test_the_laws_are_tried_on_rich_states(trait: str) -> None:
-    """Both ways of making states reach every status, every flag, and what else can be merged."""
+    """Both ways of making states reach every status, every flag, and all else that can be
+    merged."""
     dice = Random(1)
     assert RICH[trait](find(arbitrary(), RICH[trait], random=dice))
     assert find(histories(), lambda copies: any(map(RICH[trait], copies)), random=dice)

@@ -287,7 +287,7 @@ def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
 
 
 def test_what_was_said_before_the_seeds_were_asked_anew_does_not_count() -> None:
-    """The one that was in no cluster then may be a member by now."""
+    """The node that was in no cluster then may be a member by now."""
     first = joiner(S, retry_unsuccessful_join_after=10.0)
     first.start(0.0)
     assert first.on_nack(T, 0.1).step is JoinStep.NONE

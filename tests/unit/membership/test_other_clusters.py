@@ -1,4 +1,4 @@
-"""Other clusters at the seeds of a node: what is asked, what is a finding, and when it ends."""
+"""Other clusters at the seeds of a node: the questions, the findings, and their ends."""
 
 from __future__ import annotations
 

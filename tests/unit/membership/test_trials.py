@@ -1,4 +1,4 @@
-"""Trials: what an examiner finds out about a node that wants to join, and what it answers."""
+"""Trials: the examination of a node that requests to join, and the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node shows of the cluster, and the events between two pictures."""
+"""A node's picture of the cluster, and the events between two pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy nodes are: averages, what replies to heartbeats carry, and looks at a few nodes."""
+"""How busy nodes are: averages, the content of replies to heartbeats, and looks at a few nodes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _answers(nodes: Iterable[NodeId]) -> list[dict[NodeId, tuple[Vitals, float]]
 def test_ten_of_a_hundred_nodes_show_two_thirds_of_them_and_five_looks_show_nearly_all() -> None:
     """Looks at different times. In one look a node is unseen if none of the 10 nodes that know it
     is among the 10 of 100 that are asked. The mean of 400 seeds is within one percentage point of
-    what follows, and within a fifth of one after five looks."""
+    the next looks, and within a fifth of one after five looks."""
     unseen = comb(90, 10) / comb(100, 10)
     assert 0.65 < 1 - unseen < 0.67
     assert 0.995 < 1 - unseen**5 < 0.997

@@ -1,4 +1,5 @@
-"""The dispatcher: where each run and each control message goes, and what is dropped and counted."""
+"""The dispatcher: where each run and each control message goes, and the dropped and counted
+ones."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ ROLES = {"client": CLIENT, "newcomer": NEWCOMER, "node": NODE, "only carts": ONL
 
 
 class Session:
-    """A session that records what is sent on it. `mark`: that of its tells."""
+    """A session that records the messages sent on it. `mark`: the mark of its tells."""
 
     def __init__(self, role: Permissions, tag: NodeId = PEER) -> None:
         self.permissions, self.tag, self.name, self.mark = role, tag, str(tag), MARK
@@ -58,7 +59,7 @@ class Session:
 
 
 class Around:
-    """A dispatcher with one region, and the log of what its collaborators are given."""
+    """A dispatcher with one region, and the log of its collaborators' input."""
 
     def __init__(self) -> None:
         self.log: list[tuple[object, ...]] = []

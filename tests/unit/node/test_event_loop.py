@@ -15,7 +15,7 @@ HANGS_S = 30.0
 
 
 class NameServer:
-    """Answers what it knows; other names hang until `release`."""
+    """Answers known names; other names hang until `release`."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[str, ...]] = {}

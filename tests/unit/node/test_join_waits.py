@@ -1,4 +1,4 @@
-"""What a node that joins names, and when."""
+"""The reasons that a joining node names, and when."""
 
 from __future__ import annotations
 

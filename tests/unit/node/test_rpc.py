@@ -1,4 +1,4 @@
-"""Calls from node to node: what a node answers, asks, and refuses."""
+"""Calls from node to node: the answers, questions and refusals of a node."""
 
 from __future__ import annotations
 

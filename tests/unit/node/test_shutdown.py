@@ -1,4 +1,4 @@
-"""Leaving, phase by phase, on a loop with virtual time: what each phase waits for, and for how
+"""Leaving, phase by phase, on a loop with virtual time: the wait of each phase, and for how
 long at most."""
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Hosting(tuple[NodeId, ...]):
 
 
 class Leaving:
-    """A node that leaves. By default every wait ends at once; `log` is what was done."""
+    """A node that leaves. By default every wait ends at once; `log` has the actions."""
 
     def __init__(self) -> None:
         self.me, self.loop = ME, asyncio.get_running_loop()
@@ -241,7 +241,7 @@ async def test_clients_that_stay_keep_the_node_for_a_bounded_time() -> None:
 
 @virtual
 async def test_clients_of_the_only_host_leave_after_the_member() -> None:
-    """Without another host no home can be found for what they send."""
+    """Without another host no home can be found for their messages."""
     node = Leaving()
     node.members = Hosting((ME,))
     assert await node.leave()

@@ -18,7 +18,7 @@ SHORT = 0.02
 
 
 class Told:
-    """Phases, and what they said."""
+    """Phases, and their log lines."""
 
     def __init__(self) -> None:
         self.phases = Phases(ShutdownSettings())

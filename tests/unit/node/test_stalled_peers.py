@@ -13,7 +13,7 @@ A, B, C = NodeId("a", 1, 1), NodeId("b", 1, 1), NodeId("c", 1, 1)
 
 @dataclass(eq=False)
 class Line:
-    """What is looked at of a session."""
+    """The part of a session that is examined."""
 
     tag: NodeId
     outstanding: int = 100

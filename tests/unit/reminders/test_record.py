@@ -1,4 +1,4 @@
-"""The reminders of one entity: what fires, what is left out, what follows."""
+"""The reminders of one entity: the fired, the left out, and the next."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DAY = 86_400_000
 
 
 class Shard:
-    """A shard's index, its home, and what was woken."""
+    """A shard's index, its home, and the woken entities."""
 
     def __init__(self, due: dict[str, int] | None = None) -> None:
         self.due = dict(due or {})

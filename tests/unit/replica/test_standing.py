@@ -23,7 +23,7 @@ OTHERS = first_ring((RingMember(77), RingMember(78)), 2)
 
 
 class Replica:
-    """A replica whose turns are stored at once. `log` has what its disk has."""
+    """A replica whose turns are stored at once. `log` has its disk's content."""
 
     def __init__(self, number: int, disk: int) -> None:
         self.number, self.disk, self.runs = number, disk, 0
@@ -31,7 +31,7 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        """Start from what the disk has, in a new process."""
+        """Start from the disk's content, in a new process."""
         state, place = self.log
         self.stored, self.runs = state, self.runs + 1
         rows = RingDisk(self.disk)

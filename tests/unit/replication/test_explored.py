@@ -114,8 +114,8 @@ def shape_of(store: Proposer) -> Any:
 
 
 class Case:
-    """Operations by store object: those of one object begin in their order. `pauses`: the refusals
-    of one operation that are followed."""
+    """Operations by store object: operations of one object begin in their order. `pauses`: the
+    refusals of one operation that are followed."""
 
     def __init__(self, *works: tuple[tuple[int, Operation], ...], pauses: int) -> None:
         self.works, self.pauses = works, pauses

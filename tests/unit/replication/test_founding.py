@@ -170,7 +170,7 @@ def test_a_named_disk_serves_once_another_has_a_later_ring() -> None:
 
 @pytest.mark.parametrize("seed", range(300))
 def test_one_ring_in_any_order_with_crashes_losses_and_wiped_disks(seed: int) -> None:
-    """A crash takes back what was not stored; a wiped disk has a new id and nothing else."""
+    """A crash takes back unstored writes; a wiped disk has a new id and nothing else."""
     dice, them = Random(seed), replicas()
     stored = [(NO_RING, False)] * 3
     served: set[ReplicaRing] = set()

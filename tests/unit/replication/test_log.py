@@ -1,4 +1,4 @@
-"""The append log of a replica: what a crash, a cut and a flipped bit leave of it."""
+"""The append log of a replica: its remains after a crash, a cut and a flipped bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router of a type with instances: wire ids, rows, and what a sender has picked."""
+"""The router of a type with instances: wire ids, rows, and the choice of a sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References as values: what is equal, what a copy is, what cannot be pickled."""
+"""References as values: equality, copies, and refused pickling."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Quote(Entity):
 
 
 def sender_to(kind: Any) -> LoopSender:
-    """What sends to a type; each is another sender."""
+    """Senders to a type; each is another sender."""
     interface: Interface = kind.__shardbus_interface__
     region = ShardRegion(interface.name, None, interface.layout, ShardingSettings())
     loop, owner = asyncio.get_running_loop(), object()

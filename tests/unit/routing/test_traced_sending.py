@@ -1,4 +1,4 @@
-"""Senders of a process with tracing: what is traced, under which context, in which chain."""
+"""Senders of a process with tracing: traced messages, under which context, in which chain."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Tracer:
 
 
 class Out:
-    """A session that counts what it is given."""
+    """A session that counts its messages."""
 
     writable = True
 

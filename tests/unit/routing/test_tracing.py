@@ -1,4 +1,4 @@
-"""What the envelope carries, and what becomes of texts that are none."""
+"""The content of the envelope, and the fate of texts that are none."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_span_that_is_not_sampled_is_a_parent_too() -> None:
 
 
 class OldTellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0):
-    """What a build without traces knows."""
+    """The fields that a build without traces knows."""
 
     type: str
     method: str

@@ -18,7 +18,7 @@ LOST = LeaseState.LOST
 
 
 class Owner:
-    """One machine, told what happens; notes are kept apart from what it does."""
+    """One machine and its events; notes are kept apart from its actions."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -65,12 +65,12 @@ def test_the_drawing_names_every_state_and_trigger() -> None:
 
 
 def test_a_lease_that_was_lost_is_never_held_again() -> None:
-    """Only dropping it leads out of LOST: what ran under it must have stopped."""
+    """Only dropping it leads out of LOST: the work under it must have stopped."""
     out = {trigger: after for (state, trigger), after in ls.TRANSITIONS.items() if state is LOST}
     assert out == {LeaseTrigger.DROPPED: LeaseState.FREE}
 
 
-# What an owner sees
+# The owner's view
 
 
 def holder() -> Owner:

@@ -1,4 +1,4 @@
-"""What a shard costs and what a node has to spare, in each unit of `sharding.load`."""
+"""The cost of a shard and the room of a node, in each unit of `sharding.load`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_a_node_has_to_spare_does_not_depend_on_the_shards_that_move(
     def node(messages: float) -> tuple[ShardWork, NodeWork]:
         time = each * messages
         work = ShardWork(messages=messages, time=time, entities=messages)
-        all_messages, all_time = messages + 900.0, time + 0.1  # with those of another type
+        all_messages, all_time = messages + 900.0, time + 0.1  # with another type's
         whole = NodeWork(
             busy=all_time + rest_each * all_messages,
             time=all_time,

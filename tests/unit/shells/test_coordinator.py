@@ -1,4 +1,4 @@
-"""The shell of a coordinator: stores that do not answer, and what people tell it."""
+"""The shell of a coordinator: stores that do not answer, and the operator's commands."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ SETTINGS = replace(ShardingSettings(), coordinator_failure_backoff=0.0)
 
 
 class Stuck(MemoryStore):
-    """Hangs in the steps that `hangs` names; what it was asked there is in `asked`. With
-    `late`, it does first what it never confirms."""
+    """Hangs in the steps that `hangs` names; `asked` has its calls there. With
+    `late`, it first executes the call that it never confirms."""
 
     def __init__(self, data: MemoryData | None = None) -> None:
         super().__init__(data)
@@ -422,8 +422,8 @@ FAULTS = [
 async def test_a_step_that_fails_is_repeated_until_the_store_works(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
 ) -> None:
-    """After the faults the coordinator rules, knows its overrides, has asked for the shards with
-    remembered entities, has moved those of a former shard, and gives homes."""
+    """After the faults the coordinator rules, knows its overrides, has requested the shards with
+    remembered entities, has moved a former shard's entities, and gives homes."""
     monkeypatch.setattr(coordinator_shell, "RETRY_S", 0.0)
     store = world.store
     await store.add_remembered("t", "3", ["x"], 0)

@@ -1,4 +1,4 @@
-"""Reports of load: what is measured, when, and to which coordinator it goes."""
+"""Reports of load: the measurements, their times, and the coordinator that gets them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Reporter:
                 one.sampling.sample(one.host.counts.accepted, entity_id)
 
     def window(self) -> list[ShardLoads]:
-        """Let the time of one report pass; returns what was sent."""
+        """Let the time of one report pass; returns the sent reports."""
         self.now += INTERVAL / REPORTS
         self.tick += DUE
         self.sent.clear()

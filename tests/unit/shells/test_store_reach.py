@@ -45,7 +45,7 @@ class Store(MemoryStore):
 
 
 class Stage:
-    """One node's probes. `others`: what the next nodes answer, or raise."""
+    """One node's probes. `others`: answers or errors of the next nodes."""
 
     def __init__(
         self, others: Mapping[NodeId, bool | Exception | None], patience: float = PATIENCE

@@ -1,4 +1,4 @@
-"""What a view of membership means for coordinators, computed once for the types that agree."""
+"""Coordinators in a view of membership, computed once for the types that agree."""
 
 from __future__ import annotations
 

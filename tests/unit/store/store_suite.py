@@ -1,4 +1,4 @@
-"""What the stores of shardbus must do beyond `StoreSuite`: survive rows that were edited by hand.
+"""The duties of shardbus's stores beyond `StoreSuite`: survive rows that were edited by hand.
 
 `by_hand` knows how each of these stores keeps its rows.
 """
@@ -31,8 +31,8 @@ LONG_S, SHORT_S = 60.0, 1.0
 async def insist(step: Callable[[], Awaitable[Answer]]) -> Answer:
     """Repeat `step` until the store answers, and return its answer.
 
-    For a store whose timeout is short because the test waits for it to pass: it may also pass where
-    the test does not want it, on a machine that stands still for a moment.
+    For a store whose timeout is short because the test waits for it to pass: it may also pass at
+    another place of the test, on a machine that stands still for a moment.
     """
     async with asyncio.timeout(PATIENCE_S):
         while True:

@@ -1,5 +1,5 @@
-"""Loads and saves of one node: what an ended activation has sent is in what its successor loads,
-and what it has not sent is refused."""
+"""Loads and saves of one node: saves that an ended activation has sent are in the state that its
+successor loads, and unsent ones are refused."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Server(MemoryStore):
         """Failed requests that were not executed."""
         self.numbers, self.last = count(1), dict[str, int]()
         self.log: list[tuple[str, bytes | None, int]] = []
-        """What was executed: loads and saves with their data, and the activation that asked."""
+        """The executed calls: loads and saves with their data, and the activation that asked."""
         self.activation = 0
 
     async def load_state(
@@ -245,7 +245,7 @@ class EagerServer(Server):
 
 
 class Model:
-    """One entity, activation after activation, and what must be true of it."""
+    """One entity, activation after activation, and its laws."""
 
     def __init__(self, server: Server) -> None:
         self.server = server

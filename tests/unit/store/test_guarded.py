@@ -1,4 +1,4 @@
-"""The guard around a store that is a plug-in: what the store does costs its own calls."""
+"""The guard around a store that is a plug-in: faults of the store cost its own calls."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class TestGuardedStore(StoreSuite):
 
 
 class NoException(BaseException):
-    """What no `except Exception` catches."""
+    """An error that no `except Exception` catches."""
 
 
 class Own(MemoryStore):
-    """Does in a method what a test says: raises it, returns it, or calls it."""
+    """Executes a test's value in a method: raises it, returns it, or calls it."""
 
     def __init__(self) -> None:
         super().__init__(MemoryData())

@@ -63,7 +63,7 @@ async def test_reading_goes_on_from_any_page(store: Any) -> None:
 
 
 async def test_long_states_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in memory is bounded by bytes, not only by the number of states."""
+    """Memory is bounded by bytes, not only by the number of states."""
     monkeypatch.setattr(listing, "READ_BYTES", 10_000)
     store = MemoryStore()
     await store.start()

@@ -27,7 +27,7 @@ LISTED = [f"m-{n:04}" for n in range(230)]
 
 
 def version_1(client: Any) -> Any:
-    """Write what the first layout of the keys had."""
+    """Write the rows of the first layout of the keys."""
 
     async def write() -> None:
         from shardbus.store.redis_keys import quoted

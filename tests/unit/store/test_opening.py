@@ -1,4 +1,4 @@
-"""Store URLs: what each opens, and what is refused."""
+"""Store URLs: the store of each, and refusals."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from shardbus.store.redis_client import LinkRedis, UsualAnswer
 
 
 class Connection:
-    """Notes what is sent, and answers from a list."""
+    """Notes commands, and answers from a list."""
 
     def __init__(self, answers: list[Any]) -> None:
         self.answers, self.sent, self.open = answers, list[bytes](), 0
@@ -67,7 +67,7 @@ async def test_a_connection_that_was_lost_ends_the_exchange() -> None:
 
 
 class Library(asyncio.Protocol):
-    """Notes what it is given."""
+    """Notes its input."""
 
     def __init__(self) -> None:
         self.got: list[Any] = []

@@ -1,4 +1,4 @@
-"""The way of a call to the masters of a Redis Cluster, with servers that answer as told."""
+"""The way of a call to the masters of a Redis Cluster, with servers with prepared answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOW, HIGH = "{b}:k", "{a}:k"
 
 
 class Servers:
-    """A cluster of two masters. `answers` has what a server says to a call, in place of its own
+    """A cluster of two masters. `answers` has a server's answer to a call, in place of its own
     address, once each; `away` are servers that refuse connections."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Redis URLs: what is read from them, the options of the client, what is refused; and how a server
+"""Redis URLs: their parts, the options of the client, refusals; and how a server
 is judged."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def application() -> tuple[ShardBus, dict[str, type[Any]]]:
 
 
 async def ordinals(cluster: TestCluster) -> dict[str, list[int]]:
-    """What `shardbus partitions TYPE --ordinals` prints for the only shard of each type."""
+    """The output of `shardbus partitions TYPE --ordinals` for the only shard of each type."""
     found: dict[str, list[int]] = {}
     for name in SIZES:
         answer = await partitions(cluster.nodes[0]._process.admin, name)

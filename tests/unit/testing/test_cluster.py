@@ -1,4 +1,4 @@
-"""`TestCluster`: whole nodes in a test. What a user does to it, and that a seed repeats it."""
+"""`TestCluster`: whole nodes in a test. A user's actions on it, and that a seed repeats it."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_a_split_leaves_one_side() -> None:
         await cluster.until(lambda: not alone.runs, within=120)
         await cluster.heal()
         await cluster.settle()
-        await cluster.advance(5)  # the client learns that its node is gone
+        await cluster.advance(5)  # the client notices that its node is gone
         assert await asyncio.gather(*(client.ref(Counter, i).total() for i in IDS)) == [1] * 30
 
 
@@ -185,7 +185,7 @@ async def test_a_node_whose_gossip_fails_goes_and_the_others_answer(kind: str) -
         await cluster.until(lambda: not impaired.runs)
         await cluster.settle()
         assert cluster.nodes == others
-        await cluster.advance(5)  # the client learns that its node is gone
+        await cluster.advance(5)  # the client notices that its node is gone
         assert await asyncio.gather(*(client.ref(Counter, i).total() for i in IDS)) == [1] * 30
 
 
@@ -558,7 +558,7 @@ def test_a_seed_has_one_transcript() -> None:
 
 
 async def test_a_minute_of_three_nodes_is_little_work() -> None:
-    """The time that it takes is not judged here; what takes the time is."""
+    """The time that it takes is not judged here; the cause is."""
     async with TestCluster(bus, nodes=3) as cluster:
         actions = 0
         step = cluster.world.step
@@ -577,7 +577,7 @@ async def test_a_minute_of_three_nodes_is_little_work() -> None:
 @pytest.mark.parametrize("which", ["oldest", "newest"])
 async def test_a_node_that_hosts_nothing_leaves_within_a_second(nodes: int, which: str) -> None:
     async with TestCluster(bus, nodes=nodes) as cluster:
-        cluster.client()  # it stays connected, and asks for nothing
+        cluster.client()  # it stays connected, and requests nothing
         await cluster.advance(1)
         node = cluster.nodes[0 if which == "oldest" else -1]
         began = cluster.now

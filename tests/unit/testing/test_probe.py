@@ -183,7 +183,7 @@ async def test_an_ask_that_an_entity_forgets_to_await_warns_with_its_line(
 
     @bus.entity
     class Forgetful(Entity):
-        state: Terms  # the store is asked for it, so an outcome takes longer
+        state: Terms  # the store decides it, so an outcome takes longer
 
         @handler
         async def remind(self, later: bool) -> None:

@@ -15,7 +15,7 @@ from shardbus.testing import TestCluster
 from shardbus.testing.virtual_time import Pending
 
 CALLS: list[tuple[str, str, str, datetime]] = []
-"""Entity, what was called, the delivery, and when."""
+"""Entity, the callback, the delivery, and when."""
 
 
 @dataclass

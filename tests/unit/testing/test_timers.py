@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "timers.md"
 DELAY_S = 12.0
 bus = ShardBus("shop")
 fired: list[tuple[str, str]] = []
-"""What has acted: the way by which it was begun, and the outcome."""
+"""The actions: the way by which it was begun, and the outcome."""
 
 
 @dataclass
@@ -105,8 +105,8 @@ TABLE: dict[tuple[str, type[Clockwork]], tuple[str, str, str, str]] = {
     ("reminder", Plain): (ACTS, ACTS, ACTS, ACTS),
     ("state", Remembered): (ACTS, ACTS, ACTS, ACTS),
 }
-"""What happens by itself, without a further message, if the entity is idle, a handler of it fails,
-its shard moves, or its node is killed."""
+"""The events by themselves, without a further message, if the entity is idle, a handler of it
+fails, its shard moves, or its node is killed."""
 EVENTS = ("idle", "fails", "moves", "killed")
 
 

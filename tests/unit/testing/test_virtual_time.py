@@ -1,4 +1,4 @@
-"""Virtual time in a test's own loop: when the test continues, and what it does not touch."""
+"""Virtual time in a test's own loop: when the test continues, and the things outside it."""
 
 from __future__ import annotations
 

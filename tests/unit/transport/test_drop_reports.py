@@ -39,7 +39,7 @@ class Host:
         return here
 
     async def reports(self, side: Side) -> list[Refusals]:
-        """What the other end of a link has received."""
+        """The messages that the other end of a link has received."""
         await quiet(*self.sides)
         assert side.peer is not None
         rows = side.peer.taker.got
@@ -114,8 +114,8 @@ def test_only_drops_with_a_mark_are_reported_and_all_are_counted() -> None:
 
 
 async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
-    """What had to wait here has it again when it comes by the loopback; and what is on a link says
-    for whom it is."""
+    """A message that had to wait here has it again when it comes by the loopback; and a message on
+    a link names its receiver."""
     remote, got = Side("a"), list[Relayed]()
 
     class Taker:

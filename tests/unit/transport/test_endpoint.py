@@ -427,7 +427,7 @@ async def test_a_name_that_answers_late_takes_nothing_from_the_session_by_addres
 
 
 async def test_answers_to_earlier_questions_do_not_end_a_session(named: Pair) -> None:
-    """A node that comes late gets all at once what was sent to it meanwhile."""
+    """A node that comes late gets all at once the messages of the meantime."""
     first, second = (named.client.session_to(one, probe=True) for one in (ALIAS, OTHER.address))
     early, _ = named.world.links
     held = list(early.out)

@@ -1,4 +1,5 @@
-"""The receiver's half of holds: what waits, what passes, and what is handed out when."""
+"""The receiver's half of holds: waiting messages, passing messages, and the time of their
+hand-out."""
 
 from __future__ import annotations
 

@@ -388,7 +388,8 @@ class Mailboxes(Taker):
         self.longest = self.largest_run = self.early = 0
         self.holding: set[str] = set()
         self.expected: list[tuple[str, int]] = []
-        """What must have arrived when a Flush does: of an entity, how many messages."""
+        """The messages that must have arrived when a Flush does: of an entity, how many
+        messages."""
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         self._take(session, run)
@@ -468,7 +469,7 @@ class Model:
                     side.pipe.clear()
                 a.session.opened(b.session.link.window.received)
                 b.session.opened(a.session.link.window.received)
-            case 7 if self.dice.random() < 0.2:  # what is on its way is sent again
+            case 7 if self.dice.random() < 0.2:  # frames on their way are sent again
                 b.session.link.send_numbers(FrameType.NAK)
                 b.carry()
             case 4 if self.dice.random() < 0.2:

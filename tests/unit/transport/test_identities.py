@@ -1,4 +1,4 @@
-"""Whose key is whose: the file of identities, and what a HELLO may name."""
+"""Whose key is whose: the file of identities, and the names that a HELLO may have."""
 
 from __future__ import annotations
 

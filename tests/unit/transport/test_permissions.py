@@ -1,4 +1,5 @@
-"""Who may send what: the tables, the proof of a name, and what incoming sessions make of both."""
+"""Senders and their permitted messages: the tables, the proof of a name, and their use by incoming
+sessions."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def ask(
 
 
 def break_connection(a: Side, b: Side) -> None:
-    """What was under way is lost; both sides greet anew."""
+    """Frames under way are lost; both sides greet anew."""
     a.pipe.clear()
     b.pipe.clear()
     received = a.session.link.window.received, b.session.link.window.received
@@ -264,7 +264,7 @@ async def test_unsent_batches_leave_when_the_session_is_resumed() -> None:
     assert [row[1] for row in b.taker.got] == ["x"]
 
 
-# What arrives
+# Arriving messages
 
 
 async def test_a_body_that_does_not_fit_blocks_nothing() -> None:

@@ -1,4 +1,4 @@
-"""What listens at an address: told by a few bytes of what it answers."""
+"""The kind of listener at an address, by a few bytes of its answer."""
 
 from __future__ import annotations
 

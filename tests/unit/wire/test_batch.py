@@ -1,5 +1,5 @@
-"""Frames and batches: what is written is read back, and nothing but RemoteProtocolError comes of
-what is not ours."""
+"""Frames and batches: written bytes are read back, and foreign bytes raise RemoteProtocolError and
+no other error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_runs_of_a_build_without_chains_are_read() -> None:
 
 def test_a_failure_of_a_build_without_rejections_is_read() -> None:
     [failed] = msgpack.unpackb(encode_batch([Fail(1, "Unhandled", "no", "")]))
-    for old in (failed[:-2], failed[:-1]):  # without fields, without what has begun
+    for old in (failed[:-2], failed[:-1]):  # without fields, without the begun one
         assert decode_batch(msgpack.packb([old])) == [Fail(1, "Unhandled", "no", "")]
 
 
@@ -199,7 +199,7 @@ def test_the_other_bodies_are_read_back(decode: Callable[[bytes], Any], body: An
 
 
 class OldHello(msgspec.Struct, array_like=True):
-    """What a build knows whose sessions say neither versions nor features."""
+    """The features of a build whose sessions declare neither versions nor features."""
 
     cluster: str
     name: str

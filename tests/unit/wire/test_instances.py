@@ -1,4 +1,4 @@
-"""Many objects at once are the same objects as one by one, and what cannot be read is refused."""
+"""Many objects at once are the same objects as one by one, and unreadable bytes are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Renamed(Longer):
 
 
 class Late(Point):
-    """Its `__init__` does not know what it says."""
+    """Its `__init__` does not know its text."""
 
     def __post_init__(self) -> None:
         self.y += 1

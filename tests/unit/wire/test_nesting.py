@@ -1,4 +1,4 @@
-"""The bound on nesting is the same for what is sent, for what arrives, and on every Python."""
+"""The bound on nesting is the same for sent values, for arriving values, and on every Python."""
 
 from __future__ import annotations
 

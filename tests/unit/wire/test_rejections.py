@@ -42,7 +42,7 @@ class FrozenSolid(Rejection):
 
 @dataclass
 class Shadowing(Rejection):
-    """Has fields with the names of what every rejection has."""
+    """Has fields with the names of every rejection's fields."""
 
     message: str
     type: str  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Frames between stores and replicas, and turns of a log: what is written is read."""
+"""Frames between stores and replicas, and turns of a log: written bytes are read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of what is sent and stored: it comes back as it was, or it is refused."""
+"""The law of sent and stored values: a value comes back as it was, or it is refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Handlers and messages as the wire sees them: what is declared is what arrives, and what cannot
-travel is refused where it is declared, with its place."""
+"""Handlers and messages as the wire sees them: a value arrives as its declared type, and a type
+that cannot travel is refused at its declaration, with its place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Order(BaseModel):
 
 
 def call(m: Method, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """What a handler gets when it is called so on the other side."""
+    """The arguments of a handler that is called so on the other side."""
     payload = m.encode(args, kwargs)
     return tuple(m.decoders[payload[0]](payload))
 

@@ -1,4 +1,4 @@
-"""Declared types: what is refused when it is declared, and what is refused when it is sent."""
+"""Declared types: refusals at the declaration, and refusals at the sending."""
 
 from __future__ import annotations
 

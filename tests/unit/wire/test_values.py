@@ -1,4 +1,5 @@
-"""Pydantic models as bytes: what arrives is what the sender had in memory, or nothing is sent."""
+"""Pydantic models as bytes: the arriving value is the sender's value in memory, or nothing is
+sent."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from shardbus_cli.children.prefixed_output import LINE_BYTES_MAX, PrefixedOutput
 
 
 class Stage:
-    """A prefixed_output, and what comes out of it."""
+    """A prefixed_output, and its output."""
 
     def __init__(self) -> None:
         (self.reading, out), (self.complaints, err) = os.pipe(), os.pipe()

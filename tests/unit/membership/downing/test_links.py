@@ -195,7 +195,7 @@ def test_who_must_stay_stays_and_no_bad_link_is_left(
     assert set(go) <= {end for record in given_flags for end in record[:2]}
 
 
-# -- what one node can do to the others ------------------------------------------------------------
+# -- harm of one node to the others ----------------------------------------------------------------
 
 
 def cluster(count: int, seen: Iterable[NodeId], found: Flags) -> Gossip:
@@ -276,7 +276,7 @@ a_link = st.sampled_from(["works"] * 5 + ["silent", "one flags", "accuses", "bot
 
 
 def connected(kinds: Mapping[tuple[str, str], str]) -> list[str]:
-    """What gossip connects: everything but silent links."""
+    """The links that gossip uses: everything but silent links."""
     left, found = set(HOSTS), []
     for first in HOSTS:
         if first not in left:

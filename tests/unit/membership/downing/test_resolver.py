@@ -375,7 +375,7 @@ def test_no_strategy_no_decision() -> None:
 
 
 def test_no_turn_begins_before_the_side_could_ask() -> None:
-    """A voter has not seen the picture: the side asks for the lease only after the patience."""
+    """A voter has not seen the picture: the side requests the lease only after the patience."""
     four = replace(cut(FOUR, Flag.UNREACHABLE, C, D), seen=frozenset({A, B}))
     five = replace(four, members={**four.members, E: FIVE.members[E]})
     first, following = Resolver(A, LEASES), Resolver(B, LEASES)
@@ -490,7 +490,7 @@ def under(copy: Gossip, epoch: int) -> Gossip:
 
 @pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
 def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSettings) -> None:
-    """What was won is spread with the marks; the next decision asks for another lease."""
+    """A won lease is spread with the marks; the next decision requests another lease."""
     resolver, asked = Resolver(A, settings), []
     for epoch in (7, 8):
         equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), epoch)
@@ -505,7 +505,7 @@ def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSetting
 
 
 def test_a_side_that_knows_the_last_epoch_asks_for_no_lease_and_ends() -> None:
-    """No peer would accept a higher one, so nobody could learn of the decision."""
+    """No peer would accept a higher one, so nobody could receive the decision."""
     resolver = Resolver(A, SETTINGS)
     equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), EPOCH_MAX)
     resolver.consider(equal, True, 10.0)
@@ -808,7 +808,7 @@ def test_what_heals_between_is_forgotten() -> None:
 
 
 def test_live_members_are_downed_only_once_they_are_surely_suspended() -> None:
-    """A voter learns of the picture late, and has consented until then."""
+    """A voter receives the picture late, and has consented until then."""
     resolver = Resolver(A, SETTINGS, suspended_within=4.5)
     late = replace(UNREACHABLE, seen=frozenset((A,)))
     assert resolver.consider(late, True, 10.0) == DowningPlan()
@@ -858,7 +858,7 @@ def test_who_is_cut_off_and_not_reached_from_here_is_refused_at_once() -> None:
 
 
 def test_who_is_cut_off_by_hearsay_is_refused_after_a_grace_and_downed_that_much_later() -> None:
-    """C may answer in a moment: until then, what one observer says suspends nobody."""
+    """C may answer in a moment: until then, the report of one observer suspends nobody."""
     copy = flagged(THREE, (A, B), (A, C))
     here = voter(B, copy)
     assert not here.refuses(C, 9.99 + GRACE)
@@ -994,7 +994,8 @@ def test_a_side_that_outvotes_all_others_without_the_unaware_asks_for_the_lease_
         assert decided.down == ((E,) if unaware == 1 else (B, C, E))
 
 
-# -- who acts, and what is no unrest --------------------------------------------------------------
+# -- actors, and changes that are no unrest ---
+# -----------------------------------------------------------
 
 
 def test_where_the_leader_must_go_the_speaker_acts() -> None:

@@ -97,9 +97,9 @@ def test_TU17_a_side_without_a_vote_goes() -> None:
 def test_TU17_two_sides_never_both_win() -> None:
     """Four members, two and two, where each side may be one legal step ahead about any member.
 
-    Known on both sides is what the last common version said. Since then each side's leader may have
-    acted only as far as convergence before the split allowed: one step from the common status, on
-    either side or on both. Where nobody on a side has been Up, it had no leader."""
+    Known on both sides the content of the last common version. Since then each side's leader may
+    have acted only as far as convergence before the split allowed: one step from the common status,
+    on either side or on both. Where nobody on a side has been Up, it had no leader."""
     steps = {J: (J, U), W: (W, U), U: (U, L), L: (L, X)}
     common = (J, W, U, L)
     nodes = (A, B, C, D)
@@ -256,8 +256,8 @@ def test_TU17_indirectly_connected(
 
 
 def test_two_clusters_do_not_count_their_decisions_by_lease_from_the_same_number() -> None:
-    """Else the lease of one cluster's decision could be what another at the same store asks
-    for."""
+    """Else the lease of one cluster's decision could be the lease that another at the same store
+    requests."""
     founders = [A._replace(uid=uid) for uid in (7, 2**40 + 7, 2**63 + 8)]
     firsts = {first_epoch(founder) for founder in founders}
     assert len(firsts) == len(founders)

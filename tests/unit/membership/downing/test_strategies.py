@@ -259,7 +259,7 @@ by_name: dict[str, object] = {"what": "to do"}
 def test_a_function_of_the_users_decides(
     cut: tuple[NodeId, ...], me: NodeId, outcome: DowningOutcome, down: tuple[NodeId, ...]
 ) -> None:
-    """B.31. What no strategy has a say in, it is not asked about."""
+    """B.31. A strategy is not asked about cases outside its say."""
     name = f"{__name__}:by_vault"
     rule = strategy_of(DowningSettings(strategy=name))
     assert rule is not None
@@ -319,15 +319,15 @@ AHEAD = (
     (J, J), (W, J), (J, W), (U, J), (U, W), (W, W),
     (U, U), (U, L), (L, U), (L, L), (X, L), (X, X), (REMOVED, X),
 )  # fmt: skip
-"""What two sides may say of one member. The first side's leader has acted once more: only it may
-have made somebody Up, Exiting or removed. Anybody may have begun to leave, on either side, and
-weakly-up needs no convergence."""
+"""The views that two sides may have of one member. The first side's leader has acted once more:
+only it may have made somebody Up, Exiting or removed. Anybody may have begun to leave, on either
+side, and weakly-up needs no convergence."""
 
 
 def legal(
     pairs: Iterable[tuple[Status, Status]], first: Iterable[bool]
 ) -> list[tuple[Status, Status]]:
-    """They, without what a leader would have had to do where there was none. `first`: who stands on
+    """They, without the work of a leader where there was none. `first`: who stands on
     the first side. Before anybody is Up, the Joining ones lead."""
     pairs, first = list(pairs), list(first)
     before = [(there, here) for (_, there), here in zip(pairs, first, strict=True)]
@@ -425,7 +425,8 @@ def quorum_of(size: int) -> Rule:
     return lambda found: static_quorum(found, size)
 
 
-# -- a dumb reference: what the documents promise of a cluster at rest -----------------------------
+# -- a dumb reference: the promises of the documents for a cluster at rest
+# -----------------------------
 
 
 def promised(rule: str, sides: list[list[NodeId]], size: int) -> list[str]:

@@ -79,7 +79,7 @@ class Bench:
         self.do(*events)
 
     def do(self, *events: ho.Event) -> list[str]:
-        """What these lead to."""
+        """The results of these."""
         effects = [effect for event in events for effect in self.machine.handle(event, self.now)]
         self.machine.check()
         return self.words(effects)
@@ -327,7 +327,7 @@ TABLE: dict[SingletonState, dict[str, tuple[str, str]]] = {
         "the first deadline": ("ended", "nothing is due"),
     },
 }
-"""State and event to the state after and what is done."""
+"""State and event to the state after and the actions."""
 
 
 def meet(bench: Bench, event: ho.Event | None) -> list[str]:

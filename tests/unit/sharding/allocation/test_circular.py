@@ -1,4 +1,4 @@
-"""The strategy circular: the examples of the specification, and what must hold for any table."""
+"""The strategy circular: the examples of the specification, and laws for any table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a shard on distinct nodes, whatever the strategy wants."""
+"""Rows of a shard on distinct nodes, under every strategy."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_one_row_of_a_shard_spreads_at_a_time() -> None:
 
 
 class Wants:
-    """A strategy that wants these moves."""
+    """A strategy that plans these moves."""
 
     def __init__(self, *moves: Move) -> None:
         self._moves = list(moves)

@@ -167,7 +167,7 @@ def test_settings_select_least_load() -> None:
     assert strategy_of(chosen, "t", Ring()) == LeastLoad(0.2, 7)
 
 
-# What is known of loads
+# Known loads
 
 
 def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:

@@ -402,7 +402,7 @@ def test_a_ring_counts_moves_under_way_against_its_limit() -> None:
 
 
 class Wrong:
-    """Answers whatever a test wants it to, or raises it."""
+    """Returns or raises a test's value."""
 
     def __init__(self, homes: Any = None, moves: Any = ()) -> None:
         self.homes, self.moves = homes, moves
@@ -428,7 +428,7 @@ async def late_answer() -> dict[str, NodeId]:
 
 
 class NoException(BaseException):
-    """What no `except Exception` catches."""
+    """An error that no `except Exception` catches."""
 
 
 @pytest.mark.parametrize(

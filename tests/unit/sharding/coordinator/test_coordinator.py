@@ -78,7 +78,7 @@ class CoordinatorDriver:
         self.handle(ev.MembersChanged(live))
 
     def handle(self, *events: ev.CoordinatorEvent) -> list[tuple[NodeId, ev.Message]]:
-        """Handle these in one turn, and return what is sent at its end."""
+        """Handle these in one turn, and return the messages at its end."""
         effects = [e for event in events for e in self.coordinator.handle(event, self.now)]
         return self.perform(effects + self.turn())
 
@@ -836,7 +836,7 @@ def test_S319_under_any_strategy_a_shard_moves_to_its_place() -> None:
 
 
 def joined(bound: int) -> tuple[CoordinatorDriver, list[tuple[NodeId, ev.Message]]]:
-    """B has joined A, which hosts ten shards, and what is sent when the plan begins."""
+    """B has joined A, which hosts ten shards, and the messages at the begin of the plan."""
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=bound), live=(A,))
     driver.register(A)
     driver.ask(A, *map(str, range(10)))
@@ -1303,7 +1303,7 @@ def test_an_early_registration_from_before_the_shutdown_is_dropped() -> None:
     assert registry.take_early() == []
 
 
-# Two faults at once, and what a takeover finds
+# Two faults at once, and the state that a takeover reads
 
 
 def adopting(*nodes: NodeId) -> tuple[CoordinatorDriver, Home]:

@@ -48,7 +48,7 @@ class Bench:
         return self.moves.moves["17"].move
 
     def write(self, now: float = 0.0) -> dict[str, tuple[NodeId, int] | None]:
-        """Write what must be written; return the rows."""
+        """Write the due rows; return the rows."""
         writing = self.ledger.plan(None, lambda avoid: ())  # type: ignore[arg-type]
         assert writing is not None
         rows = writing.stored()

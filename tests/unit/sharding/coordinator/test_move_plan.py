@@ -25,7 +25,7 @@ def named(drawn: list[tuple[NodeId, NodeId]], prefix: str = "") -> list[Move]:
 def one_by_one(
     planned: list[Move], targets: set[NodeId], under_way: list[Move], bound: int, most: int | None
 ) -> tuple[list[Move], list[Move]]:
-    """The rule, with a look at every move: what may begin, and what waits."""
+    """The rule, with a look at every move: the moves that may begin, and those that wait."""
     leaving = Counter(move.source for move in under_way)
     coming = Counter(move.target for move in under_way)
     ready: list[Move] = []

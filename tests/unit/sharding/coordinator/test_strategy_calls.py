@@ -48,7 +48,7 @@ class World:
         self.asked: list[AskStrategy] = []
 
     def turn(self, now: float, *shards: str) -> dict[str, NodeId] | None:
-        """Ask for homes in one turn; return the answer."""
+        """Request homes in one turn; return the answer."""
         found = self.calls.ask("homes", question(shards)) if shards else None
         self.asked += self.calls.end_turn(now)
         return found

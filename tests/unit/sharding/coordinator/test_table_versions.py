@@ -1,4 +1,5 @@
-"""The versions of the table that travel by gossip, and what the coordinator sends no more."""
+"""The versions of the table that travel by gossip, and the messages that the coordinator sends no
+more."""
 
 from __future__ import annotations
 

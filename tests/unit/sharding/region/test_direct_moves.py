@@ -47,7 +47,7 @@ def letter(seq: int) -> Letter:
 
 
 class Here:
-    """One region, and what it did since the last look."""
+    """One region, and its actions since the last look."""
 
     def __init__(self, me: NodeId | None) -> None:
         self.now = 0.0
@@ -208,7 +208,7 @@ def test_option_2c_drops_what_comes_and_what_is_left(mode: str) -> None:
 def test_options_4a_and_4b_until_every_sender_has_acknowledged(
     mode: str, drops: bool, via: NodeId
 ) -> None:
-    """A client does not acknowledge. What it sends meanwhile goes the way of the rest."""
+    """A client does not acknowledge. Its messages of the meantime go the way of the rest."""
     here = switched(mode)
     here.deliver(1, via)
     assert here.rejected() == ([(1, "dropped_in_move")] if drops else [])
@@ -481,7 +481,7 @@ def test_a_region_that_has_shut_down_refuses_shards() -> None:
 
 
 def test_a_region_that_knows_a_newer_home_refuses_the_shard() -> None:
-    """The store has lost the move, and the old home learns late of both. Nothing would stop the
+    """The store has lost the move, and the old home receives both late. Nothing would stop the
     shard here: the news of the newer home has come already."""
     here = Here(N2)
     here.got(COORDINATOR, msg.ShardHomes(EPOCH + 1, (Home("17", S, 3),)))
@@ -492,7 +492,7 @@ def test_a_region_that_knows_a_newer_home_refuses_the_shard() -> None:
 
 
 def test_the_old_home_that_is_asked_does_not_acknowledge_for_itself() -> None:
-    """What its own senders have sent before HomesMoved may still wait here."""
+    """Messages of its own senders before HomesMoved may still wait here."""
     here = switched()
     here.got(N2, msg.AckWanted((MOVE,)))
     assert here.messages() == []
@@ -817,8 +817,8 @@ def test_the_old_home_reports_the_move_to_its_clients_when_it_hands_over(
 def test_what_a_dead_new_home_gives_back_of_others_does_not_go_behind_their_later_messages(
     mode: str, refused: list[int]
 ) -> None:
-    """Their senders may have acknowledged, and use the next home by themselves. What the old home
-    itself had sent goes on, and a Flush, for which its sender waits."""
+    """Their senders may have acknowledged, and use the next home by themselves. Messages of the old
+    home itself go on, and a Flush, for which its sender waits."""
     here = switched(mode)
     forwarded, own, flush = letter(1), letter(2), replace(letter(3), flush_id=1)
     forwarded.hops = flush.hops = 1
@@ -925,7 +925,7 @@ def test_local_senders_of_the_new_home_wait_until_its_own_acknowledgement_is_bac
     assert here.released() == [(N2, [1])]
 
 
-# What entities carry.
+# Carried states.
 
 CARRIED = msg.CarriedEntity("t", "e", b"state", b"data")
 

@@ -63,7 +63,7 @@ def test_what_a_dead_node_never_got_for_a_row_that_is_gone_is_rejected() -> None
 
 
 def homes(made: ShardRegion, *rows: str) -> list[str]:
-    """Tell the region homes of rows, end the turn, and return what it gives back."""
+    """Tell the region homes of rows, end the turn, and return its effects."""
     known = tuple(Home(row, CLIENT, number) for number, row in enumerate(rows, 1))
     effects = made.handle(ev.MessageReceived(PEER, msg.ShardHomes(1, known)), 0.0)
     effects += made.tick(0.0)

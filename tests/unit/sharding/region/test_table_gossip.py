@@ -1,4 +1,4 @@
-"""The table by gossip: what one region answers, and how a version reaches many."""
+"""The table by gossip: the answer of one region, and how a version reaches many."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(number: int = 1, epoch: int = 1, nodes: tuple[NodeId, ...] = NODES) ->
 
 
 class One:
-    """One region's part, and what it has sent."""
+    """One region's part, and its messages."""
 
     def __init__(self, me: NodeId | None = ME) -> None:
         self.out: list[ev.RegionEffect] = []

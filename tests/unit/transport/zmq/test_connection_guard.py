@@ -1,4 +1,4 @@
-"""What strangers send to a door: sessions, parts and bytes stay bounded, whoever goes too far is
+"""Bytes of strangers at a door: sessions, parts and bytes stay bounded, whoever goes too far is
 ended and counted, and who keeps the protocol loses nothing by it."""
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ async def test_a_message_without_end_is_ended(door: Door, monkeypatch: pytest.Mo
 
 
 async def test_a_connection_that_is_read_may_send_any_number_of_bytes(door: Door) -> None:
-    """What counts is what nobody has read; and those whose connection is ended send it again."""
+    """Unread messages count; and those whose connection is ended send it again."""
     door.guard._unread_max = 1 << 20
     client = door.client()
     session = client.session_to(Address("127.0.0.1", door.me.port), probe=True)
@@ -349,7 +349,7 @@ async def _echo_port() -> int:
     return int(server.sockets[0].getsockname()[1])
 
 
-# What a session may cost
+# The bound of a session
 
 
 async def test_parts_of_no_bytes_have_an_end() -> None:
@@ -435,7 +435,7 @@ AT_MOST = {
 }
 CONNECTING = {zmq.CONNECT_TIMEOUT: 2000, zmq.RECONNECT_IVL: 100, zmq.RECONNECT_IVL_MAX: 2000}
 LATER = {zmq.SUBSCRIBE}
-"""What may be set at any time."""
+"""The options that may be set at any time."""
 
 
 class SpySocket(Socket):

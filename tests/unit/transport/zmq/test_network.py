@@ -1,4 +1,4 @@
-"""Connections of the ZeroMQ network: what they keep when they are closed."""
+"""Connections of the ZeroMQ network: their buffers when they are closed."""
 
 from __future__ import annotations
 
