@@ -4,7 +4,7 @@
     python -m benchmarks.balance --seeds 100 --nodes 9
 
 The machines of a coordinator run without network and clock. Regions report every `REPORT_S` seconds
-what sampling finds, with its error; `load_estimates` averages it, `least-load` plans with it, and
+the sampled loads, with their error; `load_estimates` averages it, `least-load` plans with it, and
 each move takes place at once. The baseline is `least-shards` on the same shards, which evens out
 their number. The figures do not depend on the machine.
 
@@ -48,8 +48,8 @@ LIMIT = 1.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one seed: the load of the busiest node as a part of the mean before and after,
-    the moves, how many shards moved twice or more, and the fewest moves to what was reached and to
+    """The result of one seed: the load of the busiest node as a part of the mean before and after,
+    the moves, how many shards moved twice or more, and the fewest moves to the reached load and to
     `LIMIT`."""
 
     before: float
@@ -108,7 +108,7 @@ def fewest_moves(table: ShardTable, loads: Mapping[str, float], most: float) -> 
 
 
 def measured(loads: Mapping[str, float], shards: Iterable[str], dice: Random) -> dict[str, float]:
-    """Return what sampling finds: each shard gets its part of the samples, as chance has it."""
+    """Return the sampled loads: each shard gets its part of the samples, as chance has it."""
     own = {shard: loads[shard] for shard in shards}
     whole = sum(own.values())
     found = {}

@@ -1,4 +1,4 @@
-"""Compare the hot path of this checkout with that of another one, in short slices in turn.
+"""Compare the hot path of this checkout with another checkout's, in short slices in turn.
 
     git worktree add /tmp/before COMMIT
     python -m benchmarks.checkouts /tmp/before [WORK ...] [--pairs 60] [--slice 0.3] [--starts 4]
@@ -156,7 +156,7 @@ def compare(roots: Sequence[Path], work: str, pairs: int, seconds: float) -> Rat
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """Run a Redis that keeps what it has acknowledged; yield its URL."""
+    """Run a Redis that keeps acknowledged writes; yield its URL."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         RedisServer(Path(folder)) as server,

@@ -1,4 +1,4 @@
-"""What encryption costs: tells and asks with a secret and without, in turn, in one run.
+"""The cost of encryption: tells and asks with a secret and without, in turn, in one run.
 
     python -m benchmarks.encryption [--rounds 5] [--seconds 3] [--payload 64]
 

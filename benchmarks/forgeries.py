@@ -15,8 +15,8 @@ in turn:
     noise        random bytes after a good greeting
 
 The attempts come from many addresses of the loopback, because the handshakes of one address are
-bounded. Prints one JSON line: attempts by kind, what got through, how many members the node sees
-afterwards, and what it has counted. Exits 1 if anything got through.
+bounded. Prints one JSON line: attempts by kind, successes, the members in the node's view
+afterwards, and its counters. Exits 1 if anything got through.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _DONE = (
 
 
 class Target:
-    """The node, and what of the attempts has reached it."""
+    """The node, and the attempts that have reached it."""
 
     def __init__(self, folder: Path) -> None:
         self.secret = folder / "cluster.secret"
@@ -117,7 +117,7 @@ class Stranger:
         self._attempts = 0
 
     async def record(self) -> None:
-        """Record what a good peer sends, by a relay in between, and send nothing of it on."""
+        """Record the frames of a good peer, by a relay in between, and send nothing of it on."""
         taken = bytearray()
         port = self._target.ports[0]
 
@@ -238,7 +238,7 @@ class Stranger:
 
 
 async def run(attempts: int, batch: int, seed: int) -> dict[str, Any]:
-    """Attack a new node. Returns what came of it."""
+    """Attack a new node. Returns the outcome."""
     with tempfile.TemporaryDirectory() as folder:
         target = Target(Path(folder))
         await target.start()

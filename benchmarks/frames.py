@@ -3,7 +3,7 @@
     python -m benchmarks.frames [--only WORD] [--size 16777216] [--rounds 1] [--inside] [--bursts]
 
 A node with 64 shards runs in a process of its own. A client and a member of its cluster send it one
-large frame at a time, and a thread asks for `/livez` one request after the other, until the node
+large frame at a time, and a thread requests `/livez` again and again, until the node
 has been quick for a while. The frames, each as large as `--size` bytes or its bounds allow:
 
     client     runs of every kind with the greatest counts: one entity, many, unknown types, long
@@ -17,7 +17,8 @@ control messages of each class at once, which its session sends in frames of 128
 any sender; these are printed as `frames_burst`, and have no limit.
 
 With `--inside` the node runs in this process, and the figure is the processor time of the longest
-callback of its loop. It needs no quiet cores, and names what must be cut into slices.
+callback of its loop. It needs no quiet cores, and names the frames whose work must be cut into
+slices.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ SETTINGS = ("cluster.min_members=1", "log.level=error")
 
 
 class Livez:
-    """Asks for `/livez` from a thread, without a pause but a short one."""
+    """Requests `/livez` from a thread, with short pauses."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -298,7 +299,7 @@ def memberships(node: NodeId, size: int) -> Iterator[tuple[str, bytes]]:
 
 
 Frame = tuple[str, int, Callable[[], object]]
-"""Its name, its size in bytes, and what sends it."""
+"""Its name, its size in bytes, and its sender."""
 
 
 def client(target: NodeId, size: int) -> Iterator[Frame]:

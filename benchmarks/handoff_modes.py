@@ -14,9 +14,9 @@ SIGTERM to the end of the process, and its `ratio` the median of the rounds' rat
 mode `drop` a dropped ask fails, and has no wait; their number stands beside the figure.
 
 While a host leaves, every ask waits for a core, also one for an entity that stays where it is. So
-`added` is what the move itself adds: the 99th percentile of the asks of all rounds to entities that
-moved, less that of the asks to entities that stayed, sent in the same leaves. Its `ratio` is that
-to the figure of `buffer`.
+`added` is the cost of the move itself: the 99th percentile of the asks of all rounds to entities
+that moved, less the percentile of the asks to entities that stayed, sent in the same leaves. Its
+`ratio` is that to the figure of `buffer`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BASE = "buffer"
 MODES = ("ordered", "forward", "drop")
 FILL_RATE = 15_000
 GOSSIP = "/gossip"
-"""After a mode: nodes learn homes from each other, and not each from the coordinator."""
+"""After a mode: nodes get homes from each other, and not each from the coordinator."""
 
 
 @dataclass(frozen=True)
 class Leave:
-    """One leave: the waits of asks for entities that moved and that stayed, in order and in
-    milliseconds, and what went wrong."""
+    """One leave: the waits of asks to entities that moved and that stayed, in order and in
+    milliseconds, and the errors."""
 
     moved: list[float]
     stayed: list[float]
@@ -57,7 +57,7 @@ class Leave:
 
 
 def added_ms(leaves: list[Leave]) -> float:
-    """Return what moving adds to the 99th percentile of the waits in these leaves."""
+    """Return the time that moving adds to the 99th percentile of the waits in these leaves."""
     moved = sorted(wait for one in leaves for wait in one.moved)
     stayed = sorted(wait for one in leaves for wait in one.stayed)
     return percentile(moved, 0.99) - percentile(stayed, 0.99)
@@ -65,7 +65,7 @@ def added_ms(leaves: list[Leave]) -> float:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same in every leave of a run."""
+    """The options that are the same in every leave of a run."""
 
     store: str
     store_ms: float

@@ -6,12 +6,12 @@ one way, a request of the store as long as given. One node leaves, and each of i
 every `EACH_S`. The figures depend on nothing else, so every run has the same.
 
     python -m benchmarks.handoff_waits                     asks of a node, and of a client
-    python -m benchmarks.handoff_waits --homes gossip      nodes learn homes from each other
+    python -m benchmarks.handoff_waits --homes gossip      nodes get homes from each other
     python -m benchmarks.handoff_waits --store-ms 1        a store that answers sooner
 
-The wait of an entity is what its longest ask took beyond an undisturbed one. The figure is the 99th
-percentile of the entities that moved, and `ratio` compares it with that of mode `buffer`. An ask
-that is dropped fails, and has no wait; their number stands beside the figure.
+The wait of an entity is the time of its longest ask beyond an undisturbed one. The figure is the
+99th percentile of the entities that moved, and `ratio` compares it with mode `buffer`. An
+ask that is dropped fails, and has no wait; their number stands beside the figure.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEFORE_S, AFTER_S, SETTLED_S = 0.5, 0.5, 5.0
 
 
 class Asks:
-    """Asks an entity of each shard in turn, and writes down what happens."""
+    """Asks an entity of each shard in turn, and writes down the outcomes."""
 
     def __init__(self) -> None:
         found: dict[str, str] = {}
@@ -51,7 +51,7 @@ class Asks:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, refs: dict[str, Any]) -> None:
-        """Ask for ever, without waiting for answers."""
+        """Send asks for ever, without waiting for answers."""
         loop = asyncio.get_running_loop()
         turn, each = 0, round(SHARDS * STEP_S / EACH_S)
         while True:
@@ -83,7 +83,8 @@ class Asks:
 
 
 def application(mode: Any, asks: Asks) -> ShardBus:
-    """Return an application whose things move in this mode. A caller asks them from its node."""
+    """Return an application whose things move in this mode. A caller sends the asks from its
+    node."""
     bus = ShardBus("bench")
 
     @bus.entity(name="thing", shards=SHARDS, handoff=mode)

@@ -1,7 +1,7 @@
 """Measure how long no coordinator decides while the oldest node leaves: from the last answer of its
 coordinator to the first answer of the next one.
 
-Three real nodes in this process, one store. The youngest asks for the home of a fresh shard every
+Three real nodes in this process, one store. The youngest requests the home of a fresh shard every
 few milliseconds and writes down when which epoch answered, and the oldest leaves. Again and again,
 each time a new cluster, so that tables do not grow. The figures include the slowest ask of each
 leave, which is the delay of a sender to a fresh shard.

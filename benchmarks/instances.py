@@ -1,9 +1,9 @@
-"""Measure what instances cost a sender, and what `least-busy` gains beside a slow node.
+"""Measure the cost of instances for a sender, and the gain of `least-busy` beside a slow node.
 
     python -m benchmarks.instances
 
 - Tells to one node: a type that runs once, and a type with `instances=3` by `nearest`, in turn.
-  Both run on the one node, so that only the sender's part differs. The ratio is that of pairs.
+  Both run on the one node, so that only the sender's part differs. The ratio is taken by pairs.
 - Asks to three nodes, one of which takes 50 ms for each and the others 1 ms: p99 by `least-busy`,
   and by `round-robin`, in turn, 32 at a time.
 

@@ -4,7 +4,7 @@
 
 Three nodes, one client and 30 entities. In 60 virtual seconds each entity is asked once a second; a
 node is killed after 20 s and replaced after 40 s. `scenario` is the time of all of it, the start of
-the cluster included; `start` that of the start alone. Neither has a baseline: they are compared
+the cluster included; `start` the time of the start alone. Neither has a baseline: they are compared
 with the 60 s that they stand for.
 """
 
@@ -24,7 +24,7 @@ bus = ShardBus("kit")
 
 @bus.entity("counter", shards=24)
 class Counter(Entity):
-    """Counts what it is asked."""
+    """Counts its asks."""
 
     def __init__(self) -> None:
         self.total = 0

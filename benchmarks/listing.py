@@ -1,8 +1,8 @@
-"""Measure what it costs a node that a client lists 1,000,000 stored ids, with a real Redis.
+"""Measure the cost for a node while a client lists 1,000,000 stored ids, with a real Redis.
 
 The node runs in the main thread, a blocking client in another one. Of every callback of the node's
 loop the processor time is taken: no answer of the node is later than that because of the list. The
-memory is that of the whole process, which also holds the client, before and after.
+memory is the whole process's, which also holds the client, before and after.
 
     python -m benchmarks.listing                1,000,000 entities
     python -m benchmarks.listing 100000         another number

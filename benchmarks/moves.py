@@ -13,8 +13,8 @@ times a second, with a timeout of 1 s, and tells as often, 1,000 entities in tur
 every 200 ms, and 0.2 s is the gap of an undisturbed entity (`moves_counts`). Answers
 are times at the sender, so that its own lateness is in them; the worst of it stands beside them.
 
-A time is the median of the rounds, a count their sum; `rounds` has each. `--rounds N` asks for more
-or fewer. `load` is the machine's load average before and after: above its number of cores, the
+A time is the median of the rounds, a count their sum; `rounds` has each. `--rounds N` sets another
+number. `load` is the machine's load average before and after: above its number of cores, the
 longest times describe the machine rather than shardbus.
 """
 

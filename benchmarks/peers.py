@@ -1,10 +1,11 @@
 """Compare shardbus with other systems: a table and a plot.
 
 Everybody did the same work: 10,000 keyed counters in one host process, one producer process,
-64-byte payloads, the loopback, two cores. `peers.jsonl` holds what was measured of the others, each
-with bare pyzmq in the same session. Ours is measured here and now, again with bare pyzmq. So what
-is compared is the ratio to bare pyzmq, which carries over from one machine to another of its kind:
-tells and first messages to batched sockets, asks to those that send once for each turn of the loop.
+64-byte payloads, the loopback, two cores. `peers.jsonl` holds the others' figures, each
+with bare pyzmq in the same session. Ours is measured here and now, again with bare pyzmq. So the
+comparison takes the ratio to bare pyzmq, which carries over from one machine to another of its
+kind: tells and first messages to batched sockets, asks to sockets that send once for each turn of
+the loop.
 
     python -m benchmarks.tell > lines.json
     python -m benchmarks.ask >> lines.json
@@ -37,11 +38,11 @@ BASELINES = {
     "ask256": "raw_ticked",
     "ask1_p50": "raw_ticked",
 }
-"""What each figure is a ratio to."""
+"""The divisor of each figure."""
 BEGIN, END = "<!-- table of benchmarks.peers -->", "<!-- end of the table -->"
 COLUMNS = ("tell", "ask256", "ask1_p50", "activation")
 SAME = {"shardbus/handler": OURS, "raw/batch256": "raw_batched", "raw/tick": "raw_ticked"}
-"""What they are called in the harness that measured the others."""
+"""Their names in the harness that measured the others."""
 HEAD = (
     "| what | tells a second | asks a second, 256 in flight | one ask, p50 "
     "| first messages a second | bytes per entity |"

@@ -1,4 +1,4 @@
-"""Who stays after 600 splits, by the strategies here and by those of Pekko.
+"""The members that stay after 600 splits, by the strategies here and by Pekko's.
 
 Each split is a cluster of 3 to 7 Up members with links that fail. A pair of members that is silent
 has no gossip either; the members that gossip connects share one picture, and each part decides by
@@ -68,7 +68,7 @@ class Fault:
         return found
 
     def known(self, part: frozenset[int]) -> list[Pair]:
-        """Return the flags in the picture of this part: those of its members."""
+        """Return the flags in the picture of this part: the flags of its members."""
         return [pair for pair in self.flags if pair[0] in part]
 
 

@@ -5,7 +5,7 @@ once a second, more often than most systems do.
 
 The effect is less than the difference of two equal runs. So every other pair has the reader first,
 and `page_host_cpu` is the processor time of a page by itself: of pages some time apart, so that
-none finds the caches as another left them, less what the host needs in that time anyway.
+none finds the caches as another left them, less the host's usual time.
 
     python -m benchmarks.scraped
 """

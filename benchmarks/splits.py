@@ -1,13 +1,13 @@
 """Split a cluster of real nodes again and again, and count the entities that live twice.
 
 Five nodes, each on a machine of its own, and a Redis; a producer on each side that reaches only its
-own side, and tells each of 100 pages five times a second. Every node records what it handles. A
+own side, and tells each of 100 pages five times a second. Every node records handled messages. A
 cluster with each downing strategy in turn, its other settings the defaults, sees ten splits. Their
 shapes, in a drawn order:
 
     two          nothing passes between three nodes and two
-    unheard      what the two send does not arrive at the three
-    deaf         what the three send does not arrive at the two
+    unheard      messages of the two do not arrive at the three
+    deaf         messages of the three do not arrive at the two
     alone        one node and four
     three        two nodes, two and one: no side has a majority
     bridged      two nodes and two, and one that reaches both
@@ -28,7 +28,7 @@ is one JSON line, and the last line is their sum. Seconds count from the beginni
     resume_s       after the heal, until a node that was interrupted and stayed handles messages
     woken          messages that a stopped process handled after it was continued, and how long
                    after that: the rest of a run that the stop had interrupted is handled at once
-    lost           told messages that no node handled; with their reasons. A node that ends takes
+    lost           tells that no node handled; with their reasons. A node that ends takes
                    those that waited at it (`held_by_the_ended`, `relayed_by_the_ended`). A loss
                    without a reason and without an end is `unexplained`: a defect
     outcome_s      after the producers have rested, until the last message was handled
@@ -125,7 +125,7 @@ class Load:
         return answer
 
     async def rest(self) -> list[judge.Told]:
-        """Stop sending; return what was told since the last time."""
+        """Stop sending; return the tells since the last time."""
         await self.ask("rest")
         rows = _rows(self._path, 24, self._read)
         self._read += len(rows)
@@ -209,7 +209,7 @@ class Field:
     # ---- one split
 
     async def split(self, shape: str) -> dict[str, Any]:
-        """Let one split of this shape happen; return what was seen."""
+        """Let one split of this shape happen; return the observations."""
         nodes = list(self.nodes)
         order = self.dice.sample(nodes, len(nodes))
         for load in self.loads:
@@ -248,7 +248,7 @@ class Field:
     async def _outcomes(
         self, told: list[judge.Told], gone: set[int]
     ) -> tuple[list[judge.Row], Counter[str]]:
-        """Wait until each told message has its outcome. Return all records, and the number of
+        """Wait until each tell has its outcome. Return all records, and the number of
         dropped messages by reason."""
         rows, quiet_since, before = list(self._records()), time.monotonic(), (0, 0)
         while True:

@@ -1,4 +1,4 @@
-"""Judge a split by the records of nodes and producers: where entities were handled, what was lost.
+"""Judge a split by the records of nodes and producers: the places of handled messages, the losses.
 Times are nanoseconds of one clock.
 
 An activation lasts from its first record to its last one. Two activations of one entity *overlap*
@@ -102,7 +102,7 @@ def handled(rows: Iterable[Row], process: int, since: int) -> list[float]:
 
 
 def missing(told: Iterable[Told], rows: Iterable[Row]) -> list[Told]:
-    """Return the told messages that no node handled."""
+    """Return the tells that no node handled."""
     seen = {(row.producer, row.seq) for row in rows}
     return [one for one in told if (one.producer, one.seq) not in seen]
 

@@ -3,7 +3,7 @@ PostgreSQL, with real servers.
 
 The first export runs beside a node of that Redis, and of every callback of the node's loop the
 processor time is taken: no answer of the node is later than that because of the export. An import
-runs while no node does. The memory of a command is its largest resident size; that of a command
+runs while no node does. The memory of a command is its largest resident size; the size of a command
 that moves 1,000 states is printed beside it, because most of it is Python. At the end the last
 store has what the first one had.
 
@@ -137,7 +137,7 @@ async def measure(count: int, folder: Path, *, shown: bool) -> None:
 
 
 def states(file: Path) -> set[tuple[str, str]]:
-    """Return the ids and states of an export, without what differs between stores."""
+    """Return the ids and states of an export, without parts that differ between stores."""
     lines = file.read_text().splitlines()
     return {(line.split('"id":"')[1][:12], line.split('"state":')[1]) for line in lines}
 

@@ -2,7 +2,7 @@
 
     python docs/make_python.py          # or: make docs-generated
 
-A test compares the page with what this script makes, and `SECTIONS` with `shardbus.__all__`. A
+A test compares the page with this script's output, and `SECTIONS` with `shardbus.__all__`. A
 public method is on the page, or in `FOR_THE_NODE`.
 """
 
@@ -71,7 +71,7 @@ BESIDE: dict[str, tuple[type, ...]] = {
     "The cluster": (Cluster, ExternalAllocation),
     "Testing": (TestCluster, TestNode, ClusterStore, EntityProbe),
 }
-"""Classes that an application gets and does not import, and those of `shardbus.testing`."""
+"""Classes that an application gets and does not import, and the classes of `shardbus.testing`."""
 
 FOR_THE_NODE: dict[str, frozenset[str]] = {
     "ShardBus": frozenset({"attach", "set_away"}),
@@ -118,7 +118,7 @@ MADE_FOR_YOU = frozenset(
 
 STARS = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
 TYPE_NAME = re.compile(r"(?<![.\w'])[A-Z]\w+")
-"""The name of a class or of an alias in an annotation, without what stands in quotes."""
+"""The name of a class or of an alias in an annotation, without its quoted parts."""
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields|Attributes):$")
 
 

@@ -1,4 +1,4 @@
-"""Make the pages of the repository a site: what `mkdocs` calls while it builds.
+"""Make the pages of the repository a site: the functions that `mkdocs` calls while it builds.
 
     make docs
 
@@ -11,7 +11,7 @@ things, and this module is where they are:
   file that is no page, such as a program of `examples/`, becomes the words of the link.
 - A state diagram is Mermaid text, which needs a script of 3 MB from elsewhere. The site shows its
   arrows as a table.
-- The search finds what answers a question before what lists everything: `SEARCH` lifts some pages,
+- The search finds answers before lists: `SEARCH` lifts some pages,
   lowers others, and leaves tables and measurements out.
 
 After the build no page may load a script, a style, a font or a picture from elsewhere, and the
@@ -65,7 +65,8 @@ FOREIGN = re.compile(
     r"|<link\b(?![^>]*rel=[\"']?(?:canonical|prev|next))[^>]*\bhref=[\"']?(?:https?:)?//[^\"'> ]+"
     r"|class=[\"']?mermaid"
 )
-"""What makes a browser load something from elsewhere. The theme loads Mermaid for its class."""
+"""Text that makes a browser load something from elsewhere. The theme loads Mermaid for its
+class."""
 
 
 def site_path(name: str) -> str | None:
@@ -114,13 +115,13 @@ def table_of_arrows(diagram: str) -> str:
 
 
 def search_of(page: str) -> dict[str, object]:
-    """Return what the theme's search must know of a page: nothing for most."""
+    """Return the front matter for the theme's search of a page: nothing for most."""
     weight = SEARCH.get(page, 1)
     return {} if weight == 1 else {"boost": weight} if weight else {"exclude": True}
 
 
 def wrong_in_index(index: dict[str, Any]) -> list[str]:
-    """Return what the index of a built search has otherwise than `SEARCH` says."""
+    """Return the differences of a built search index from `SEARCH`."""
     found: dict[str, set[float]] = {}
     for entry in index["docs"]:
         page = entry["location"].partition("#")[0].removesuffix(".html") + ".md"
@@ -134,7 +135,7 @@ def wrong_in_index(index: dict[str, Any]) -> list[str]:
 
 
 def loaded_from_elsewhere(html: str) -> list[str]:
-    """Return what a page would load from another server."""
+    """Return the files that a page would load from another server."""
     return FOREIGN.findall(html)
 
 

@@ -1,4 +1,4 @@
-"""The table "What survives what" of the page "Timers", cell by cell, on a node in virtual time."""
+"""The table "Lifetimes" of the page "Timers", cell by cell, on a node in virtual time."""
 
 from __future__ import annotations
 
@@ -139,6 +139,6 @@ async def test_what_survives_what(way: str, kind: type[Clockwork], event: str) -
 
 
 def test_the_page_has_a_row_for_each_way() -> None:
-    table = PAGE.read_text(encoding="utf-8").partition("## What survives what")[2]
+    table = PAGE.read_text(encoding="utf-8").partition("## Lifetimes")[2]
     rows = re.findall(r"^\| (?!\||---)(.+?) \|", table.partition("\n## ")[0], re.MULTILINE)
     assert len(rows) == len(TABLE)

@@ -164,7 +164,7 @@ STAY: dict[str, Any] = {
 
 
 def section() -> str:
-    text = PAGE.read_text(encoding="utf-8").partition("## Declare what a message carries\n")[2]
+    text = PAGE.read_text(encoding="utf-8").partition("## Declare the values of a message\n")[2]
     return text.partition("```python")[0]
 
 
