@@ -51,7 +51,7 @@ class Asks:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, refs: dict[str, Any]) -> None:
-        """Send asks for ever, without waiting for answers."""
+        """Send without an end, without waiting for answers."""
         loop = asyncio.get_running_loop()
         turn, each = 0, round(SHARDS * STEP_S / EACH_S)
         while True:

@@ -5,7 +5,7 @@ sent.
 
     told      (entity, number)                 the sender's tells
     asked     (entity, sent, answered)         its asks; answered 0: the ask failed
-    handled   (entity, number, handled)        what the hosts handled, one list for each process
+    handled   (entity, number, handled)        the hosts' records, one list for each process
 
 Of each entity its tells are handled once and in the order of their numbers. A tell in no list is
 lost; a tell that occurs twice is duplicated; a tell that was handled after a later one is

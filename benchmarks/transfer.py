@@ -5,7 +5,7 @@ The first export runs beside a node of that Redis, and of every callback of the 
 processor time is taken: no answer of the node is later than that because of the export. An import
 runs while no node does. The memory of a command is its largest resident size; the size of a command
 that moves 1,000 states is printed beside it, because most of it is Python. At the end the last
-store has what the first one had.
+store has the first one's states.
 
     python -m benchmarks.transfer               100,000 states
     python -m benchmarks.transfer 10000         another number
